@@ -1,0 +1,1 @@
+"""The torch-free device: agent, round runner, engines, record, store, profiler."""

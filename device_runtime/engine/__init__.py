@@ -1,0 +1,1 @@
+"""Engines run the graphs of a bundle; one file per runtime."""

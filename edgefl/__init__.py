@@ -1,0 +1,1 @@
+"""The method: wire formats, models, submodels, programs, data and the command line."""

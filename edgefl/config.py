@@ -1,0 +1,248 @@
+"""One TOML file describes a federation; this is that file as types, with every key documented and checked.
+
+>>> load(Path("federation.toml"), {"federation.rounds": 3})
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.topics import checked_name
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FederationTable(_Table):
+    """Who trains together, and for how long."""
+
+    name: str = Field("demo", description="name of the federation; part of every MQTT topic")
+    rounds: int = Field(10, ge=1, description="rounds to train")
+    seed: int = Field(0, ge=0, description="decides initial weights, partition, batches and noise")
+
+    @field_validator("name")
+    @classmethod
+    def _usable_in_topics(cls, name: str) -> str:
+        try:
+            return checked_name("federation", name)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+
+
+class ModelTable(_Table):
+    """What is trained."""
+
+    name: str = Field("resnet8", description="a model of `edgefl ls models`, or package.module:factory")
+    bn: Literal["global", "static"] = Field("global", description="batch norm mode, for models that have it")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the model's factory"
+    )
+
+
+class ProgramTable(_Table):
+    """How a device trains."""
+
+    name: str = Field("sgd", description="a program of `edgefl ls programs`")
+    batch: int = Field(32, ge=1, description="samples per local step")
+    steps: int = Field(10, ge=0, description="local steps per round")
+    lr: float = Field(0.05, gt=0, description="learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the local optimizer")
+    weight_decay: float = Field(1e-4, ge=0, description="L2 coefficient on conv and dense kernels")
+
+
+class DataTable(_Table):
+    """What the simulated devices hold, and what the server evaluates on."""
+
+    name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits"] = Field(
+        "auto", description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits"
+    )
+    dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
+    download: bool = Field(False, description="fetch the dataset when no folder has it")
+    partition: Literal["dirichlet", "iid"] = Field(
+        "dirichlet", description="how samples are spread over devices"
+    )
+    alpha: float = Field(1.0, gt=0, description="Dirichlet concentration; smaller is more skewed")
+    train_samples: int = Field(0, ge=0, description="training samples to use over all devices; 0 means all")
+    test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
+
+
+class RoundTable(_Table):
+    """When a round starts, whom it selects and when it ends."""
+
+    min_devices: int = Field(1, ge=1, description="devices that must be known before a round opens")
+    min_reports: int = Field(
+        1, ge=1, description="accepted updates a round needs; with fewer it changes nothing"
+    )
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the eligible devices a round aims for")
+    over_selection: float = Field(1.0, ge=1, description="factor on that share, against devices that vanish")
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="weight of an update in the average"
+    )
+    samples: int = Field(0, ge=0, description="local samples a device may use per round; 0 means all")
+    evaluate_every: int = Field(
+        1, ge=0, description="rounds between evaluations of the global model; 0: never"
+    )
+    lr_decay_at: tuple[float, ...] = Field(
+        (), description="fractions of training after which lr is divided by 10"
+    )
+
+
+class TierTable(_Table):
+    """A class of devices of equal capacity: the output-side suffix it trains."""
+
+    cut: int = Field(0, ge=0, description="units frozen at the input side; 0 trains the whole model")
+    chunks: int = Field(1, ge=1, description="downloads in which the frozen prefix arrives")
+    devices: tuple[str, ...] = Field((), description="patterns of device names that belong here, like weak-*")
+    memory_bytes: int = Field(0, ge=0, description="memory a device must report to be given this tier")
+    count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
+
+
+class BrokerTable(_Table):
+    """The MQTT broker."""
+
+    kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
+    host: str = Field("127.0.0.1", description="address of the broker")
+    port: int = Field(0, ge=0, le=65535, description="port; 0 lets `edgefl run` pick a free one")
+    username: str = Field("", description="user name, if the broker asks for one")
+    password: str = Field("", description="password, if the broker asks for one")
+
+
+class Federation(_Table):
+    """A federation file."""
+
+    federation: FederationTable = FederationTable()
+    model: ModelTable = ModelTable()
+    program: ProgramTable = ProgramTable()
+    data: DataTable = DataTable()
+    round: RoundTable = RoundTable()
+    tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
+    broker: BrokerTable = BrokerTable()
+    limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Federation:
+        problems = []
+        for name in self.tiers:
+            try:
+                checked_name("tier", name)
+            except ConfigError as error:
+                problems.append(error.message)
+        try:
+            msgspec.convert(self.limits, Limits, strict=False)
+        except msgspec.ValidationError as error:
+            problems.append(f"limits: {error}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def wire_limits(self) -> Limits:
+        return msgspec.convert(self.limits, Limits, strict=False)
+
+
+def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
+    """The federation in ``path`` (defaults if None) with dotted ``overrides``; ConfigError lists every problem."""
+    tables = _read(path) if path else {}
+    for key, value in (overrides or {}).items():
+        _assign(tables, key, value)
+    return parse(tables, source=str(path) if path else "the built-in defaults")
+
+
+def parse(tables: Mapping[str, Any], *, source: str) -> Federation:
+    """Check plain tables; ConfigError names each wrong key and what it should be."""
+    try:
+        return Federation.model_validate(tables)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(
+            f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
+        ) from error
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"]) or "file"
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(sorted(_known_keys(problem["loc"][:-1])))
+        return f"{key}: unknown key; this table knows {known}"
+    return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    table: type[BaseModel] = Federation
+    for part in location:
+        field = table.model_fields.get(str(part))
+        if str(part) == "tiers":
+            table = TierTable
+        elif (
+            field is not None
+            and isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+        ):
+            table = field.annotation
+    return list(table.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no federation file {path}; `edgefl validate --template` prints one"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _assign(tables: dict[str, Any], key: str, value: object) -> None:
+    *parents, leaf = key.split(".")
+    table = tables
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key}: {parent} is not a table")
+    table[leaf] = value
+
+
+def document() -> str:
+    """Every key with its default and meaning, as a TOML file that loads."""
+    lines: list[str] = []
+    for table, field in Federation.model_fields.items():
+        lines += _document_limits() if table == "limits" else _document_table(table, field.annotation)
+    return "\n".join(lines) + "\n"
+
+
+def _document_table(table: str, annotation: Any) -> list[str]:
+    model: type[BaseModel] = TierTable if table == "tiers" else annotation
+    lines = [f"# {(model.__doc__ or '').strip()}", "[tiers.strong]" if table == "tiers" else f"[{table}]"]
+    for key, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        lines.append(f"{key} = {_toml(default)}  # {field.description}")
+    return [*lines, ""]
+
+
+def _document_limits() -> list[str]:
+    defaults = msgspec.to_builtins(Limits())
+    return ["# Timeouts, sizes and limits; reasons stand in edgefl/wire/limits.py.", "[limits]"] + [
+        f"{key} = {_toml(value)}" for key, value in defaults.items()
+    ]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return "{}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return str(value)

@@ -1,0 +1,1 @@
+"""Datasets, their loaders and the partitioners that spread them over clients."""

@@ -1,0 +1,1 @@
+"""Local algorithms as pure functions of named tensors."""

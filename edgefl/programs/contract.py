@@ -1,0 +1,127 @@
+"""The program contract: a client's local algorithm as pure functions of named tensors.
+
+A function maps a flat ``dict[str, Tensor]`` to a flat ``dict[str, Tensor]``. The first part of a dotted
+name is the *role* (who feeds or receives the tensor), the rest is the tensor's own name::
+
+    weights.block1.conv1.weight      blobs of the round's model version
+    state.momentum.block1.conv1.weight   the runtime, from the previous call
+    carry.residual.head.weight       the device's store, from its previous round
+    batch.0.x, batch.0.y             the data loader; a program may ask for several independent batches
+    noise.dither                     uniform [0, 1) drawn by the runtime from a seeded generator
+    hyper.lr                         scalars of the task
+
+and, for outputs only, ``update.*`` (sent to the server), ``metric.*`` (scalars for people) and ``record.x``
+(the boundary activations a forward chunk leaves behind).
+
+The same function runs as it is in torch, is traced and exported, and runs on the device from the artifact.
+Randomness is an input, shapes are static, and nothing outside the arguments is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "noise", "hyper"})
+OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record"})
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Static shape and dtype of a port; shape excludes nothing (batch dimensions are written out)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Function:
+    """One pure function of a program, with the ports it reads.
+
+    Outputs need no declaration: they are what ``fn`` returns, in that order.
+    ``label_range`` bounds integer inputs so that random examples are valid (class labels).
+    """
+
+    name: str
+    fn: Callable[[Tensors], Tensors]
+    inputs: Mapping[str, TensorSpec]
+    label_range: int = 2
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        return self.fn(tensors)
+
+    def example(self, seed: int) -> Tensors:
+        """Random inputs that satisfy the ports: normal floats, labels below ``label_range``, noise in [0, 1).
+
+        Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5).
+        """
+        generator = torch.Generator().manual_seed(seed)
+        return {name: _example(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
+
+
+def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
+    if not spec.dtype.is_floating_point:
+        return torch.randint(0, label_range, spec.shape, generator=generator, dtype=spec.dtype)
+    uniform = name.startswith("noise.") or name.endswith("running_var")
+    if uniform:
+        shift = 0.5 if name.endswith("running_var") else 0.0
+        return torch.rand(spec.shape, generator=generator, dtype=spec.dtype) + shift
+    if name.startswith("hyper."):
+        return torch.full(spec.shape, 0.1, dtype=spec.dtype)
+    scale = 1.0 if name.startswith("batch.") else 0.1
+    return torch.randn(spec.shape, generator=generator, dtype=spec.dtype) * scale
+
+
+@dataclass(frozen=True)
+class Phase:
+    """``steps`` repetitions of one step function; phases run in order."""
+
+    name: str
+    function: Function
+    steps: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A client's round: ``start``, the phases in order, ``finish``; ``evaluate`` reports a loss on held-out data.
+
+    ``hyper`` holds the default of every ``hyper.*`` scalar; the round announcement may override each.
+    """
+
+    name: str
+    start: Function
+    phases: tuple[Phase, ...]
+    finish: Function
+    evaluate: Function
+    hyper: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        return (self.start, *(phase.function for phase in self.phases), self.finish, self.evaluate)
+
+
+def role_of(port: str) -> str:
+    """Role of a port: the first part of its dotted name."""
+    return port.partition(".")[0]
+
+
+def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
+    """The tensors below ``prefix``, with the prefix removed: ``select(t, "state.weights")``."""
+    start = prefix + "."
+    return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """The inverse of :func:`select`."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}

@@ -1,0 +1,1 @@
+"""Which entries of the global model a tier holds: output-side suffixes and width slices."""

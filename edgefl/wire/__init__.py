@@ -1,0 +1,1 @@
+"""Everything both sides agree on, without torch: messages, topics, manifest, chunks, tensors, the broker session."""

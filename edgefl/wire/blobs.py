@@ -1,0 +1,81 @@
+"""Immutable bytes named by their SHA-256, and the chunks that carry them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from edgefl.wire.errors import BundleError
+
+DIGEST_BYTES = 32
+
+
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Name and shape of a blob. ``digests`` holds the raw SHA-256 of each chunk, concatenated.
+
+    It is empty for a blob of one chunk, whose digest is the blob's own.
+    """
+
+    sha256: str
+    size: int
+    chunk: int
+    digests: bytes = b""
+
+    @property
+    def count(self) -> int:
+        """Number of chunks. An empty blob still has one (empty) chunk."""
+        return max(1, -(-self.size // self.chunk))
+
+    def chunk_digest(self, index: int) -> bytes:
+        if self.count == 1:
+            return bytes.fromhex(self.sha256)
+        return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
+    def accepts(self, index: int, data: bytes) -> bool:
+        """Whether ``data`` is chunk ``index`` of this blob."""
+        return 0 <= index < self.count and hashlib.sha256(data).digest() == self.chunk_digest(index)
+
+    def check(self, limit: int) -> None:
+        """Raise BundleError if the reference contradicts itself or exceeds ``limit`` bytes."""
+        expected = 0 if self.count == 1 else self.count * DIGEST_BYTES
+        well_formed = len(self.sha256) == 2 * DIGEST_BYTES and all(
+            c in "0123456789abcdef" for c in self.sha256
+        )
+        if not well_formed or self.size < 0 or self.chunk <= 0 or len(self.digests) != expected:
+            raise BundleError(
+                f"blob reference {self.sha256[:12]!r} is malformed; ask the server to publish it again"
+            )
+        if self.size > limit:
+            raise BundleError(
+                f"blob {self.sha256[:12]} has {self.size} bytes, more than the limit of {limit}: "
+                "raise limits.max_blob_bytes or give this device a smaller tier",
+                size=self.size,
+                limit=limit,
+            )
+
+
+def describe(data: bytes, chunk: int) -> BlobRef:
+    """The reference of ``data`` cut into chunks of ``chunk`` bytes."""
+    whole = hashlib.sha256(data).hexdigest()
+    if len(data) <= chunk:
+        return BlobRef(sha256=whole, size=len(data), chunk=chunk)
+    digests = b"".join(hashlib.sha256(piece).digest() for piece in split(data, chunk))
+    return BlobRef(sha256=whole, size=len(data), chunk=chunk, digests=digests)
+
+
+def split(data: bytes, chunk: int) -> Iterator[bytes]:
+    """Chunks of ``data`` in order; one empty chunk for empty data."""
+    for start in range(0, max(1, len(data)), chunk):
+        yield data[start : start + chunk]
+
+
+def verified(ref: BlobRef, data: bytes) -> bytes:
+    """``data`` if its size and digest are those of ``ref``, else BundleError."""
+    if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise BundleError(
+            f"blob {ref.sha256[:12]} is damaged: {len(data)} of {ref.size} bytes, digest differs; fetch it again",
+            sha256=ref.sha256,
+        )
+    return data

@@ -1,0 +1,74 @@
+"""A bundle as one file: a zip of the manifest and its blobs, each named by digest.
+
+Over MQTT the same manifest and blobs travel one by one, so tiers share graphs that are equal.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl.wire import manifest as manifests
+from edgefl.wire.blobs import BlobRef, describe, verified
+from edgefl.wire.errors import BundleError
+from edgefl.wire.manifest import Manifest
+
+MANIFEST_NAME = "manifest.msgpack"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal bundles are equal files
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A manifest with the blobs it lists, by SHA-256."""
+
+    manifest: Manifest
+    blobs: Mapping[str, bytes]
+
+    @property
+    def encoded(self) -> bytes:
+        return manifests.encode(self.manifest)
+
+    def ref(self, chunk: int) -> BlobRef:
+        """Reference of the manifest's own bytes: the name of the bundle."""
+        return describe(self.encoded, chunk)
+
+    def graph_bytes(self, name: str) -> bytes:
+        return self.blobs[self.manifest.graph(name).blob.sha256]
+
+
+def write(bundle: Bundle, path: Path) -> None:
+    """Write the bundle's file; an interrupted write leaves no half file behind."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _EPOCH), bundle.encoded)
+        for sha256 in sorted(bundle.blobs):
+            info = zipfile.ZipInfo(f"blobs/{sha256}", _EPOCH)
+            archive.writestr(info, bundle.blobs[sha256], zipfile.ZIP_DEFLATED)
+    partial = path.with_name(path.name + ".partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_bytes(buffer.getvalue())
+    partial.replace(path)
+
+
+def read(path: Path) -> Bundle:
+    """The bundle in a file, every digest checked; BundleError says what is wrong with the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = manifests.decode(archive.read(MANIFEST_NAME))
+            blobs = {
+                graph.blob.sha256: verified(graph.blob, archive.read(f"blobs/{graph.blob.sha256}"))
+                for graph in manifest.graphs
+            }
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"there is no bundle at {path}; make one with `edgefl export`", path=str(path)
+        ) from error
+    except (zipfile.BadZipFile, KeyError, EOFError, OSError, ValueError, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+        raise BundleError(
+            f"{path} is not a whole bundle ({error}): it is corrupt or truncated; export or fetch it again",
+            path=str(path),
+        ) from error
+    return Bundle(manifest, blobs)

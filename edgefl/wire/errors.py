@@ -1,0 +1,88 @@
+"""The error hierarchy. A message says what was expected, what was found and what to do.
+
+Each class has an exit code for the command line (``exit_code``) and carries the values it names as attributes,
+so that a program can react without parsing text.
+"""
+
+from __future__ import annotations
+
+
+class EdgeflError(Exception):
+    """Base of every error that edgefl raises on purpose. ``details`` holds the values the message names."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class ConfigError(EdgeflError):
+    """A configuration key or a command-line value that cannot be used. Collects all problems of one file."""
+
+    exit_code = 2
+
+
+class DataError(EdgeflError):
+    """Data that is missing, damaged, or does not fit the manifest."""
+
+    exit_code = 3
+
+
+class ModelError(EdgeflError):
+    """A model that is unknown or cannot be cut as asked."""
+
+    exit_code = 4
+
+
+class ExportError(EdgeflError):
+    """A function that cannot be exported, or whose exported graph disagrees with torch."""
+
+    exit_code = 5
+
+
+class BundleError(EdgeflError):
+    """A bundle, manifest or blob that is corrupt, truncated, or made for another version."""
+
+    exit_code = 6
+
+
+class BrokerError(EdgeflError):
+    """The broker cannot be reached, or its port is taken."""
+
+    exit_code = 7
+
+
+class ProtocolError(EdgeflError):
+    """A message that does not follow the protocol: wrong version, wrong type, wrong field."""
+
+    exit_code = 8
+
+
+class UpdateRejected(EdgeflError):
+    """An update the aggregator refuses: wrong shapes, NaN, wrong tier, closed round. ``reason`` is a short code."""
+
+    exit_code = 9
+
+    def __init__(self, reason: str, message: str, **details: object) -> None:
+        super().__init__(message, **details)
+        self.reason = reason
+
+
+class StaleRecordError(EdgeflError):
+    """A record of boundary activations used with weights of another model version."""
+
+    exit_code = 10
+
+
+class StoreError(EdgeflError):
+    """The local store is full or unreadable."""
+
+    exit_code = 11
+
+
+class RoundAborted(EdgeflError):
+    """The round a device works on is over; nothing is wrong, the work is dropped."""
+
+    exit_code = 12

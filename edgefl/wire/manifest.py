@@ -1,0 +1,147 @@
+"""The manifest: what a tier downloads, graph by graph, and how the runtime is to call it.
+
+The manifest names no method. Every graph lists its ports with their role, and the runtime feeds roles::
+
+    weights -> start -> state
+    for chunk in prefix:  weights of the chunk's units, batch -> forward -> record
+    for phase in phases:  phase.steps times: state, batch, noise, hyper -> state, metrics
+    state -> finish -> update, carry
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import BundleError
+from edgefl.wire.messages import VERSION
+
+Role = Literal["weights", "state", "carry", "batch", "noise", "hyper", "update", "metric", "record"]
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """The name without its role: ``weights.head.bias`` -> ``head.bias``."""
+        return self.name.partition(".")[2]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """One artifact and its ports. ``format`` names the engine that runs it."""
+
+    name: str
+    format: Literal["onnx", "executorch"]
+    blob: BlobRef
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def inputs_of(self, role: Role) -> tuple[Port, ...]:
+        return tuple(port for port in self.inputs if port.role == role)
+
+    def outputs_of(self, role: Role) -> tuple[Port, ...]:
+        return tuple(port for port in self.outputs if port.role == role)
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive frozen units that are fetched, run forward and dropped together."""
+
+    units: tuple[str, ...]
+    graph: str
+
+
+class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """``steps`` runs of ``graph``, in the order of the list."""
+
+    name: str
+    graph: str
+    steps: int
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one local sample looks like. Integer inputs become ``x * scale + shift`` in ``dtype``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A bundle's table of contents. Its own SHA-256 names the bundle."""
+
+    v: int = VERSION
+    model: str
+    program: str
+    tier: str
+    parameters: int
+    data: DataSpec
+    batch: int
+    prefix: tuple[Chunk, ...]
+    suffix: tuple[str, ...]
+    start: str
+    phases: tuple[PhaseSpec, ...]
+    finish: str
+    evaluate: str
+    hyper: dict[str, float]
+    graphs: tuple[Graph, ...]
+
+    def graph(self, name: str) -> Graph:
+        for graph in self.graphs:
+            if graph.name == name:
+                return graph
+        raise BundleError(f"the manifest names graph {name!r} but does not list it; export the bundle again")
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a round over all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Deterministic bytes: equal manifests have equal digests."""
+    return msgspec.msgpack.encode(manifest, order="deterministic")
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
+    try:
+        manifest = msgspec.msgpack.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"the manifest is malformed: {error}; export the bundle again") from error
+    if manifest.v != VERSION:
+        raise BundleError(
+            f"the manifest has version {manifest.v}, this runtime reads {VERSION}: install a matching edgefl",
+            version=manifest.v,
+        )
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    used = [manifest.start, manifest.finish, manifest.evaluate]
+    used += [chunk.graph for chunk in manifest.prefix] + [phase.graph for phase in manifest.phases]
+    for name in used:
+        manifest.graph(name)
+    for graph in manifest.graphs:
+        for port in (*graph.inputs, *graph.outputs):
+            if port.name.partition(".")[0] != port.role or any(size < 0 for size in port.shape):
+                raise BundleError(
+                    f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
+                )
+    if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
+        raise BundleError("batch and steps of a manifest must be positive; export the bundle again")

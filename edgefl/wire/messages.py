@@ -1,0 +1,167 @@
+"""The messages of protocol version 1, as msgpack maps.
+
+Unknown fields are ignored, so a field may be added; a different ``v`` is refused with a message that says so.
+Byte vectors of every message stand in tests/wire/golden.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import ProtocolError
+
+VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages: the schema version."""
+
+    v: int = VERSION
+
+
+class Round(Message, frozen=True, kw_only=True):
+    """``rounds/current``, retained: the open round, or the closed one while nothing is open.
+
+    ``run`` names one training run of the federation; a device drops what belongs to another run.
+    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``.
+    ``deadline`` is seconds since the epoch.
+    """
+
+    run: str
+    round: int
+    state: Literal["open", "closed", "done"]
+    model_version: str
+    bundles: dict[str, BlobRef]
+    units: dict[str, BlobRef]
+    hyper: dict[str, float]
+    deadline: float
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """``devices/<id>/status``, retained; the offline form is the last will."""
+
+    online: bool
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """``devices/<id>/hello``: what the device is. Sent after each connection that starts a new session."""
+
+    agent: str
+    memory_bytes: int
+    cores: int
+    samples: int
+    engines: dict[str, str]
+    tier: str = ""
+    key: bytes = b""
+
+
+class Task(Message, frozen=True, kw_only=True):
+    """``devices/<id>/tasks``: take part in ``round`` as ``tier``.
+
+    ``seed`` decides batches and noise. ``samples`` bounds the local rows used; 0 means all of them.
+    ``nonce`` identifies the answer together with round and device.
+    """
+
+    run: str
+    round: int
+    tier: str
+    seed: int
+    nonce: str
+    samples: int = 0
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """``devices/<id>/progress``, QoS 0: for people who watch; nothing depends on it."""
+
+    round: int
+    tier: str
+    stage: str
+    step: int
+    steps: int
+    loss: float
+    step_ms: float
+    peak_bytes: int
+    down_bytes: int
+    up_bytes: int
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes."""
+
+    step_ms: float
+    forward_ms: float
+    load_ms: float
+    idle_bytes: int
+    peak_bytes: int
+    down_bytes: int
+
+
+class Update(Message, frozen=True, kw_only=True):
+    """The answer to a task, carried in :class:`UpdateChunk` pieces. ``tensors`` is safetensors bytes."""
+
+    run: str
+    round: int
+    device: str
+    nonce: str
+    tier: str
+    model_version: str
+    samples: int
+    metrics: dict[str, float]
+    profile: Profile
+    tensors: bytes
+
+
+class UpdateChunk(Message, frozen=True, kw_only=True):
+    """``devices/<id>/updates/<round>/<index>``: piece ``index`` of ``count`` of the update named ``sha256``."""
+
+    nonce: str
+    sha256: str
+    index: int
+    count: int
+    size: int
+    data: bytes
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """``devices/<id>/acks``: the server's word on an update.
+
+    ``missing`` lists chunk indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains.
+    """
+
+    round: int
+    nonce: str
+    status: Literal["accepted", "missing", "rejected"]
+    missing: list[int] = []
+    reason: str = ""
+    text: str = ""
+
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+_version = msgspec.msgpack.Decoder(Message)
+_decoders: dict[type[Message], msgspec.msgpack.Decoder[Message]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """Msgpack bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
+    """The message in ``payload``; ProtocolError if it is malformed or of another version."""
+    try:
+        version = _version.decode(payload).v
+        if version != VERSION:
+            raise ProtocolError(
+                f"{kind.__name__} has protocol version {version}, this side speaks {VERSION}: "
+                "install the edgefl release that the other side runs",
+                version=version,
+            )
+        decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))  # type: ignore[arg-type]
+        return decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error

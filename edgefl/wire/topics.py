@@ -1,0 +1,103 @@
+"""Topic names. ``edgefl/v1/<federation>/...``; the table is in docs/protocol.md."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edgefl.wire.errors import ConfigError, ProtocolError
+
+ROOT = "edgefl/v1"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def checked_name(kind: str, name: str) -> str:
+    """``name`` if it may be part of a topic, else ConfigError. Wildcards and slashes must never get in."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{kind} {name!r} is not usable: use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
+            kind=kind,
+            name=name,
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class DeviceTopics:
+    """The topics of one device."""
+
+    root: str
+    device: str
+
+    def _of(self, leaf: str) -> str:
+        return f"{self.root}/devices/{self.device}/{leaf}"
+
+    @property
+    def status(self) -> str:
+        return self._of("status")
+
+    @property
+    def hello(self) -> str:
+        return self._of("hello")
+
+    @property
+    def progress(self) -> str:
+        return self._of("progress")
+
+    @property
+    def tasks(self) -> str:
+        return self._of("tasks")
+
+    @property
+    def acks(self) -> str:
+        return self._of("acks")
+
+    def update(self, round_number: int, index: int) -> str:
+        return self._of(f"updates/{round_number}/{index}")
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics of one federation."""
+
+    federation: str
+
+    def __post_init__(self) -> None:
+        checked_name("federation", self.federation)
+
+    @property
+    def root(self) -> str:
+        return f"{ROOT}/{self.federation}"
+
+    @property
+    def current_round(self) -> str:
+        return f"{self.root}/rounds/current"
+
+    def blob_chunk(self, sha256: str, index: int) -> str:
+        return f"{self.root}/blobs/{sha256}/{index}"
+
+    def device(self, device: str) -> DeviceTopics:
+        return DeviceTopics(self.root, checked_name("device", device))
+
+    @property
+    def server_filters(self) -> tuple[str, ...]:
+        """What the server subscribes to."""
+        below = f"{self.root}/devices/+"
+        return (f"{below}/status", f"{below}/hello", f"{below}/progress", f"{below}/updates/#")
+
+    def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
+        """(device, leaf, numbers) of a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0))."""
+        parts = topic.removeprefix(f"{self.root}/devices/").split("/")
+        if len(parts) < 2 or not topic.startswith(self.root) or not _NAME.fullmatch(parts[0]):
+            raise ProtocolError(f"topic {topic!r} is not a device topic of {self.root}", topic=topic)
+        try:
+            return parts[0], parts[1], tuple(int(part) for part in parts[2:])
+        except ValueError as error:
+            raise ProtocolError(f"topic {topic!r} should end in numbers", topic=topic) from error
+
+    def parse_blob(self, topic: str) -> tuple[str, int]:
+        """(sha256, index) of a blob chunk topic."""
+        sha256, _, index = topic.removeprefix(f"{self.root}/blobs/").partition("/")
+        if not index.isdigit():
+            raise ProtocolError(f"topic {topic!r} is not a blob chunk", topic=topic)
+        return sha256, int(index)

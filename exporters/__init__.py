@@ -1,0 +1,1 @@
+"""Torch to artifacts: capture, decompositions, ONNX lowering, verification, bundle writing."""

@@ -1,0 +1,1 @@
+"""Coordinator, aggregator, journal, broker: the side of the federation that owns the model."""
