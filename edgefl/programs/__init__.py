@@ -1,1 +1,22 @@
-"""Local algorithms as pure functions of named tensors."""
+"""Local algorithms as pure functions of named tensors.
+
+``programs.build("sgd", objective, batch=32, steps=10)`` gives a :class:`~edgefl.programs.contract.Program`;
+``build("package.module:factory", ...)`` loads a method from a package of your own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgefl.programs.contract import Program
+    from edgefl.programs.objective import Objective
+
+
+def build(name: str, objective: Objective, **options: object) -> Program:
+    """The program ``name`` for ``objective``; ConfigError, with what exists, for a wrong name or option."""
+    from edgefl.programs import (
+        catalog,
+    )  # here, because the models need this package's contract and no program
+
+    return catalog.build(name, objective, **options)

@@ -6,7 +6,7 @@ Byte vectors of every message stand in tests/wire/golden.
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -143,7 +143,7 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 _encoder = msgspec.msgpack.Encoder()
 _version = msgspec.msgpack.Decoder(Message)
-_decoders: dict[type[Message], msgspec.msgpack.Decoder[Message]] = {}
+_decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode(message: Message) -> bytes:
@@ -161,7 +161,9 @@ def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
                 "install the edgefl release that the other side runs",
                 version=version,
             )
-        decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))  # type: ignore[arg-type]
-        return decoder.decode(payload)
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        message: AnyMessage = _decoders[kind].decode(payload)
+        return message
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from safetensors.numpy import save as _save
 
 from edgefl.wire.errors import ProtocolError
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 

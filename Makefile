@@ -1,0 +1,36 @@
+# `make demo` and `make test` need Python 3.11 and nothing else; everything is set up in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+STAMP := $(VENV)/.installed
+RUN := $(VENV)/bin/edgefl
+
+.PHONY: setup demo test lint check clean
+
+setup: $(STAMP)
+
+# torch first, by its exact version: the other packages must find it installed.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "edgefl needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install "torch==2.13.0"
+	$(VENV)/bin/python -m pip install --quiet --editable ".[server,dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(RUN) run --out runs/demo --fresh
+
+test: $(STAMP)
+	$(VENV)/bin/python -m pytest
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

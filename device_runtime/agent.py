@@ -1,0 +1,380 @@
+"""The device agent: connects, says what it is, takes tasks, runs rounds, keeps its store.
+
+Threads: the session's network thread fills the inbox; the caller's thread reads it (:meth:`Agent.run`);
+one worker thread runs the round; the outbox thread sends updates.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from device_runtime import data as local_data
+from device_runtime import job as jobs
+from device_runtime.engine.base import Engine
+from device_runtime.fetch import Fetcher
+from device_runtime.graphs import Settings, Step
+from device_runtime.job import Job
+from device_runtime.outbox import Outbox
+from device_runtime.profiler import Profiler, peak_bytes, resident_bytes, trim_memory
+from device_runtime.runner import RoundResult, RoundRunner
+from device_runtime.store import Outgoing, PastRound, Store
+from edgefl.wire import manifest as manifests
+from edgefl.wire import tensors
+from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted
+from edgefl.wire.limits import Limits
+from edgefl.wire.messages import Ack, Hello, Profile, Progress, Round, Status, Task, Update, decode, encode
+from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
+from edgefl.wire.topics import Topics
+
+_PROGRESS_PERIOD_S = 0.2
+
+
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something people want to know; ``details`` is ready for JSON."""
+
+    event: str
+    text: str
+    details: dict[str, str | int | float] = {}
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Who this device is and what it has."""
+
+    federation: str
+    device: str
+    broker: Address
+    data: Path
+    folder: Path
+    tier: str = ""
+    memory_bytes: int = 0
+    until_done: bool = False
+    limits: Limits = Limits()  # noqa: RUF009  frozen
+
+
+class Agent:
+    """One device. ``run`` returns when the training is done (if asked to) or ``stop`` was called."""
+
+    def __init__(self, config: AgentConfig, engine: Engine, report: Callable[[AgentEvent], None]) -> None:
+        self._config = config
+        self._engine = engine
+        self._report = report
+        limits = config.limits
+        topics = Topics(config.federation)
+        self._topics = topics
+        self._mine = topics.device(config.device)
+        self._store = Store(
+            config.folder, limit_bytes=limits.store_bytes, history_rounds=limits.history_rounds
+        )
+        self._data = local_data.load(config.data)
+        self._session = Session(
+            config.broker,
+            f"edgefl-{config.federation}-{config.device}",
+            limits=limits,
+            will=Will(self._mine.status, encode(Status(online=False))),
+        )
+        self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
+        self._outbox = Outbox(self._session, self._mine, self._store, limits, self._settled)
+        self._announced: Round | None = None
+        self._task: Task | None = None
+        self._job: Job | None = None
+        self._failed: dict[str, float] = {}
+        self._worker: threading.Thread | None = None
+        self._fatal: EdgeflError | None = None
+        self._stopping = threading.Event()
+        self._last_progress = 0.0
+
+    # -- the inbox -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
+        self._session.subscribe([self._topics.current_round, self._mine.tasks, self._mine.acks])
+        self._session.start()
+        self._outbox.start()
+        try:
+            while not self._stopping.is_set() and self._fatal is None and not self._is_done():
+                self._handle_next()
+                self._advance()
+        finally:
+            self._shut_down()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _shut_down(self) -> None:
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.join(timeout=30)
+        self._outbox.stop()
+        if self._session.connected:
+            self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
+        self._session.stop()
+        self._store.close()
+
+    def _handle_next(self) -> None:
+        try:
+            event = self._session.inbox.get(timeout=0.25)
+        except queue.Empty:
+            return
+        if isinstance(event, Up):
+            self._greet()
+        elif isinstance(event, Down):
+            self._say("offline", f"{event.reason}; trying again in {event.retry_s:.1f} s")
+        else:
+            self._route(event)
+
+    def _greet(self) -> None:
+        self._session.publish(self._mine.status, encode(Status(online=True)), retain=True)
+        hello = Hello(
+            agent=_agent_version(),
+            memory_bytes=self._config.memory_bytes or _physical_memory(),
+            cores=os.cpu_count() or 1,
+            samples=len(self._data),
+            engines={self._engine.name: self._engine.version},
+            tier=self._config.tier,
+        )
+        self._session.publish(self._mine.hello, encode(hello))
+        self._fetcher.poke()
+        self._outbox.wake()
+        self._say(
+            "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
+        )
+
+    def _route(self, message: Incoming) -> None:
+        topic = message.topic
+        try:
+            if topic.startswith(f"{self._topics.root}/blobs/"):
+                self._fetcher.deliver(topic, message.payload)
+            elif not message.payload:
+                return
+            elif topic == self._topics.current_round:
+                self._announced = decode(Round, message.payload)
+                self._remind()
+            elif topic == self._mine.tasks:
+                self._task = decode(Task, message.payload)
+                self._remind()
+            elif topic == self._mine.acks:
+                self._outbox.deliver(decode(Ack, message.payload))
+        except ProtocolError as error:
+            self._say("refused", f"ignored a message on {topic}: {error.message}")
+
+    def _remind(self) -> None:
+        """The server speaks of a round while an update waits: it may have lost what we sent; send it again."""
+        if self._store.outgoing() is not None:
+            self._outbox.wake()
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def _round_is_over(self) -> bool:
+        """Whether the job in hand is of no use any more."""
+        job, announced = self._job, self._announced
+        if self._stopping.is_set():
+            return True
+        if job is None or announced is None:
+            return False
+        return (announced.run, announced.round) != (job.run, job.round) or announced.state != "open"
+
+    def _is_done(self) -> bool:
+        announced = self._announced
+        if not self._config.until_done or announced is None or announced.state != "done":
+            return False
+        took_part = any(past.run == announced.run for past in self._store.history())
+        return took_part and self._store.outgoing() is None and self._worker is None
+
+    def _advance(self) -> None:
+        """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
+        if self._worker is not None:
+            if self._worker.is_alive():
+                return
+            self._worker = None
+            self._job = None
+        job = self._next_job()
+        if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
+            return
+        self._job = job
+        self._worker = threading.Thread(
+            target=self._work, args=(job,), name=f"round-{job.round}", daemon=True
+        )
+        self._worker.start()
+
+    def _next_job(self) -> Job | None:
+        if self._announced is None:
+            return None
+        kept = self._kept_job()
+        if kept is not None:
+            return kept
+        job = Job.of(self._task, self._announced) if self._task is not None else None
+        if job is None or self._store.past(job.nonce) is not None or self._store.waits(job.nonce):
+            return None
+        self._store.open_job(jobs.encode(job))
+        return job
+
+    def _kept_job(self) -> Job | None:
+        """The job of a killed process, if its round is still open; a job of a round that is over is dropped."""
+        data = self._store.job()
+        if data is None or self._announced is None:
+            return None
+        job = jobs.decode(data)
+        if (job.run, job.round) == (
+            self._announced.run,
+            self._announced.round,
+        ) and self._announced.state == "open":
+            return job
+        self._store.close_job()
+        return None
+
+    def _work(self, job: Job) -> None:
+        """The worker thread: one round, from the first blob to the outbox."""
+        try:
+            self._run_round(job)
+        except RoundAborted as error:
+            self._say("aborted", error.message, round=job.round)
+        except DataError as error:
+            self._fatal = error
+        except EdgeflError as error:
+            self._fail(job, error.message)
+        except Exception as error:  # an engine's own exception must not end the agent
+            self._fail(job, f"{type(error).__name__}: {error}")
+
+    def _fail(self, job: Job, reason: str) -> None:
+        self._failed[job.nonce] = time.monotonic() + self._config.limits.retry_pause_s
+        self._say(
+            "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
+        )
+
+    def _run_round(self, job: Job) -> None:
+        profiler = Profiler()
+        received = self._fetcher.received_bytes
+        manifest = manifests.decode(self._fetcher.get(job.bundle))
+        self._check_formats(manifest)
+        data = self._data.fitted(manifest.data)
+        self._say(
+            "round",
+            f"round {job.round} as {job.tier}: {len(data)} samples, {manifest.steps} steps",
+            round=job.round,
+        )
+        settings = Settings(
+            folder=self._config.folder,
+            checkpoint_steps=self._config.limits.checkpoint_steps,
+            watch=lambda step: self._watch(job, step, received),
+            aborted=self._round_is_over,
+        )
+        runner = RoundRunner(
+            engine=self._engine,
+            manifest=manifest,
+            blobs=self._fetcher,
+            memory=self._store,
+            profiler=profiler,
+            settings=settings,
+        )
+        carry_name = f"{job.run}/{manifest.program}"
+        carry = self._store.carry(carry_name)
+        result = runner.run(job, data, tensors.load(carry) if carry else {})
+        profile = Profile(
+            step_ms=profiler.median_ms("step"),
+            forward_ms=profiler.total_ms("forward"),
+            load_ms=profiler.total_ms("load"),
+            idle_bytes=profiler.idle_bytes,
+            peak_bytes=peak_bytes(),
+            down_bytes=self._fetcher.received_bytes - received,
+        )
+        self._hand_over(job, result, profile, carry_name)
+        trim_memory()
+
+    def _check_formats(self, manifest: manifests.Manifest) -> None:
+        wrong = {graph.format for graph in manifest.graphs} - {self._engine.format}
+        if wrong:
+            raise ProtocolError(
+                f"the bundle holds {sorted(wrong)} graphs, this device runs {self._engine.format}"
+            )
+
+    def _hand_over(self, job: Job, result: RoundResult, profile: Profile, carry_name: str) -> None:
+        update = Update(
+            run=job.run,
+            round=job.round,
+            device=self._config.device,
+            nonce=job.nonce,
+            tier=job.tier,
+            model_version=job.model_version,
+            samples=result.samples,
+            metrics=result.metrics,
+            profile=profile,
+            tensors=tensors.dump(result.update),
+        )
+        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
+        carry = tensors.dump(result.carry) if result.carry else None
+        self._store.finish_job(outgoing, carry, carry_name)
+        self._outbox.wake()
+
+    def _settled(self, outgoing: Outgoing, ack: Ack) -> None:
+        """The outbox thread: the server accepted or refused an update."""
+        update = decode(Update, outgoing.data)
+        past = PastRound(
+            run=update.run,
+            round=update.round,
+            tier=update.tier,
+            nonce=update.nonce,
+            outcome=ack.status,
+            reason=ack.reason,
+            loss=update.metrics.get("loss", float("nan")),
+            step_ms=update.profile.step_ms,
+            peak_bytes=update.profile.peak_bytes,
+            down_bytes=update.profile.down_bytes,
+            up_bytes=len(outgoing.data),
+        )
+        self._store.settle(past)
+        self._say(
+            ack.status,
+            f"round {update.round}: {ack.status} {ack.text}".rstrip(),
+            round=update.round,
+            loss=past.loss,
+        )
+
+    # -- telling people --------------------------------------------------------------------------------------
+
+    def _watch(self, job: Job, step: Step, received: int) -> None:
+        now = time.monotonic()
+        if now - self._last_progress < _PROGRESS_PERIOD_S and step.step < step.steps:
+            return
+        self._last_progress = now
+        progress = Progress(
+            round=job.round,
+            tier=job.tier,
+            stage=step.stage,
+            step=step.step,
+            steps=step.steps,
+            loss=step.loss,
+            step_ms=step.step_ms,
+            peak_bytes=peak_bytes(),
+            down_bytes=self._fetcher.received_bytes - received,
+            up_bytes=0,
+        )
+        self._session.publish(self._mine.progress, encode(progress), qos=0)
+
+    def _say(self, event: str, text: str, **details: str | int | float) -> None:
+        self._report(AgentEvent(event=event, text=text, details=details))
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return resident_bytes()
+
+
+def _agent_version() -> str:
+    try:
+        return f"edgefl/{version('edgefl')}"
+    except PackageNotFoundError:
+        return "edgefl/source"

@@ -1,0 +1,169 @@
+"""Local data: npz, idx files or a folder, checked against the manifest, and the batches drawn from it."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.wire.errors import DataError
+from edgefl.wire.manifest import DataSpec
+from edgefl.wire.tensors import Array
+
+_IDX_TYPES: dict[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """Samples x, shape (n, *sample), and labels y, shape (n,), as they lie in the file."""
+
+    x: Array
+    y: Array
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def fitted(self, spec: DataSpec) -> FittedData:
+        """The data as the manifest wants it; DataError says what differs."""
+        x = self.x
+        if x.shape[1:] != spec.shape and (x.shape[0], *spec.shape) == (x.shape[0], 1, *x.shape[1:]):
+            x = x[:, None]  # grey images are often stored without their single channel
+        if x.shape[1:] != spec.shape:
+            raise DataError(
+                f"{self.source}: samples have shape {x.shape[1:]}, the model takes {spec.shape}: "
+                "convert the data, or join a federation that trains on it",
+                found=x.shape[1:],
+                expected=spec.shape,
+            )
+        if x.dtype != np.dtype(spec.dtype) and not np.issubdtype(x.dtype, np.integer):
+            raise DataError(
+                f"{self.source}: samples are {x.dtype}, the model takes {spec.dtype} or integers to be scaled",
+                found=str(x.dtype),
+                expected=spec.dtype,
+            )
+        if not np.issubdtype(self.y.dtype, np.integer) or self.y.min() < 0 or self.y.max() >= spec.classes:
+            raise DataError(
+                f"{self.source}: labels are {self.y.dtype} from {self.y.min()} to {self.y.max()}, "
+                f"the model takes integers from 0 to {spec.classes - 1}",
+                classes=spec.classes,
+            )
+        return FittedData(x, self.y.astype(np.int64), spec)
+
+
+@dataclass(frozen=True)
+class FittedData:
+    """Data that fits the model. Integer samples are scaled when a batch is drawn, not before."""
+
+    x: Array
+    y: Array
+    spec: DataSpec
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, indices: Array) -> Array:
+        """float batch, shape (len(indices), *spec.shape)."""
+        picked = self.x[indices]
+        if picked.dtype == np.dtype(self.spec.dtype):
+            return picked
+        floats = picked.astype(self.spec.dtype)
+        floats *= self.spec.scale
+        floats += self.spec.shift
+        return floats
+
+    def labels(self, indices: Array) -> Array:
+        return self.y[indices]
+
+    def first(self, samples: int) -> FittedData:
+        """At most ``samples`` rows; all of them for 0."""
+        return FittedData(self.x[:samples], self.y[:samples], self.spec) if samples else self
+
+
+def load(path: Path) -> LocalData:
+    """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx
+    files, or a folder with one sub-folder of .npy samples per class. DataError if there is none of these.
+    """
+    try:
+        data = _load(path)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as training data: {error}", path=str(path)) from error
+    if len(data.x) != len(data.y) or len(data.y) == 0:
+        raise DataError(
+            f"{path} has {len(data.x)} samples and {len(data.y)} labels: it needs as many, and at least one"
+        )
+    return data
+
+
+def _load(path: Path) -> LocalData:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return LocalData(archive["x"], archive["y"], str(path))
+    if (path / "x.npy").is_file():
+        return LocalData(np.load(path / "x.npy", mmap_mode="r"), np.load(path / "y.npy"), str(path))
+    if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
+        labels = _idx_file(path, "labels-idx1-ubyte")
+        if labels is None:
+            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
+        return LocalData(read_idx(images), read_idx(labels), str(path))
+    if path.is_dir() and (classes := sorted(child for child in path.iterdir() if child.is_dir())):
+        return _load_classes(path, classes)
+    raise DataError(
+        f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, "
+        "a folder with idx files, or a folder with one sub-folder of .npy samples per class",
+        path=str(path),
+    )
+
+
+def _load_classes(path: Path, classes: list[Path]) -> LocalData:
+    files = [(label, file) for label, folder in enumerate(classes) for file in sorted(folder.glob("*.npy"))]
+    samples = [np.load(file, allow_pickle=False) for _, file in files]
+    return LocalData(np.stack(samples), np.array([label for label, _ in files], dtype=np.int64), str(path))
+
+
+def _idx_file(folder: Path, ending: str) -> Path | None:
+    """The training file of that kind, else the only one there is."""
+    found = sorted(file for file in folder.iterdir() if ending in file.name)
+    return next((file for file in found if file.name.startswith("train")), found[0] if found else None)
+
+
+def read_idx(path: Path) -> Array:
+    """The array of an idx file (the MNIST family's format), gzipped or not."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        data = file.read()
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES:
+        raise DataError(f"{path} is not an idx file", path=str(path))
+    shape = tuple(np.frombuffer(data, ">u4", count=data[3], offset=4).tolist())
+    return np.frombuffer(data, np.dtype(_IDX_TYPES[data[2]]), offset=4 + 4 * data[3]).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Mini-batches of a round: shuffled once, walked through, wrapped around; with replacement if data are short.
+
+    A pure function of (seed, stream, step), so a round can be taken up at any step.
+    """
+
+    seed: int
+    samples: int
+    batch: int
+
+    def indices(self, stream: int, step: int) -> Array:
+        """Row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
+        if self.samples < self.batch:
+            return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
+        order = _generator(self.seed, stream).permutation(self.samples)
+        return np.take(order, np.arange(step * self.batch, (step + 1) * self.batch), mode="wrap")
+
+
+def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """Uniform [0, 1) for one noise input of one step."""
+    return _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32).astype(dtype)
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

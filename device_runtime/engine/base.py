@@ -1,0 +1,56 @@
+"""What the round runner asks of an engine. State stays inside the engine between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgefl.wire.manifest import Graph
+from edgefl.wire.tensors import Array, Arrays
+
+State = dict[str, Any]
+"""Engine-held tensors by port name (``state.weights.head.bias``). Opaque to everyone but the engine."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a call returned: ``state`` still inside the engine, everything else as numpy arrays by port name."""
+
+    state: State
+    arrays: Arrays
+
+
+class LoadedGraph(Protocol):
+    """A graph ready to run."""
+
+    def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
+        """Run once. ``feeds`` holds every input that is not state; extra entries of ``state`` are ignored."""
+        ...
+
+
+class Engine(Protocol):
+    """A runtime for one artifact format."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def format(self) -> str:
+        """The ``Graph.format`` this engine runs."""
+        ...
+
+    def load(self, graph: Graph, artifact: bytes) -> LoadedGraph:
+        """Make ``artifact`` runnable; BundleError if it is damaged or its ports differ from the manifest."""
+        ...
+
+    def read_state(self, state: State) -> Arrays:
+        """Copies of the state's tensors, for a checkpoint."""
+        ...
+
+    def write_state(self, arrays: Mapping[str, Array]) -> State:
+        """The inverse of :meth:`read_state`."""
+        ...

@@ -1,0 +1,77 @@
+"""Stock ONNX Runtime. State is bound in place of being copied through Python between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from device_runtime.engine.base import Outputs, State
+from edgefl.wire.errors import BundleError
+from edgefl.wire.manifest import Graph
+from edgefl.wire.tensors import Array, Arrays
+
+_DEVICE = "cpu"
+
+
+class OnnxEngine:
+    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator."""
+
+    name = "onnxruntime"
+    format = "onnx"
+
+    def __init__(self, threads: int = 1) -> None:
+        self.version = str(ort.__version__)
+        self._options = ort.SessionOptions()
+        self._options.intra_op_num_threads = threads
+        self._options.inter_op_num_threads = 1
+        # The arena keeps every block it ever took; on a device the peak is what counts.
+        self._options.enable_cpu_mem_arena = False
+        self._options.log_severity_level = 3
+
+    def load(self, graph: Graph, artifact: bytes) -> OnnxGraph:
+        try:
+            session = ort.InferenceSession(artifact, self._options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own unrelated exception types
+            raise BundleError(
+                f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
+                graph=graph.name,
+            ) from error
+        return OnnxGraph(graph, session)
+
+    def read_state(self, state: State) -> Arrays:
+        return {name: value.numpy() for name, value in state.items()}
+
+    def write_state(self, arrays: Mapping[str, Array]) -> State:
+        return {name: ort.OrtValue.ortvalue_from_numpy(array, _DEVICE) for name, array in arrays.items()}
+
+
+class OnnxGraph:
+    """One session and its manifest entry."""
+
+    def __init__(self, graph: Graph, session: Any) -> None:
+        self._graph = graph
+        self._session = session
+        found = {port.name for port in session.get_inputs()}, {port.name for port in session.get_outputs()}
+        expected = {port.name for port in graph.inputs}, {port.name for port in graph.outputs}
+        if found != expected:
+            wrong = sorted((found[0] ^ expected[0]) | (found[1] ^ expected[1]))
+            raise BundleError(
+                f"graph {graph.name!r} and its manifest disagree on ports {wrong[:5]}; export it again"
+            )
+
+    def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
+        binding = self._session.io_binding()
+        for port in self._graph.inputs:
+            if port.role == "state":
+                binding.bind_ortvalue_input(port.name, state[port.name])
+            else:
+                binding.bind_cpu_input(port.name, np.ascontiguousarray(feeds[port.name]))
+        for port in self._graph.outputs:
+            binding.bind_output(port.name, _DEVICE)
+        self._session.run_with_iobinding(binding)
+        values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
+        kept = {port.name: values.pop(port.name) for port in self._graph.outputs_of("state")}
+        return Outputs(kept, {name: value.numpy() for name, value in values.items()})

@@ -1,0 +1,160 @@
+"""Fetching blobs: subscribe to the chunks that are missing, a window at a time, check each, keep it on disk."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from device_runtime.store import Store
+from edgefl.wire.blobs import BlobRef, verified
+from edgefl.wire.errors import BundleError, RoundAborted
+from edgefl.wire.limits import Limits
+from edgefl.wire.topics import Topics
+
+
+class Subscriber(Protocol):
+    """The part of a broker session that fetching needs."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    def subscribe(self, topics: Sequence[str], qos: int = 1, *, standing: bool = True) -> None: ...
+
+    def unsubscribe(self, topics: Sequence[str]) -> None: ...
+
+
+@dataclass
+class _Window:
+    """Chunks still to ask for, chunks asked for, and bad answers per chunk."""
+
+    waiting: list[tuple[BlobRef, int]]
+    asked: dict[str, tuple[BlobRef, int]] = field(default_factory=dict)
+    bad: dict[str, int] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+
+
+_POKE = ("", b"")
+_SILENCE = ("", b"silence")
+
+
+class Fetcher:
+    """Brings blobs from the broker into the store. ``deliver`` is called by whoever reads the session's inbox."""
+
+    def __init__(
+        self, session: Subscriber, topics: Topics, store: Store, limits: Limits, aborted: Callable[[], bool]
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._store = store
+        self._limits = limits
+        self._aborted = aborted
+        self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self.received_bytes = 0
+        self.fetches = 0
+
+    def deliver(self, topic: str, payload: bytes) -> None:
+        """A message on a blob topic arrived."""
+        self._arrived.put((topic, payload))
+
+    def poke(self) -> None:
+        """The connection came back: what was asked for must be asked for again."""
+        self._arrived.put(_POKE)
+
+    def get(self, ref: BlobRef) -> bytes:
+        """The blob ``ref``, from the store or the broker."""
+        return self.get_all([ref])[0]
+
+    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
+        """The blobs ``refs``, whole and checked. BundleError if the broker keeps giving wrong or no bytes."""
+        for ref in refs:
+            ref.check(self._limits.max_blob_bytes)
+        for _ in range(self._limits.fetch_retries):
+            missing = [(ref, index) for ref in refs for index in self._store.missing_chunks(ref)]
+            if missing:
+                self._store.make_room(list(refs))
+                self._collect(_Window(waiting=missing))
+            try:
+                return [verified(ref, self._store.blob(ref)) for ref in refs]
+            except BundleError:
+                for ref in refs:
+                    self._drop_if_damaged(ref)
+        raise BundleError(f"blob {refs[0].sha256[:12]} is damaged on every attempt; it is refused")
+
+    def _drop_if_damaged(self, ref: BlobRef) -> None:
+        try:
+            verified(ref, self._store.blob(ref))
+        except BundleError:
+            self._store.drop_blob(ref)
+
+    def _collect(self, window: _Window) -> None:
+        self.fetches += 1
+        silences = 0
+        try:
+            while window.waiting or window.asked:
+                self._ask(window)
+                topic, payload = self._next()
+                if topic:
+                    self._take(window, topic, payload)
+                    silences = 0
+                    continue
+                self._session.subscribe(list(window.asked), qos=0, standing=False)
+                silences += self._session.connected and payload == _SILENCE[1]
+                if silences > self._limits.fetch_retries:
+                    ref, index = next(iter(window.asked.values()))
+                    raise BundleError(
+                        f"chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
+                        f"{self._limits.fetch_timeout_s:g} s; is the server up?"
+                    )
+        finally:
+            self._session.unsubscribe([*window.asked, *window.finished])
+
+    def _ask(self, window: _Window) -> None:
+        """Fill the window once half of it is free; leave the topics that are done."""
+        if len(window.asked) > self._limits.fetch_window // 2 or not window.waiting:
+            return
+        fresh: list[str] = []
+        while window.waiting and len(window.asked) < self._limits.fetch_window:
+            ref, index = window.waiting.pop(0)
+            topic = self._topics.blob_chunk(ref.sha256, index)
+            window.asked[topic] = (ref, index)
+            fresh.append(topic)
+        self._session.unsubscribe(window.finished)
+        window.finished.clear()
+        self._session.subscribe(fresh, qos=0, standing=False)
+
+    def _take(self, window: _Window, topic: str, payload: bytes) -> None:
+        if topic not in window.asked or not payload:
+            return
+        ref, index = window.asked[topic]
+        self.received_bytes += len(payload)
+        if not ref.accepts(index, payload):
+            self._refuse(window, topic, ref, index)
+            return
+        self._store.put_chunk(ref, index, payload)
+        del window.asked[topic]
+        window.finished.append(topic)
+
+    def _refuse(self, window: _Window, topic: str, ref: BlobRef, index: int) -> None:
+        window.bad[topic] = window.bad.get(topic, 0) + 1
+        if window.bad[topic] >= self._limits.fetch_retries:
+            raise BundleError(
+                f"chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; it is refused",
+                sha256=ref.sha256,
+                index=index,
+            )
+        self._session.unsubscribe([topic])
+        self._session.subscribe([topic], qos=0, standing=False)
+
+    def _next(self) -> tuple[str, bytes]:
+        deadline = time.monotonic() + self._limits.fetch_timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if self._aborted():
+                raise RoundAborted("the round ended while its blobs were fetched")
+            try:
+                return self._arrived.get(timeout=min(left, 0.25))
+            except queue.Empty:
+                continue
+        return _SILENCE

@@ -1,0 +1,50 @@
+"""The round a device works on, as it is kept in the store."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.messages import Round, Task
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A task together with what the round's announcement says about its tier: enough to start, or to start again."""
+
+    run: str
+    round: int
+    tier: str
+    seed: int
+    nonce: str
+    samples: int
+    model_version: str
+    bundle: BlobRef
+    units: dict[str, BlobRef]
+    hyper: dict[str, float]
+
+    @classmethod
+    def of(cls, task: Task, announced: Round) -> Job | None:
+        """The job of a task, or None while the announcement is of another round or does not offer the tier."""
+        same = (task.run, task.round) == (announced.run, announced.round)
+        if not same or announced.state != "open" or task.tier not in announced.bundles:
+            return None
+        return cls(
+            run=task.run,
+            round=task.round,
+            tier=task.tier,
+            seed=task.seed,
+            nonce=task.nonce,
+            samples=task.samples,
+            model_version=announced.model_version,
+            bundle=announced.bundles[task.tier],
+            units=announced.units,
+            hyper=announced.hyper,
+        )
+
+
+def encode(job: Job) -> bytes:
+    return msgspec.msgpack.encode(job)
+
+
+def decode(data: bytes) -> Job:
+    return msgspec.msgpack.decode(data, type=Job)

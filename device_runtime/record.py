@@ -1,0 +1,106 @@
+"""Recorded boundary activations: a memory-mapped file, one row per local sample, tagged with its model version."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import numpy as np
+
+from edgefl.wire.errors import StaleRecordError
+from edgefl.wire.tensors import Array
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    version: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Record:
+    """Rows of shape ``shape[1:]`` on disk. Pages are given back after each access, so the record costs no memory."""
+
+    def __init__(self, path: Path, meta: _Meta) -> None:
+        self.path = path
+        self._meta = meta
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._rows: Array = np.frombuffer(self._map, dtype=meta.dtype).reshape(meta.shape)
+
+    @classmethod
+    def create(cls, path: Path, shape: tuple[int, ...], dtype: str, version: str) -> Record:
+        """An empty record; it counts as written only after :meth:`seal`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _meta_path(path).unlink(missing_ok=True)
+        with path.open("wb") as file:
+            file.truncate(max(1, int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))))
+        return cls(path, _Meta(version, shape, dtype))
+
+    @classmethod
+    def reopen(cls, path: Path, version: str) -> Record:
+        """The sealed record at ``path``; StaleRecordError if it belongs to another model version or is not whole."""
+        try:
+            meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_Meta)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StaleRecordError(
+                f"there is no whole record at {path.name}; run the forward pass again"
+            ) from error
+        record = cls(path, meta)
+        record.check(version)
+        return record
+
+    def check(self, version: str) -> None:
+        if self._meta.version != version:
+            raise StaleRecordError(
+                f"the record belongs to model version {self._meta.version[:12]}, the round trains {version[:12]}: "
+                "the frozen units have changed, run the forward pass again",
+                recorded=self._meta.version,
+                wanted=version,
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._meta.shape
+
+    def write(self, start: int, rows: Array) -> None:
+        self._rows[start : start + len(rows)] = rows
+        self._release()
+
+    def seal(self) -> None:
+        """Flush the rows, then the tag that makes them valid."""
+        self._map.flush()
+        _meta_path(self.path).write_bytes(msgspec.msgpack.encode(self._meta))
+
+    def rows(self, indices: Array, version: str) -> Array:
+        """Copies of the rows at ``indices``, if the record is of model ``version``."""
+        self.check(version)
+        picked: Array = self._rows[indices]
+        self._release()
+        return picked
+
+    def _release(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+        _meta_path(self.path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._rows = np.empty(0)
+        self._map.close()
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _meta_path(path: Path) -> Path:
+    return path.with_suffix(".meta")

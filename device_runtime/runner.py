@@ -1,0 +1,171 @@
+"""One round on the device, for any manifest.
+
+::
+
+    prefix: per chunk fetch its units, run forward over the local data, write the record, drop the units
+    weights of the suffix, carry -> start -> state
+    per phase, per step: state, batch, noise, hyper -> state, metrics
+    state -> finish -> update, carry
+
+The runner knows graphs, roles and ports, and no method by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_runtime import data as local_data
+from device_runtime.data import Batches, FittedData
+from device_runtime.engine.base import Engine, LoadedGraph, State
+from device_runtime.forward import MultiStepForward, record_tag
+from device_runtime.graphs import Blobs, Graphs, Memory, Settings, Step, check_port, labelled
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from device_runtime.record import Record
+from device_runtime.store import Checkpoint
+from edgefl.wire import tensors
+from edgefl.wire.errors import BundleError
+from edgefl.wire.manifest import Graph, Manifest, Port
+from edgefl.wire.tensors import Array, Arrays
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round produced. ``metrics`` are means over the local steps."""
+
+    update: Arrays
+    carry: Arrays
+    metrics: dict[str, float]
+    samples: int
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What every step of a round reads."""
+
+    job: Job
+    data: FittedData
+    record: Record | None
+    batches: Batches
+    hyper: Mapping[str, float]
+
+
+class RoundRunner:
+    """Runs one :class:`Job`. Killed and run again with the same memory, it goes on where it was."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        manifest: Manifest,
+        blobs: Blobs,
+        memory: Memory,
+        profiler: Profiler,
+        settings: Settings,
+    ) -> None:
+        self._engine = engine
+        self._manifest = manifest
+        self._memory = memory
+        self._profiler = profiler
+        self._settings = settings
+        self._graphs = Graphs(engine, manifest, blobs, profiler)
+        self._forward = MultiStepForward(self._graphs, manifest, profiler, settings)
+
+    @property
+    def graphs(self) -> Graphs:
+        """The graphs and weights in use; its ``residency`` tells what was ever in memory."""
+        return self._graphs
+
+    def run(self, job: Job, data: FittedData, carry: Arrays) -> RoundResult:
+        """The whole round. RoundAborted if it ended meanwhile; BundleError if graphs, blobs and ports disagree."""
+        data = data.first(job.samples)
+        record = self._forward.record(job, data) if self._manifest.prefix else None
+        batches = Batches(job.seed, len(data), self._manifest.batch)
+        current = _Round(job, data, record, batches, {**self._manifest.hyper, **job.hyper})
+        try:
+            state, sums = self._train(current, carry)
+        finally:
+            if record is not None:
+                record.close()
+        outputs = self._graphs.load(self._manifest.finish).run({}, state).arrays
+        if record is not None:
+            record.delete()
+        steps = max(1, self._manifest.steps)
+        return RoundResult(
+            update=labelled(outputs, "update"),
+            carry=labelled(outputs, "carry"),
+            metrics={name: total / steps for name, total in sums.items()},
+            samples=len(data),
+        )
+
+    def _train(self, current: _Round, carry: Arrays) -> tuple[State, dict[str, float]]:
+        saved = self._memory.checkpoint(current.job.nonce)
+        if saved is None:
+            state, done, sums = self._start(current.job, carry), 0, {}
+        else:
+            state = self._engine.write_state(tensors.load(saved.tensors))
+            done, sums = saved.step, dict(saved.sums)
+        position = 0
+        for phase in self._manifest.phases:
+            if position + phase.steps > done:
+                graph = self._graphs.load(phase.graph)
+                for step in range(max(position, done), position + phase.steps):
+                    state = self._step(current, phase.graph, graph, state, step, sums)
+                    self._keep(current.job, state, step + 1, sums)
+                del graph
+            position += phase.steps
+        return state, sums
+
+    def _start(self, job: Job, carry: Arrays) -> State:
+        spec = self._manifest.graph(self._manifest.start)
+        feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(job, self._manifest.suffix))
+        for port in spec.inputs_of("carry"):
+            feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
+        return self._graphs.load(spec.name).run(feeds, {}).state
+
+    def _step(
+        self, current: _Round, name: str, graph: LoadedGraph, state: State, step: int, sums: dict[str, float]
+    ) -> State:
+        self._settings.check_aborted()
+        feeds = self._feeds(current, self._manifest.graph(name), step)
+        with self._profiler.timed("step"):
+            outputs = graph.run(feeds, state)
+        for metric, value in labelled(outputs.arrays, "metric").items():
+            sums[metric] = sums.get(metric, 0.0) + float(value)
+        mean_loss = sums.get("loss", float("nan")) / (step + 1)
+        last_ms = self._profiler.last_ms("step")
+        self._settings.watch(Step("train", step + 1, self._manifest.steps, mean_loss, last_ms))
+        return {**state, **outputs.state}
+
+    def _feeds(self, current: _Round, spec: Graph, step: int) -> Arrays:
+        """Batches, hyper-parameters and noise of one step."""
+        feeds: Arrays = {}
+        for port in spec.inputs_of("batch"):
+            feeds[port.name] = _batch(current, port, step)
+            check_port(port, feeds[port.name])
+        for port in spec.inputs_of("hyper"):
+            if port.label not in current.hyper:
+                raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")
+            feeds[port.name] = np.full(port.shape, current.hyper[port.label], port.dtype)
+        for number, port in enumerate(spec.inputs_of("noise")):
+            feeds[port.name] = local_data.noise(current.job.seed, step, number, port.shape, port.dtype)
+        return feeds
+
+    def _keep(self, job: Job, state: State, step: int, sums: dict[str, float]) -> None:
+        if step % self._settings.checkpoint_steps == 0 or step == self._manifest.steps:
+            saved = Checkpoint(step, tensors.dump(self._engine.read_state(state)), dict(sums))
+            self._memory.save_checkpoint(job.nonce, saved)
+
+
+def _batch(current: _Round, port: Port, step: int) -> Array:
+    """``batch.<stream>.x`` or ``.y``: features come from the record where there is a frozen prefix."""
+    stream, _, part = port.label.partition(".")
+    indices = current.batches.indices(int(stream), step)
+    if part == "y":
+        return current.data.labels(indices)
+    if current.record is not None:
+        return current.record.rows(indices, record_tag(current.job))
+    return current.data.rows(indices)

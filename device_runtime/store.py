@@ -1,0 +1,240 @@
+"""The device's store: one SQLite file with blobs, the open job, its checkpoint, the outbox, carry and history.
+
+Everything a killed agent needs to go on is here; each method is one transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import StoreError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, used_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks(
+  sha256 TEXT NOT NULL REFERENCES blobs ON DELETE CASCADE, idx INTEGER NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY(sha256, idx));
+CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS checkpoint(
+  one INTEGER PRIMARY KEY CHECK(one = 1), nonce TEXT NOT NULL, step INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS carry(name TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
+"""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """Training state after ``step`` local steps; ``tensors`` is safetensors bytes, ``sums`` running metric sums."""
+
+    step: int
+    tensors: bytes
+    sums: dict[str, float]
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """An update that waits for the server's word. ``data`` is an encoded Update."""
+
+    run: str
+    round: int
+    nonce: str
+    data: bytes
+
+
+class PastRound(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the device's history."""
+
+    run: str
+    round: int
+    tier: str
+    nonce: str
+    outcome: str
+    reason: str = ""
+    loss: float = float("nan")
+    step_ms: float = 0.0
+    peak_bytes: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+
+class Store:
+    """One agent's memory on disk. Thread-safe."""
+
+    def __init__(self, folder: Path, *, limit_bytes: int, history_rounds: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._limit = limit_bytes
+        self._history_rounds = history_rounds
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(folder / "store.sqlite3", check_same_thread=False, timeout=30)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA foreign_keys=ON")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"{folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
+            ) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction; ``durable`` waits for the disk, so that it survives a power cut too."""
+        with self._lock:
+            if durable:
+                self._db.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._db:
+                    yield self._db
+            except sqlite3.OperationalError as error:
+                raise StoreError(
+                    f"the store in {self.folder} cannot be written: {error}; free some space"
+                ) from error
+            finally:
+                if durable:
+                    self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def _one(self, query: str, *values: object) -> bytes | None:
+        with self._lock:
+            row = self._db.execute(query, values).fetchone()
+        return _as_bytes(row[0]) if row else None
+
+    # -- blobs -----------------------------------------------------------------------------------------------
+
+    def missing_chunks(self, ref: BlobRef) -> list[int]:
+        """Indices of the chunks of ``ref`` that are not here yet."""
+        with self._lock:
+            rows = self._db.execute("SELECT idx FROM chunks WHERE sha256 = ?", (ref.sha256,)).fetchall()
+        here = {row[0] for row in rows}
+        return [index for index in range(ref.count) if index not in here]
+
+    def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
+        """Keep one checked chunk; older blobs leave when the limit is reached."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO blobs VALUES(?, ?, ?)", (ref.sha256, ref.size, time.time()))
+            db.execute("INSERT OR REPLACE INTO chunks VALUES(?, ?, ?)", (ref.sha256, index, data))
+
+    def make_room(self, needed: list[BlobRef]) -> None:
+        """Drop the least recently used blobs until ``needed`` fit; StoreError if they never can."""
+        keep = {ref.sha256: ref.size for ref in needed}
+        if sum(keep.values()) > self._limit:
+            raise StoreError(
+                f"this round needs {sum(keep.values())} bytes of blobs, the store may hold {self._limit}: "
+                "raise limits.store_bytes or ask for a smaller tier",
+                needed=sum(keep.values()),
+                limit=self._limit,
+            )
+        with self._transaction() as db:
+            rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
+            others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
+            used = sum(size for _, size in others) + sum(keep.values())
+            for sha256, size in others:
+                if used <= self._limit:
+                    break
+                db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
+                used -= size
+            db.executemany(
+                "UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(time.time(), name) for name in keep]
+            )
+
+    def blob(self, ref: BlobRef) -> bytes:
+        """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)
+            ).fetchall()
+        return b"".join(row[0] for row in rows)
+
+    def drop_blob(self, ref: BlobRef) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM blobs WHERE sha256 = ?", (ref.sha256,))
+
+    # -- the open round --------------------------------------------------------------------------------------
+
+    def open_job(self, data: bytes) -> None:
+        """Remember the round that is being worked on, before any work; its checkpoint starts empty."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
+
+    def job(self) -> bytes | None:
+        return self._one("SELECT data FROM job")
+
+    def close_job(self) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM job")
+            db.execute("DELETE FROM checkpoint")
+
+    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO checkpoint VALUES(1, ?, ?, ?)",
+                (nonce, checkpoint.step, msgspec.msgpack.encode(checkpoint)),
+            )
+
+    def checkpoint(self, nonce: str) -> Checkpoint | None:
+        data = self._one("SELECT data FROM checkpoint WHERE nonce = ?", nonce)
+        return msgspec.msgpack.decode(data, type=Checkpoint) if data else None
+
+    # -- outbox ----------------------------------------------------------------------------------------------
+
+    def finish_job(self, outgoing: Outgoing, carry: bytes | None, carry_name: str) -> None:
+        """Move a computed update into the outbox and end its job, in one durable step: it is never lost."""
+        with self._transaction(durable=True) as db:
+            row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
+            db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
+            if carry is not None:
+                db.execute("INSERT OR REPLACE INTO carry VALUES(?, ?)", (carry_name, carry))
+            db.execute("DELETE FROM job")
+            db.execute("DELETE FROM checkpoint")
+
+    def outgoing(self) -> Outgoing | None:
+        """The oldest update that waits."""
+        data = self._one("SELECT data FROM outbox ORDER BY rowid LIMIT 1")
+        return msgspec.msgpack.decode(data, type=Outgoing) if data else None
+
+    def waits(self, nonce: str) -> bool:
+        """Whether the update of this task was computed and waits for the server."""
+        return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None
+
+    def settle(self, past: PastRound) -> None:
+        """The server has spoken: the update leaves the outbox and enters the history, in one step."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
+            db.execute(
+                "INSERT OR REPLACE INTO history VALUES(?, ?, ?)",
+                (past.nonce, time.time(), msgspec.msgpack.encode(past)),
+            )
+            db.execute(
+                "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
+                (self._history_rounds,),
+            )
+
+    def carry(self, name: str) -> bytes | None:
+        return self._one("SELECT data FROM carry WHERE name = ?", name)
+
+    # -- history ---------------------------------------------------------------------------------------------
+
+    def history(self) -> list[PastRound]:
+        """Past rounds, oldest first."""
+        with self._lock:
+            rows = self._db.execute("SELECT data FROM history ORDER BY finished_at").fetchall()
+        return [msgspec.msgpack.decode(row[0], type=PastRound) for row in rows]
+
+    def past(self, nonce: str) -> PastRound | None:
+        data = self._one("SELECT data FROM history WHERE nonce = ?", nonce)
+        return msgspec.msgpack.decode(data, type=PastRound) if data else None
+
+
+def _as_bytes(value: object) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]

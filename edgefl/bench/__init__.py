@@ -1,0 +1,1 @@
+"""Benchmarks: speed, memory and size, each measured on real processes and printed with the machine it ran on."""

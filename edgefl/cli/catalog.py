@@ -1,0 +1,170 @@
+"""``edgefl ls``, ``edgefl inspect`` and ``edgefl validate``: look at what there is before running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from edgefl.cli.output import console, mebibytes, print_json, print_table
+
+if TYPE_CHECKING:
+    from edgefl.wire.bundle import Bundle
+
+_LS = """
+List what edgefl knows.
+
+Examples:
+
+  edgefl ls models
+
+  edgefl ls submodels --json
+"""
+_INSPECT = """
+Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
+
+Examples:
+
+  edgefl inspect bundles/weak.efl
+
+  edgefl inspect bundles/weak.efl --json
+"""
+_VALIDATE = """
+Check a federation file and list every problem in it.
+
+Examples:
+
+  edgefl validate federation.toml
+
+  edgefl validate --template > federation.toml
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ls", help=_LS)(ls)
+    app.command("inspect", help=_INSPECT)(inspect)
+    app.command("validate", help=_VALIDATE)(validate)
+
+
+def ls(
+    what: Annotated[Literal["models", "submodels", "programs", "codecs"], typer.Argument(help="what to list")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+) -> None:
+    rows = {"models": _models, "submodels": _submodels, "programs": _programs, "codecs": _codecs}[what]()
+    if as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        print_table(what, rows)
+
+
+def _models() -> list[dict[str, Any]]:
+    from edgefl.models.zoo import MODELS, build
+
+    rows = []
+    for name in MODELS:
+        spec = build(name)
+        parameters = sum(parameter.numel() for parameter in spec.module.parameters())
+        rows.append(
+            {"name": name, "parameters": parameters, "input": list(spec.sample.shape), "units": list(spec.units)}
+        )
+    return rows
+
+
+def _submodels() -> list[dict[str, Any]]:
+    from edgefl.models.zoo import build
+    from edgefl.submodels import accounting
+    from edgefl.submodels.output_side import TIERS
+
+    rows = []
+    for model, tiers in TIERS.items():
+        spec = build(model)
+        for tier, preset in tiers.items():
+            submodel = preset.of(spec)
+            cost = accounting.tier(submodel)
+            rows.append(
+                {
+                    "kind": "output_side",
+                    "model": model,
+                    "tier": tier,
+                    "cut": preset.cut,
+                    "chunks": len(submodel.prefix),
+                    "parameters": cost.p,
+                    "activations": cost.a,
+                    "capacity": round(accounting.capacity(submodel), 4),
+                }
+            )
+    return rows
+
+
+def _programs() -> list[dict[str, Any]]:
+    from edgefl.programs.catalog import PROGRAMS
+
+    return [{"name": name, "what": (factory.__doc__ or "").strip().splitlines()[0]} for name, factory in PROGRAMS.items()]
+
+
+def _codecs() -> list[dict[str, Any]]:
+    return [{"name": "dense", "what": "float32 tensors of the trained units, safetensors"}]
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
+    as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
+) -> None:
+    from edgefl.wire import bundle as bundles
+
+    bundle = bundles.read(path)
+    if as_json:
+        print_json({"digest": bundle.ref(1 << 30).sha256, "manifest": bundle.manifest})
+    else:
+        _show(bundle)
+
+
+def _show(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    console.print(f"[bold]{manifest.model}[/] · tier {manifest.tier} · program {manifest.program}")
+    console.print(f"digest      {bundle.ref(1 << 30).sha256}")
+    console.print(f"parameters  {manifest.parameters:,} trained")
+    console.print(f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes")
+    for number, chunk in enumerate(manifest.prefix, 1):
+        console.print(f"forward {number}   {', '.join(chunk.units)}")
+    phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
+    console.print(f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})")
+    rows = [
+        {
+            "graph": graph.name,
+            "format": graph.format,
+            "size": mebibytes(graph.blob.size),
+            "inputs": _ports(graph.inputs),
+            "outputs": _ports(graph.outputs),
+        }
+        for graph in manifest.graphs
+    ]
+    print_table("graphs", rows)
+
+
+def _ports(ports: Any) -> str:
+    counts: dict[str, int] = {}
+    for port in ports:
+        counts[port.role] = counts.get(port.role, 0) + 1
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def validate(
+    path: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="federation file (TOML)")] = None,
+    template: Annotated[bool, typer.Option(help="print a file with every key, its default and its meaning")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the complete configuration as JSON")] = False,
+) -> None:
+    from edgefl import config
+
+    if template:
+        typer.echo(config.document(), nl=False)
+        return
+    if path is None:
+        raise typer.BadParameter("give a federation file, or --template")
+    loaded = config.load(path)
+    if as_json:
+        print_json(loaded.model_dump())
+    else:
+        typer.echo(f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(loaded.tiers)}")

@@ -1,0 +1,97 @@
+"""``edgefl device``: run a device agent. Never imports torch."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from edgefl.cli.output import print_json
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.session import Address
+from edgefl.wire.topics import checked_name
+
+_EXAMPLES = """
+Run a device agent: take tasks, train on local data, send updates. Needs no torch.
+
+Examples:
+
+  edgefl device --id phone-7 --broker localhost:1883 --data my-data.npz
+
+  edgefl device --id pi-3 --broker broker.lan --data /data/images --memory 256MiB --threads 4
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("device", help=_EXAMPLES)(device)
+
+
+def device(
+    device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
+    data: Annotated[Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")],
+    broker: Annotated[str, typer.Option(help="host:port of the MQTT broker")] = "localhost:1883",
+    federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
+    store: Annotated[Path | None, typer.Option(help="folder for the device's store")] = None,
+    tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
+    memory: Annotated[str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")] = "",
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
+    until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
+    limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
+    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
+) -> None:
+    from device_runtime.agent import Agent, AgentConfig, AgentEvent
+    from device_runtime.engine.onnx import OnnxEngine
+
+    def report(event: AgentEvent) -> None:
+        if as_json:
+            print_json(event)
+        else:
+            typer.echo(f"{event.event:<9} {event.text}")
+
+    config = AgentConfig(
+        federation=checked_name("federation", federation),
+        device=checked_name("device", device_id),
+        broker=_address(broker, ca_file),
+        data=data,
+        folder=store or Path.home() / ".edgefl" / device_id,
+        tier=tier,
+        memory_bytes=parse_bytes(memory) if memory else 0,
+        until_done=until_done,
+        limits=parse_limits(limit or []),
+    )
+    agent = Agent(config, OnnxEngine(threads), report)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    agent.run()
+
+
+def _address(text: str, ca_file: str) -> Address:
+    parsed = Address.parse(text)
+    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+
+
+def parse_limits(entries: list[str]) -> Limits:
+    """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
+    pairs = dict(entry.partition("=")[::2] for entry in entries)
+    try:
+        return msgspec.convert(pairs, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """``64MiB`` -> 67108864."""
+    digits = text.rstrip("BbKkMmGgIi ")
+    unit = text[len(digits) :].strip().upper()
+    try:
+        return int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{text!r} is not a size; write 512KiB, 64MiB or 1GB") from error

@@ -1,0 +1,46 @@
+"""How commands speak: tables for people, JSON lines for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line of standard output, at once."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Rows with equal keys as a table."""
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(*(human(value) for value in row.values()))
+    console.print(table)
+
+
+def human(value: Any) -> str:
+    """Numbers as people write them."""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(human(item) for item in value)
+    return str(value)
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"

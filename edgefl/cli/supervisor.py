@@ -1,0 +1,127 @@
+"""Child processes that are started again when they are killed, and looked after until the run ends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from edgefl.wire.errors import EdgeflError
+
+_RESTARTS = 20
+_PAUSE_S = 0.3
+
+
+@dataclass
+class Child:
+    """One supervised process. Its standard output goes line by line to the supervisor, its errors to a log file."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+    done: bool = False
+    started_at: float = field(default=0.0)
+
+
+class Supervisor:
+    """Starts children, restarts those that died of a signal or a crash, and writes their pids to ``processes.json``.
+
+    A child that exits with 0 is done. A child that exits with the code of an expected error (bad configuration, bad
+    data, port in use) ends the run: starting it again would not help.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._children: dict[str, Child] = {}
+        self.lines: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """Start ``python -m edgefl <arguments>`` as ``name``."""
+        command = [sys.executable, "-m", "edgefl", *arguments]
+        child = Child(name, command, self._folder / "logs" / f"{name}.log")
+        self._children[name] = child
+        self._spawn(child)
+
+    def _spawn(self, child: Child) -> None:
+        with child.log.open("ab") as log:
+            child.process = subprocess.Popen(
+                child.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=self._environment
+            )
+        child.started_at = time.monotonic()
+        threading.Thread(target=self._read, args=(child, child.process), daemon=True).start()
+        self._write_pids()
+
+    def _read(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.put((child.name, line))
+
+    def _write_pids(self) -> None:
+        pids = {name: child.process.pid for name, child in self._children.items() if child.process and not child.done}
+        partial = self._folder / "processes.json.partial"
+        partial.write_bytes(msgspec.json.encode(pids))
+        partial.replace(self._folder / "processes.json")
+
+    def check(self) -> list[str]:
+        """Look after all children once; names of those that were started again. Raises if one cannot go on."""
+        restarted = []
+        for child in self._children.values():
+            if child.done or child.process is None or (code := child.process.poll()) is None:
+                continue
+            if code == 0:
+                child.done = True
+                self._write_pids()
+                continue
+            if code in _EXPECTED or child.restarts >= _RESTARTS:
+                raise EdgeflError(f"{child.name} stopped with code {code}: {_last_line(child.log)} (see {child.log})")
+            child.restarts += 1
+            if time.monotonic() - child.started_at < 1.0:
+                time.sleep(_PAUSE_S)
+            self._spawn(child)
+            restarted.append(child.name)
+        return restarted
+
+    def is_done(self, name: str) -> bool:
+        return self._children[name].done
+
+    def wait(self, names: Sequence[str], timeout_s: float) -> None:
+        """Give children time to finish by themselves."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not all(self.is_done(name) for name in names):
+            self.check()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End what still runs: politely, then for good."""
+        running = [child.process for child in self._children.values() if child.process and child.process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5.0
+        for process in running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        (self._folder / "processes.json").unlink(missing_ok=True)
+
+
+_EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,87 @@
+"""A labelled image dataset as integers, and the files that devices read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.wire.errors import DataError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats a model reads. Labels are int64, (n,).
+
+    ``name`` says exactly which data these are, for results and logs.
+    """
+
+    name: str
+    train_x: Array
+    train_y: Array
+    test_x: Array
+    test_y: Array
+    scale: float
+    shift: float
+    classes: int
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if x.ndim != 4 or x.dtype != np.uint8 or y.shape != (len(x),) or y.dtype != np.int64:
+                raise DataError(
+                    f"{self.name}, {part}: expected images uint8 (n, C, H, W) and labels int64 (n,), found "
+                    f"{x.dtype} {x.shape} and {y.dtype} {y.shape}",
+                    part=part,
+                )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) of one image."""
+        return tuple(self.train_x.shape[1:])
+
+    def floats(self, x: Array) -> Array:
+        """Images as float32, normalised: ``x * scale + shift``."""
+        floats = x.astype(np.float32)
+        floats *= self.scale
+        floats += self.shift
+        return floats
+
+    def limited(self, train: int = 0, test: int = 0, seed: int = 0) -> Dataset:
+        """At most ``train`` and ``test`` samples, drawn by ``seed`` (0: all of them); the name says so."""
+        rng = np.random.default_rng(seed)
+        rows, held_out = _some(rng, len(self.train_y), train), _some(rng, len(self.test_y), test)
+        if len(rows) == len(self.train_y) and len(held_out) == len(self.test_y):
+            return self
+        return replace(
+            self,
+            name=f"{self.name}, {len(rows):,} train and {len(held_out):,} test samples",
+            train_x=self.train_x[rows],
+            train_y=self.train_y[rows],
+            test_x=self.test_x[held_out],
+            test_y=self.test_y[held_out],
+        )
+
+
+def _some(rng: np.random.Generator, available: int, wanted: int) -> Array:
+    if wanted == 0 or wanted >= available:
+        return np.arange(available)
+    return np.sort(rng.permutation(available)[:wanted])
+
+
+def write_client(path: Path, x: Array, y: Array) -> None:
+    """Write a device's file: npz with ``x`` (n, ...) and ``y`` (n,) int64; whole or not at all."""
+    if len(x) != len(y) or len(y) == 0:
+        raise DataError(
+            f"{path}: a device needs as many samples as labels and at least one, found {len(x)}, {len(y)}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        np.savez(file, x=x, y=y.astype(np.int64))
+    os.replace(partial, path)

@@ -1,0 +1,143 @@
+"""Datasets by name: where they are looked for, and what stands in when they are nowhere.
+
+``load("auto")`` needs no network: Fashion-MNIST where its files are found (or may be downloaded), else the
+handwritten digits that ship inside scikit-learn.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.data import idx
+from edgefl.data.dataset import Dataset
+from edgefl.data.idx import FASHION_MNIST, MNIST, IdxSource, Progress
+from edgefl.wire.errors import DataError
+
+NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "digits")
+_IDX: Mapping[str, IdxSource] = {"fashion_mnist": FASHION_MNIST, "mnist": MNIST}
+_CIFAR_SUBSET = "exact_subset_4k_1k.npz"
+_DIGITS_TRAIN = 1437
+
+
+def load(
+    name: str = "auto",
+    directory: Path | None = None,
+    *,
+    download: bool = False,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The dataset ``name`` (one of :data:`NAMES`).
+
+    Files are looked for in ``directory`` if it is given; else in the folder that the environment variable
+    EDGEFL_DATA names, in ``../shared/data`` beside the repository, and in the download folder
+    ``~/.cache/edgefl``. Raises DataError when they are nowhere, or damaged.
+    """
+    if name == "auto":
+        return _auto(directory, download=download, progress=progress)
+    if name == "digits":
+        return digits()
+    if name == "cifar10":
+        return _cifar10(places(directory))
+    if name not in _IDX:
+        raise DataError(f"no dataset {name!r}; there are: {', '.join(NAMES)}", name=name)
+    return _idx(_IDX[name], directory, download=download, progress=progress)
+
+
+def places(directory: Path | None) -> tuple[Path, ...]:
+    """The folders that are searched, in order."""
+    if directory is not None:
+        return (directory,)
+    named = os.environ.get("EDGEFL_DATA")
+    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+    return (*((Path(named),) if named else ()), beside, download_folder())
+
+
+def download_folder() -> Path:
+    """Where downloads are kept between runs: ``edgefl`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgefl"
+
+
+def _auto(directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
+    try:
+        return _idx(FASHION_MNIST, directory, download=download, progress=progress)
+    except DataError as error:
+        # A folder that somebody named and that does not hold the data is a mistake, not a reason for other data.
+        if directory is not None:
+            raise
+        if download:
+            print(f"{error.message}. Using scikit-learn's digits instead.", file=sys.stderr)
+        return digits()
+
+
+def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
+    for place in places(directory):
+        if files := idx.find(source, place):
+            return idx.read(source, files)
+    if not download:
+        searched = ", ".join(str(place) for place in places(directory))
+        raise DataError(
+            f"{source.name} was not found in {searched}: name the folder of its four idx files with --data or "
+            "EDGEFL_DATA, or allow the download",
+            dataset=source.name,
+            searched=searched,
+        )
+    target = directory or download_folder()
+    idx.download(source, target, progress)
+    return idx.read(source, idx.find(source, target) or {})
+
+
+def _cifar10(folders: tuple[Path, ...]) -> Dataset:
+    for place in folders:
+        for path in (place / "cifar10" / _CIFAR_SUBSET, place / _CIFAR_SUBSET):
+            if path.is_file():
+                return _cifar10_subset(path)
+    searched = ", ".join(str(place) for place in folders)
+    raise DataError(f"CIFAR-10 needs {_CIFAR_SUBSET}, which is in none of {searched}", searched=searched)
+
+
+def _cifar10_subset(path: Path) -> Dataset:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            parts = {key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
+    train, test = len(parts["y_train"]), len(parts["y_test"])
+    # One mean and deviation for all channels: a manifest carries one scale and one shift.
+    mean, deviation = 0.4734, 0.2516
+    return Dataset(
+        name=f"CIFAR-10 (exact subset: first {train:,} train and {test:,} test images)",
+        train_x=np.ascontiguousarray(parts["x_train"].transpose(0, 3, 1, 2)),
+        train_y=parts["y_train"].astype(np.int64),
+        test_x=np.ascontiguousarray(parts["x_test"].transpose(0, 3, 1, 2)),
+        test_y=parts["y_test"].astype(np.int64),
+        scale=1.0 / (255.0 * deviation),
+        shift=-mean / deviation,
+        classes=10,
+    )
+
+
+def digits() -> Dataset:
+    """The 1,797 handwritten digits of scikit-learn, 8x8 with 17 grey levels; always the same 1,437 / 360 split."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = bunch.images.astype(np.uint8)[:, None]
+    y = bunch.target.astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(y))
+    train, test = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
+    mean, deviation = 4.884, 6.017
+    return Dataset(
+        name="scikit-learn digits (8x8)",
+        train_x=x[train],
+        train_y=y[train],
+        test_x=x[test],
+        test_y=y[test],
+        scale=1.0 / deviation,
+        shift=-mean / deviation,
+        classes=10,
+    )

@@ -1,0 +1,187 @@
+"""The idx files of the MNIST family: found in a folder, or downloaded and checked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.data.dataset import Array, Dataset
+from edgefl.wire.errors import DataError
+
+# (file, bytes so far, bytes in all or 0 if the server does not say)
+Progress = Callable[[str, int, int], None]
+
+PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class IdxSource:
+    """Where a dataset of the MNIST family comes from, and what its files must be."""
+
+    name: str
+    folder: str
+    urls: tuple[str, ...]
+    md5: Mapping[str, str]
+    # Mean and standard deviation of the training pixels, as fractions of 255.
+    mean: float
+    deviation: float
+    classes: int = 10
+
+
+FASHION_MNIST = IdxSource(
+    name="Fashion-MNIST",
+    folder="fashion_mnist",
+    urls=(
+        "https://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    ),
+    md5={
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+    mean=0.2860,
+    deviation=0.3530,
+)
+
+MNIST = IdxSource(
+    name="MNIST",
+    folder="mnist",
+    urls=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    md5={
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    mean=0.1307,
+    deviation=0.3081,
+)
+
+
+def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
+    """The four files in ``folder`` or ``folder/<dataset>``, gzipped or not, by official name; None if one lacks."""
+    # The dataset's own folder first: MNIST and Fashion-MNIST have the same file names.
+    for place in (folder / source.folder, folder):
+        found = {name: _either(place, name) for name in source.md5}
+        if all(found.values()):
+            return {name: path for name, path in found.items() if path is not None}
+    return None
+
+
+def _either(place: Path, name: str) -> Path | None:
+    return next((path for path in (place / name, place / name.removesuffix(".gz")) if path.is_file()), None)
+
+
+def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
+    """The dataset in these files; DataError if one is damaged or belongs to another dataset."""
+    for path in files.values():
+        _check_identity(source, path)
+    parts = {name: read_idx(path) for name, path in files.items()}
+    deviation = 255.0 * source.deviation
+    return Dataset(
+        name=source.name,
+        train_x=parts["train-images-idx3-ubyte.gz"][:, None],
+        train_y=parts["train-labels-idx1-ubyte.gz"].astype(np.int64),
+        test_x=parts["t10k-images-idx3-ubyte.gz"][:, None],
+        test_y=parts["t10k-labels-idx1-ubyte.gz"].astype(np.int64),
+        scale=1.0 / deviation,
+        shift=-source.mean / source.deviation,
+        classes=source.classes,
+    )
+
+
+def _check_identity(source: IdxSource, path: Path) -> None:
+    """MNIST and Fashion-MNIST share their file names; a gzipped official file tells them apart."""
+    if path.suffix != ".gz":
+        return
+    digest = _md5(path)
+    for other in (FASHION_MNIST, MNIST):
+        if other.name != source.name and other.md5.get(path.name) == digest:
+            raise DataError(f"{path} is a file of {other.name}, not of {source.name}", path=str(path))
+
+
+def read_idx(path: Path) -> Array:
+    """The uint8 array of an idx file, gzipped or not; DataError if it is no idx file or is cut short."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch it again", path=str(path)) from error
+    if len(data) < 4 or data[:3] != b"\0\0\x08":
+        raise DataError(f"{path} is not an idx file of bytes (magic {data[:4].hex()})", path=str(path))
+    header = 4 + 4 * data[3]
+    shape = tuple(np.frombuffer(data[4:header], ">u4").tolist())
+    if len(data) != header + int(np.prod(shape, dtype=np.int64)):
+        raise DataError(
+            f"{path} announces shape {shape} and holds {len(data) - header} bytes; fetch it again",
+            path=str(path),
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def download(
+    source: IdxSource, folder: Path, progress: Progress | None = None, timeout_s: float = 20.0
+) -> None:
+    """Fetch what ``folder/<dataset>`` lacks, each file checked by MD5 before it appears under its name.
+
+    Raises DataError, with what to do, when no address can be reached or a file is not the published one.
+    """
+    for name, md5 in source.md5.items():
+        target = folder / source.folder / name
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _fetch(source, target, md5, progress or print_progress, timeout_s)
+
+
+def _fetch(source: IdxSource, target: Path, md5: str, progress: Progress, timeout_s: float) -> None:
+    partial, problems = target.with_name(target.name + ".partial"), []
+    for base in source.urls:
+        try:
+            _copy(base + target.name, partial, progress, timeout_s)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            problems.append(f"{base}: {getattr(error, 'reason', error)}")
+            continue
+        if _md5(partial) == md5:
+            os.replace(partial, target)
+            return
+        problems.append(f"{base}: the file's MD5 is {_md5(partial)}, published is {md5}")
+    partial.unlink(missing_ok=True)
+    raise DataError(
+        f"cannot download {target.name} of {source.name} ({'; '.join(problems)}). Put the four official .gz files into "
+        f"{target.parent} or name their folder with --data or EDGEFL_DATA",
+        file=target.name,
+        problems=problems,
+    )
+
+
+def _copy(url: str, partial: Path, progress: Progress, timeout_s: float) -> None:
+    with urllib.request.urlopen(url, timeout=timeout_s) as response, partial.open("wb") as file:
+        total, done = int(response.headers.get("Content-Length") or 0), 0
+        while piece := response.read(PIECE):
+            file.write(piece)
+            done += len(piece)
+            progress(url.rsplit("/", 1)[-1], done, total)
+
+
+def print_progress(file: str, done: int, total: int) -> None:
+    """One line on stderr, rewritten as the download goes on."""
+    share = f"{done / total:4.0%}" if total else f"{done:,} bytes"
+    print(f"\r{file} {share}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,155 @@
+"""Layers whose effects are visible: statistics and randomness go in and out as tensors, never behind the scenes.
+
+``torch.nn.BatchNorm2d`` changes its buffers in place and counts batches in an integer; ``torch.nn.Dropout`` draws
+from a global generator. Both break a graph that must give the same outputs on three engines, so models here use
+these two instead, and :func:`visible` puts them into anybody's module.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl.wire.errors import ModelError
+
+BnMode = Literal["global", "static"]
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over every dimension but the channel (dim 1), in both modes of spec 2.7.
+
+    ``global``: training normalises with batch statistics and *rebinds* ``running_mean`` / ``running_var`` to
+    ``keep * old + (1 - keep) * batch`` (unbiased variance, as torch), so that ``torch.func.functional_call`` hands
+    the new values back; inference uses them. ``static``: there are no moving statistics, every pass normalises
+    with those of its own batch (EmbracingFL section 4.5, after HeteroFL).
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        mode: BnMode = "global",
+        keep: float = 0.9,
+        eps: float = 1e-5,
+        affine: bool = True,
+    ) -> None:
+        super().__init__()
+        if mode not in ("global", "static"):
+            raise ModelError(f"batch norm mode must be 'global' or 'static', found {mode!r}", mode=mode)
+        self.channels, self.mode, self.keep, self.eps = channels, mode, keep, eps
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+        if mode == "global":
+            self.register_buffer("running_mean", torch.zeros(channels))
+            self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mode == "global" and not self.training:
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        out, mean, inverse_std = torch.native_batch_norm(
+            x, self.weight, self.bias, None, None, True, 0.0, self.eps
+        )
+        if self.mode == "global":
+            self._move(mean.detach(), inverse_std.detach(), x.numel() // x.shape[1])
+        return cast(Tensor, out)
+
+    def _move(self, mean: Tensor, inverse_std: Tensor, count: int) -> None:
+        # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
+        biased = (inverse_std.pow(-2) - self.eps).clamp_min(0.0)
+        unbiased = biased * (count / max(count - 1, 1))
+        self.running_mean = self.running_mean * self.keep + mean * (1 - self.keep)
+        self.running_var = self.running_var * self.keep + unbiased * (1 - self.keep)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}"
+
+
+class Dropout(nn.Module):
+    """Dropout whose randomness is an input: training keeps the entries with ``uniform >= rate``, scaled by 1/(1-rate).
+
+    ``uniform`` is a non-persistent buffer that a program replaces through ``functional_call`` by its
+    ``noise.<path>.uniform`` port, uniform in [0, 1) and shaped like the layer's input. Without a replacement
+    (plain torch training) it is drawn from torch's generator. Inference is the identity.
+    """
+
+    uniform: Tensor
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0.0 <= rate < 1.0:
+            raise ModelError(f"a dropout rate lies in [0, 1), found {rate}", rate=rate)
+        self.rate = rate
+        self.register_buffer("uniform", torch.empty(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        uniform = self.uniform if self.uniform.numel() else torch.rand_like(x)
+        return torch.where(uniform >= self.rate, x / (1 - self.rate), torch.zeros_like(x))
+
+    def extra_repr(self) -> str:
+        return f"{self.rate}"
+
+
+def visible(module: nn.Module) -> nn.Module:
+    """A deep copy of ``module`` that computes the same, with batch norm and dropout replaced by the layers above.
+
+    Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
+    for tied parameters (two names would be trained apart) and for cumulative batch-norm averages.
+    """
+    module = _replaced("", copy.deepcopy(module))
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            raise ModelError(
+                f"parameters {seen[id(parameter)]!r} and {name!r} are one tensor; tied weights cannot be trained "
+                "as separate named tensors, give each its own",
+                names=(seen[id(parameter)], name),
+            )
+        seen[id(parameter)] = name
+    for part in module.modules():
+        integers = {
+            name for name, buffer in part._buffers.items() if buffer is not None and _discrete(buffer)
+        }
+        part._non_persistent_buffers_set |= integers
+    return module
+
+
+def _discrete(buffer: Tensor) -> bool:
+    return not (buffer.is_floating_point() or buffer.is_complex())
+
+
+def _replaced(path: str, module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return _batch_norm(path, module)
+    if type(module) is nn.Dropout:
+        return Dropout(module.p).train(module.training)
+    for name, child in list(module.named_children()):
+        replacement = _replaced(f"{path}.{name}" if path else name, child)
+        if replacement is not child:
+            setattr(module, name, replacement)
+    return module
+
+
+def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm) -> BatchNorm:
+    if old.momentum is None:
+        raise ModelError(
+            f"batch norm {path!r} keeps a cumulative average (momentum=None), which depends on a batch counter; "
+            "give it a momentum such as 0.1",
+            module=path,
+        )
+    mode: BnMode = "global" if old.track_running_stats else "static"
+    new = BatchNorm(old.num_features, mode=mode, keep=1 - old.momentum, eps=old.eps, affine=old.affine)
+    state = {name: tensor for name, tensor in old.state_dict().items() if name != "num_batches_tracked"}
+    new.load_state_dict(state)
+    for name, parameter in old.named_parameters():
+        new.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return new.train(old.training)

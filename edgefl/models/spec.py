@@ -1,0 +1,102 @@
+"""A model as an ordered list of named units."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.programs.contract import TensorSpec
+from edgefl.wire.errors import ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSpec:
+    """A model and what is needed to cut it: ``module`` is an ``nn.Sequential`` whose named children are the units.
+
+    A unit maps one tensor to one tensor, so every position between two units is a place to cut, and the state
+    names are ``<unit>.<name>``.
+    """
+
+    name: str
+    module: nn.Sequential
+    # One sample as the first unit reads it, without the batch dimension.
+    sample: TensorSpec
+    # Number of labels; a model with a single output (a logit) has two.
+    classes: int
+    # Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (spec 2.8).
+    accounting_batch: int = 32
+    # The same architecture with floor(ratio * C) channels everywhere; None where widths cannot be cut.
+    narrow: Callable[[float], ModelSpec] | None = None
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.module.named_children())
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Every tensor of the model's state, moving statistics included, by its global name."""
+        return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
+
+    def part(self, start: int, stop: int) -> nn.Sequential:
+        """Units ``start:stop`` (0-based) under their global names; the modules are shared, not copied."""
+        return sequential((name, self.module.get_submodule(name)) for name in self.units[start:stop])
+
+    def boundary(self, cut: int) -> TensorSpec:
+        """One sample of the tensor that crosses after ``cut`` units; ``boundary(0)`` is the raw input."""
+        if not 0 <= cut <= len(self.units):
+            raise ModelError(
+                f"{self.name} has {len(self.units)} units, so a cut lies in 0..{len(self.units)}; found {cut}",
+                cut=cut,
+                units=self.units,
+            )
+        return output_spec(self.part(0, cut), self.sample)
+
+
+def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
+    """An ``nn.Sequential`` with these named children."""
+    return nn.Sequential(OrderedDict(units))
+
+
+def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
+    """A copy without values: state tensors live on the meta device, so that nothing can be baked into a graph.
+
+    Buffers outside the state (constants such as position ids) keep their values.
+    """
+    bare = copy.deepcopy(module)
+    for part in bare.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                part._buffers[name] = buffer.to("meta")
+    return bare.train(training)
+
+
+def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
+    """Shape and dtype of one output sample, found by a run without values."""
+    if len(module) == 0:
+        return sample
+    # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
+    out = run_meta(module, sample, 2)
+    return TensorSpec(tuple(out.shape[1:]), out.dtype)
+
+
+def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
+    """Forward in inference mode on the meta device (shapes only). Raises ModelError if a unit gives no tensor."""
+    bare = copy.deepcopy(module).to("meta").eval()
+    tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
+    with torch.no_grad():
+        for name, unit in bare.named_children():
+            tensor = unit(tensor)
+            if not isinstance(tensor, Tensor):
+                raise ModelError(
+                    f"unit {name!r} returns {type(tensor).__name__}; a unit maps one tensor to one tensor",
+                    unit=name,
+                )
+    return tensor

@@ -1,0 +1,104 @@
+"""The models by name, and anybody's model by ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgefl.models.basic import bilstm, cnn, mlp
+from edgefl.models.resnet import resnet8, resnet20
+from edgefl.models.spec import ModelSpec
+from edgefl.models.split import split
+from edgefl.programs.contract import TensorSpec
+from edgefl.wire.errors import ModelError
+
+MODELS: Mapping[str, Callable[..., ModelSpec]] = {
+    "bilstm": bilstm,
+    "cnn": cnn,
+    "mlp": mlp,
+    "resnet20": resnet20,
+    "resnet8": resnet8,
+}
+
+
+def build(name: str, **options: Any) -> ModelSpec:
+    """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
+
+    ``package.module:factory`` calls a factory of your own, which returns a ModelSpec, an ``nn.Sequential``, or
+    ``(nn.Module, cuts)``; then ``sample_shape`` (a list, or ``in_channels`` and ``size``), ``classes`` and ``seed``
+    are taken out of the options and the rest is passed on. Raises ModelError with what exists.
+    """
+    if ":" in name:
+        return _custom(name, dict(options))
+    factory = MODELS.get(name)
+    if factory is None:
+        known = ", ".join(sorted(MODELS))
+        raise ModelError(
+            f"no model {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
+        )
+    accepted = inspect.signature(factory).parameters
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise ModelError(
+            f"model {name!r} has no option {unknown[0]!r}; it takes {', '.join(accepted)}",
+            unknown=unknown,
+            accepted=tuple(accepted),
+        )
+    return factory(**options)
+
+
+def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
+    factory = _imported(path)
+    seed = int(options.pop("seed", 0))
+    accepted = inspect.signature(factory).parameters
+    kept = {key: options[key] for key in ("in_channels", "size", "classes", "sample_shape") if key in options}
+    passed = {key: value for key, value in options.items() if key in accepted or key not in kept}
+    if "seed" in accepted:
+        passed["seed"] = seed
+    # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = factory(**passed)
+    return _spec(path, made, kept)
+
+
+def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
+    if isinstance(made, ModelSpec):
+        return replace(made, name=made.name or path)
+    module, cuts = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"{path!r} must return a ModelSpec, an nn.Sequential or (nn.Module, cuts); "
+            f"found {type(module).__name__}",
+            name=path,
+        )
+    if "classes" not in options:
+        raise ModelError(f"model {path!r} returns a plain module; give the option 'classes'", name=path)
+    return split(module, cuts, sample=_sample(path, options), classes=int(options["classes"]), name=path)
+
+
+def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
+    if "sample_shape" in options:
+        return TensorSpec(tuple(int(size) for size in options["sample_shape"]))
+    if "in_channels" in options and "size" in options:
+        size = int(options["size"])
+        return TensorSpec((int(options["in_channels"]), size, size))
+    raise ModelError(
+        f"model {path!r} returns a plain module; give the option 'sample_shape', or 'in_channels' and 'size'",
+        name=path,
+    )
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.partition(":")
+    try:
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"cannot load model {path!r}: {error}", name=path) from error
+    return factory

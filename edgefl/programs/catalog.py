@@ -1,0 +1,42 @@
+"""The programs by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+
+from edgefl.programs.contract import Program
+from edgefl.programs.objective import Objective
+from edgefl.programs.sgd import sgd
+from edgefl.wire.errors import ConfigError
+
+PROGRAMS: Mapping[str, Callable[..., Program]] = {"sgd": sgd}
+
+
+def build(name: str, objective: Objective, **options: object) -> Program:
+    """The program ``name`` for ``objective``. Raises ConfigError, with what exists, for a wrong name or option."""
+    factory = _imported(name) if ":" in name else PROGRAMS.get(name)
+    if factory is None:
+        known = ", ".join(sorted(PROGRAMS))
+        raise ConfigError(
+            f"no program {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
+        )
+    accepted = [name for name in inspect.signature(factory).parameters if name != "objective"]
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise ConfigError(
+            f"program {name!r} has no option {unknown[0]!r}; it takes {', '.join(accepted)}",
+            unknown=unknown,
+            accepted=accepted,
+        )
+    return factory(objective, **options)
+
+
+def _imported(path: str) -> Callable[..., Program]:
+    module, _, attribute = path.partition(":")
+    try:
+        factory: Callable[..., Program] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load program {path!r}: {error}", name=path) from error
+    return factory

@@ -1,0 +1,17 @@
+"""Activations: the gradient of ReLU. The others decompose well as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
+    """dL/dx = dL/dy where value > threshold, else 0 (``value`` is x or ReLU(x), any shape)."""
+    zero = torch.zeros((), dtype=grad.dtype)
+    return torch.where(value <= threshold, zero, grad)
+
+
+RULES = {_aten.threshold_backward.default: threshold_backward}

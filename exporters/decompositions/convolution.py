@@ -1,0 +1,228 @@
+"""Gradients of a convolution, any stride, padding, dilation and groups, in one to three dimensions.
+
+With y[n, o, p] = sum_{c, k} w[o, c, k] x[n, c, p * stride + k * dilation - padding] for each group:
+
+* input gradient: the transposed convolution of dL/dy with w, which for stride 1 is a plain convolution with the
+  flipped kernel (runtimes run that one better);
+* weight gradient: for each kernel offset k, the product of dL/dy with the input seen through that offset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+# Above this many kernel offsets one correlation replaces one product per offset: fewer nodes, slower.
+MAX_OFFSETS = 64
+# Up to this many rows, windows are stacked to a single product: a product per offset would be too thin.
+STACKED_ROWS = 64
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks. Shapes: x [N, C, *S], w [O, C / groups, *K]."""
+    rank = w.dim() - 2
+    stride, padding, dilation = (_per_axis(v, rank) for v in (stride, padding, dilation))
+    grad_x = grad_w = grad_b = None
+    if output_mask[0]:
+        backward = _input_gradient_of_transposed if transposed else _input_gradient
+        grad_x = backward(grad, x, w, stride, padding, dilation, groups)
+    if output_mask[1]:
+        # A transposed convolution is the convolution's adjoint: input and output change places.
+        small, large = (x, grad) if transposed else (grad, x)
+        grad_w = weight_gradient(small, large, w.shape, stride, padding, dilation, groups)
+    if output_mask[2]:
+        grad_b = grad.sum([axis for axis in range(grad.dim()) if axis != 1])
+    return grad_x, grad_w, grad_b
+
+
+def _input_gradient_of_transposed(
+    grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Tensor:
+    """Adjoint of the transposed convolution: the convolution with the same kernel."""
+    return _aten.convolution(grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+def _input_gradient(
+    grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Tensor:
+    """dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
+    reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
+    zeros = [0] * len(stride)
+    if all(s == 1 for s in stride) and all(r >= p for r, p in zip(reach, padding, strict=True)):
+        flipped = _flip_and_swap(w, groups)
+        rest = [r - p for r, p in zip(reach, padding, strict=True)]
+        return _aten.convolution(grad, flipped, None, stride, rest, dilation, False, zeros, groups)
+    extra = [
+        x.shape[2 + i] - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach[i] + 1)
+        for i in range(len(stride))
+    ]
+    return _aten.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
+
+
+def _flip_and_swap(w: Tensor, groups: int) -> Tensor:
+    """[O, C/g, *K] -> [C, O/g, *K], kernel reversed in every axis."""
+    out, per_group, *kernel = w.shape
+    axes = [2 + i for i, size in enumerate(kernel) if size > 1]
+    flipped = w.flip(axes) if axes else w
+    if groups == 1:
+        return flipped.transpose(0, 1)
+    split = flipped.view(groups, out // groups, per_group, *kernel).transpose(1, 2)
+    return split.reshape(groups * per_group, out // groups, *kernel)
+
+
+def weight_gradient(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
+    kernel = shape[2:]
+    offsets = math.prod(kernel)
+    if offsets > MAX_OFFSETS:
+        return _by_correlation(grad, x, shape, stride, padding, dilation, groups)
+    if groups > 1 and shape[1] == 1 and shape[0] == groups:
+        return _by_offset_depthwise(grad, x, shape, stride, padding, dilation)
+    if groups == 1 and shape[1] * offsets <= STACKED_ROWS:
+        return _stacked(grad, x, shape, stride, padding, dilation)
+    return _by_offset(grad, x, shape, stride, padding, dilation, groups)
+
+
+def _by_offset(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """One batched product [N, g, O/g, P] x [N, g, P, C/g] per offset, summed over samples.
+
+    The input is laid out channels last, so that a window is a few long copies.
+    """
+    batch, out = grad.shape[:2]
+    rank = len(shape) - 2
+    kernel = shape[2:]
+    rows = grad.reshape(batch * groups, out // groups, -1)
+    last = _pad(x.permute(0, *range(2, 2 + rank), 1), padding, first_axis=1)
+    products = []
+    for offset in itertools.product(*(range(size) for size in kernel)):
+        window = _window(last, offset, grad.shape[2:], stride, dilation, first_axis=1)
+        columns = window.reshape(batch, -1, x.shape[1])
+        if groups > 1:
+            columns = columns.view(batch, -1, groups, shape[1]).permute(0, 2, 1, 3)
+            columns = columns.reshape(batch * groups, -1, shape[1])
+        product = torch.bmm(rows, columns).view(batch, out, shape[1])
+        products.append(product.sum(0))
+    if len(products) == 1:
+        return products[0].view(*shape)
+    return torch.cat(products, 1).view(out, len(products), shape[1]).transpose(1, 2).reshape(*shape)
+
+
+def _stacked(
+    grad: Tensor, x: Tensor, shape: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """All windows of a thin input in one product [N, K*C, P] x [N, P, O], summed over samples."""
+    batch, out = grad.shape[:2]
+    padded = _pad(x, padding, first_axis=2)
+    windows = [
+        _window(padded, offset, grad.shape[2:], stride, dilation, first_axis=2)
+        for offset in itertools.product(*(range(size) for size in shape[2:]))
+    ]
+    rows = torch.cat(windows, 1).reshape(batch, len(windows) * x.shape[1], -1)
+    product = torch.bmm(rows, grad.reshape(batch, out, -1).transpose(1, 2)).sum(0)
+    return product.view(len(windows), x.shape[1], out).permute(2, 1, 0).reshape(*shape)
+
+
+def _by_offset_depthwise(
+    grad: Tensor, x: Tensor, shape: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p]."""
+    axes = [0, *range(2, x.dim())]
+    padded = _pad(x, padding, first_axis=2)
+    sums = [
+        (grad * _window(padded, offset, grad.shape[2:], stride, dilation, first_axis=2)).sum(axes)
+        for offset in itertools.product(*(range(size) for size in shape[2:]))
+    ]
+    return torch.stack(sums, 1).view(*shape)
+
+
+def _by_correlation(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Correlate x with dL/dy as the kernel: batch and channels change places, so do stride and dilation.
+
+    Per group: x^T [C/g, N, *S] with kernel dL/dy^T [O/g, N, *P] gives dL/dw^T [C/g, O/g, *K].
+    """
+    batch, out = grad.shape[:2]
+    per_group = shape[1]
+    kernels = grad.transpose(0, 1)
+    images = x.view(batch, groups, per_group, *x.shape[2:]).permute(2, 1, 0, *range(3, x.dim() + 1))
+    images = images.reshape(per_group, groups * batch, *x.shape[2:])
+    zeros = [0] * len(stride)
+    found = _aten.convolution(images, kernels, None, dilation, padding, stride, False, zeros, groups)
+    for axis, size in enumerate(shape[2:], start=2):
+        found = found.narrow(axis, 0, size)  # a stride that does not divide the input leaves extra offsets
+    return found.transpose(0, 1).reshape(out, *shape[1:])
+
+
+def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
+    """Zero padding of the spatial axes, which start at ``first_axis``."""
+    if not any(padding):
+        return x
+    behind = x.dim() - first_axis - len(padding)
+    pads = [0, 0] * behind + [amount for pad in reversed(padding) for amount in (pad, pad)]
+    return _aten.constant_pad_nd(x, pads, 0.0)
+
+
+def _window(
+    padded: Tensor,
+    offset: tuple[int, ...],
+    size: Sequence[int],
+    stride: list[int],
+    dilation: list[int],
+    first_axis: int,
+) -> Tensor:
+    """The inputs that kernel position ``offset`` meets, one per output position."""
+    for i, k in enumerate(offset):
+        start = k * dilation[i]
+        stop = start + (size[i] - 1) * stride[i] + 1
+        axis = first_axis + i
+        if (start, stop, stride[i]) != (0, padded.shape[axis], 1):
+            padded = _aten.slice.Tensor(padded, axis, start, stop, stride[i])
+    return padded
+
+
+def _per_axis(values: list[int], rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+RULES = {_aten.convolution_backward.default: convolution_backward}

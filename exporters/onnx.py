@@ -1,0 +1,182 @@
+"""The one place that talks to torch.onnx: captured graph in, bytes of an ONNX model out.
+
+The bytes hold standard ops of the default domain, no weights (they are graph inputs), the port names and static
+shapes of the function, and nothing of the machine that made them: equal functions give equal bytes. The
+optimizer of torch.onnx stays off, because it folds and renames; the few clean-ups below touch constants only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import PassManager
+from onnx_ir.passes import common as passes
+from torch.export import ExportedProgram
+
+from edgefl.wire.errors import ExportError
+from exporters.capture import Captured, exported_program
+from exporters.locate import locate
+from exporters.onnx_ops import OPSET, TRANSLATIONS
+
+# Read by every onnxruntime since 1.17; newer files are refused by older devices.
+IR_VERSION = 9
+REWRITTEN = ".next"
+_NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
+
+
+def to_onnx(captured: Captured) -> bytes:
+    """The graph as a serialized ONNX model with the inputs and outputs of ``captured``, in order.
+
+    Raises ExportError naming the op, the module and the source line if an op cannot be expressed.
+    """
+    model = _translate(captured)
+    _clean(model)
+    _name_ports(captured, model)
+    _name_the_rest(model)
+    proto = ir.to_proto(model)
+    _check(captured, proto)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _translate(captured: Captured) -> ir.Model:
+    program = exported_program(captured)
+    try:
+        return _export(program, decomposed=True)
+    except torch.onnx.errors.OnnxExporterError:
+        pass  # an op outside the core set: let torch.onnx decompose it, which traces once more
+    try:
+        return _export(program, decomposed=False)
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise _unsupported(captured, error) from error
+
+
+def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
+    if decomposed:
+        program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
+    else:
+        del program.run_decompositions
+    with _quiet():
+        exported = torch.onnx.export(
+            program,
+            opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
+            optimize=False,
+            verbose=False,
+        )
+    assert exported is not None
+    return exported.model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx warns about every missing package and node annotation; none of it concerns the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _unsupported(captured: Captured, error: BaseException) -> ExportError:
+    text = []
+    cause: BaseException | None = error
+    while cause is not None:
+        text.append(str(cause))
+        cause = cause.__cause__
+    found = _NODE.search("\n".join(text))
+    if found is None:
+        return ExportError(
+            f"function {captured.name!r} has no ONNX form: {text[-1]}. Express it with other ops, or add a rule in "
+            "exporters/decompositions",
+            function=captured.name,
+        )
+    op = found[1]
+    place = locate(captured.function, op)
+    return ExportError(
+        f"op {op} in function {captured.name!r} has no ONNX form ({place}). Use other ops there, or add a rule "
+        "that rewrites it to core ops in exporters/decompositions",
+        function=captured.name,
+        op=op,
+        module=place.module,
+        source=place.source,
+    )
+
+
+def _clean(model: ir.Model) -> None:
+    """Drop copies, repeated constants and everything that describes the exporting machine."""
+    PassManager(
+        [
+            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            passes.DeduplicateInitializersPass(),
+            passes.IdentityEliminationPass(),
+            passes.CommonSubexpressionEliminationPass(),
+            passes.RemoveUnusedNodesPass(),
+            passes.TopologicalSortPass(),
+            passes.ClearMetadataAndDocStringPass(),
+        ]
+    )(model)
+    model.producer_name = "edgefl"
+    model.producer_version = None
+    model.ir_version = IR_VERSION
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+
+
+def output_names(captured: Captured) -> tuple[str, ...]:
+    """Names of the model's outputs, in the order of the ports.
+
+    ONNX gives every value of a graph its own name, so a port that is both read and written (state) cannot have
+    one name for both: the output carries a suffix then. Runtimes therefore match outputs by position.
+    """
+    return tuple(name + REWRITTEN if name in captured.inputs else name for name in captured.outputs)
+
+
+def _name_ports(captured: Captured, model: ir.Model) -> None:
+    for value, name in zip(model.graph.inputs, captured.inputs, strict=True):
+        value.name = name
+    specs = captured.outputs.values()
+    for value, name, spec in zip(model.graph.outputs, output_names(captured), specs, strict=True):
+        value.name = name
+        value.shape = ir.Shape(spec.shape)
+
+
+def _name_the_rest(model: ir.Model) -> None:
+    """Short names by position: the names of the trace are long and say nothing to a device."""
+    ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    constants = list(model.graph.initializers.values())
+    model.graph.initializers.clear()
+    for index, value in enumerate(constants):
+        value.name = f"c{index}"
+        model.graph.initializers[value.name] = value
+    count = 0
+    for index, node in enumerate(model.graph):
+        node.name = f"{node.op_type}_{index}"
+        for value in node.outputs:
+            if id(value) not in ports and value.name:
+                value.name = f"v{count}"
+                count += 1
+
+
+def _check(captured: Captured, proto: onnx.ModelProto) -> None:
+    """What must hold for every model that leaves this file; a failure is our bug, told plainly."""
+    inputs = [value.name for value in proto.graph.input]
+    outputs = [value.name for value in proto.graph.output]
+    domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}
+    weights = [value.name for value in proto.graph.initializer if value.name in captured.inputs]
+    if inputs != list(captured.inputs) or outputs != list(output_names(captured)) or domains - {""} or weights:
+        raise ExportError(
+            f"the ONNX form of function {captured.name!r} lost its ports, folded a weight or uses custom ops "
+            f"(domains {sorted(domains)}); report this with the function's source",
+            function=captured.name,
+        )

@@ -1,0 +1,373 @@
+"""The rounds of a run as a pure state machine: ``step(rules, state, event, now) -> (state, actions)``.
+
+No clock, no random source and no I/O: time comes in with each event, choices follow from the federation's seed. ::
+
+    waiting --(enough devices)--> open --(goal met, all answered, or deadline)--> closing --ModelReady--> waiting
+                                   |                                                                        |
+                                   +--(too few reports)--> waiting           (no round left) --> done <-----+
+
+The service carries out the actions in order, and journals them before anyone else hears of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from edgefl.wire.errors import UpdateRejected
+from server import roster
+from server.roster import Device, TierRule
+
+MOST_SAMPLES = 1 << 24
+"""Largest weight of one update when updates are weighted by samples."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the federation file says about rounds. Times in seconds."""
+
+    run: str
+    seed: int
+    rounds: int
+    tiers: tuple[TierRule, ...]
+    min_devices: int = 1
+    min_reports: int = 1
+    fraction: float = 1.0
+    over_selection: float = 1.0
+    weighted: bool = False
+    samples: int = 0
+    deadline_s: float = 120.0
+    ready_timeout_s: float = 120.0
+    offline_grace_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A device's part in a round. ``weight_limit`` is the most its update may weigh."""
+
+    device: str
+    tier: str
+    seed: int
+    nonce: str
+    weight_limit: int = 1
+    status: Literal["open", "accepted", "rejected"] = "open"
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """The round under way: closes when ``goal`` updates are accepted. Times are epoch seconds."""
+
+    number: int
+    model_version: str
+    opened: float
+    deadline: float
+    goal: int
+    assignments: Mapping[str, Assignment]
+
+    def with_status(self, status: Literal["open", "accepted", "rejected"]) -> tuple[Assignment, ...]:
+        return tuple(a for _, a in sorted(self.assignments.items()) if a.status == status)
+
+    @property
+    def weight_limit(self) -> int:
+        return sum(assignment.weight_limit for assignment in self.assignments.values())
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the coordinator knows. ``round`` is set while a round is open or closing."""
+
+    phase: Literal["waiting", "open", "closing", "done"]
+    next_round: int
+    model_version: str
+    waiting_since: float
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    round: OpenRound | None = None
+
+
+# -- events ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceHello:
+    """A device introduced itself; it does so after every connection."""
+
+    device: str
+    memory_bytes: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """The broker says a device came or went."""
+
+    device: str
+    online: bool
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A device's update was accepted, or refused for good."""
+
+    device: str
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class ModelReady:
+    """The closing round's model has been computed and saved."""
+
+    model_version: str
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The server could not be reached for ``seconds``: the deadline moves, devices are not to blame."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = DeviceHello | DeviceStatus | Answered | ModelReady | Outage | Tick
+
+# -- actions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Journal the round, publish its weights, announce it and send every task."""
+
+    round: OpenRound
+
+
+@dataclass(frozen=True)
+class SendTask:
+    """Send one device its task (again)."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Close:
+    """Compute the new model from the accepted updates, then report ModelReady."""
+
+    round: OpenRound
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Drop the round: the model stays as it is."""
+
+    round: OpenRound
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All rounds are over."""
+
+
+Action = Open | SendTask | Close | Abandon | Finish
+Actions = tuple[Action, ...]
+
+
+def initial(model_version: str, now: float) -> State:
+    """Before the first round."""
+    return State("waiting", 1, model_version, now)
+
+
+def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, Actions]:
+    """The state after ``event``, and what the service is to do, in order."""
+    match event:
+        case DeviceHello():
+            return _hello(rules, state, event, now)
+        case DeviceStatus():
+            return _settle(rules, _seen(state, event, now), now)
+        case Answered():
+            return _settle(rules, _answered(state, event), now)
+        case Outage() if state.round is not None:
+            later = replace(state.round, deadline=state.round.deadline + event.seconds)
+            return _settle(rules, replace(state, round=later), now)
+        case ModelReady() if state.phase == "closing" and state.round is not None:
+            ended = replace(state, model_version=event.model_version)
+            return _settle(rules, _between_rounds(ended, state.round.number, now), now)
+    return _settle(rules, state, now)
+
+
+def wake_at(rules: Rules, state: State, now: float) -> float | None:
+    """When a Tick may change something (epoch seconds), or None if only other events can."""
+    if state.phase == "open" and state.round is not None:
+        return state.round.deadline
+    ready = state.waiting_since + rules.ready_timeout_s
+    return ready if state.phase == "waiting" and state.next_round == 1 and ready > now else None
+
+
+def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[State, Actions]:
+    tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
+    device = Device(event.device, tier, event.samples, online=True, seen=now)
+    state = replace(state, devices={**state.devices, event.device: device})
+    waiting_for = state.round.assignments.get(event.device) if state.round and state.phase == "open" else None
+    again: Actions = (SendTask(waiting_for),) if waiting_for and waiting_for.status == "open" else ()
+    state, actions = _settle(rules, state, now)
+    return state, again + actions
+
+
+def _seen(state: State, event: DeviceStatus, now: float) -> State:
+    known = state.devices.get(event.device)
+    if known is None or known.online == event.online:
+        return state  # a stranger has to say hello first; "offline" twice does not restart its grace
+    device = replace(known, online=event.online, seen=now)
+    return replace(state, devices={**state.devices, event.device: device})
+
+
+def _answered(state: State, event: Answered) -> State:
+    if state.round is None or event.device not in state.round.assignments:
+        return state
+    assignment = state.round.assignments[event.device]
+    if assignment.status != "open":
+        return state
+    settled = replace(assignment, status="accepted" if event.accepted else "rejected")
+    assignments = {**state.round.assignments, event.device: settled}
+    return replace(state, round=replace(state.round, assignments=assignments))
+
+
+def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    """Close or open rounds as far as ``state`` and ``now`` allow."""
+    actions: Actions = ()
+    if state.phase == "open" and state.round is not None:
+        state, actions = _maybe_close(rules, state, state.round, now)
+    if state.phase == "waiting":
+        state, opened = _maybe_open(rules, state, now)
+        actions += opened
+    return state, actions
+
+
+def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    accepted, pending = len(current.with_status("accepted")), len(current.with_status("open"))
+    if accepted < current.goal and pending and now < current.deadline:
+        return state, ()
+    if accepted >= max(1, rules.min_reports):
+        return replace(state, phase="closing"), (Close(current),)
+    why = "the deadline passed" if pending else "every device has answered"
+    text = (
+        f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
+        f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
+        "raise limits.round_deadline_s or lower round.min_reports"
+    )
+    return _between_rounds(state, current.number, now), (Abandon(current, text),)
+
+
+def _between_rounds(state: State, ended: int, now: float) -> State:
+    return replace(state, phase="waiting", next_round=ended + 1, waiting_since=now, round=None)
+
+
+def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    if state.next_round > rules.rounds:
+        return replace(state, phase="done"), (Finish(),)
+    names = roster.eligible(state.devices, now, rules.offline_grace_s)
+    patient = state.next_round == 1 and now < state.waiting_since + rules.ready_timeout_s
+    needed = max(1, rules.min_reports, rules.min_devices if patient else 1)
+    if len(names) < needed:
+        return state, ()
+    opened = _new_round(rules, state, names, now)
+    return replace(state, phase="open", round=opened), (Open(opened),)
+
+
+def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
+    number, least = state.next_round, max(1, rules.min_reports)
+    goal = max(least, roster.share(rules.fraction, len(names)))
+    chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
+    selected = roster.sample(rules.seed, number, names, chosen)
+    assignments = {name: _assign(rules, number, state.devices[name]) for name in selected}
+    return OpenRound(number, state.model_version, now, now + rules.deadline_s, goal, assignments)
+
+
+def _assign(rules: Rules, number: int, device: Device) -> Assignment:
+    rows = min(device.samples, rules.samples or device.samples, MOST_SAMPLES)
+    return Assignment(
+        device.name,
+        device.tier,
+        roster.task_seed(rules.seed, number, device.name),
+        roster.task_nonce(rules.run, rules.seed, number, device.name),
+        weight_limit=max(1, rows) if rules.weighted else 1,
+    )
+
+
+# -- judging updates -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an update says about itself."""
+
+    device: str
+    run: str
+    round: int
+    nonce: str
+    tier: str
+    model_version: str
+    samples: int
+
+
+def addressed(state: State, device: str, round_number: int, nonce: str) -> Assignment:
+    """The assignment a piece of an update answers (any status); UpdateRejected if there is none."""
+    if device not in state.devices:
+        raise UpdateRejected(
+            "unknown-device", f"device {device} has not said hello; connect again", device=device
+        )
+    current = state.round if state.phase == "open" else None
+    if current is None or current.number != round_number:
+        what = f"round {current.number} is open" if current else "no round is open"
+        raise UpdateRejected(
+            "closed-round",
+            f"round {round_number} takes no updates, {what}; drop the update",
+            round=round_number,
+        )
+    assignment = current.assignments.get(device)
+    if assignment is None:
+        raise UpdateRejected(
+            "not-selected",
+            f"device {device} has no task in round {round_number}; drop the update",
+            device=device,
+        )
+    if assignment.nonce != nonce:
+        raise UpdateRejected(
+            "wrong-nonce",
+            f"the task of device {device} in round {round_number} has nonce {assignment.nonce}, found {nonce}; "
+            "drop the update",
+            nonce=nonce,
+        )
+    return assignment
+
+
+def weigh(rules: Rules, state: State, claim: Claim) -> int:
+    """The weight of a whole update; UpdateRejected if its claims differ from the device's assignment."""
+    assignment = addressed(state, claim.device, claim.round, claim.nonce)
+    version = state.round.model_version if state.round else ""
+    for reason, what, expected, found in (
+        ("wrong-run", "run", rules.run, claim.run),
+        ("wrong-tier", "tier", assignment.tier, claim.tier),
+        ("wrong-model", "model version", version, claim.model_version),
+    ):
+        if expected != found:
+            raise UpdateRejected(
+                reason,
+                f"the update should be of {what} {expected[:16]!r}, found {found[:16]!r}; "
+                f"take the task of round {claim.round} as it was given",
+                expected=expected,
+                found=found,
+            )
+    if not rules.weighted:
+        return 1
+    if not 1 <= claim.samples <= assignment.weight_limit:
+        raise UpdateRejected(
+            "wrong-samples",
+            f"the update claims {claim.samples} samples, the device has {assignment.weight_limit} by its hello; "
+            "say hello again when local data change",
+            samples=claim.samples,
+        )
+    return claim.samples

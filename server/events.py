@@ -1,0 +1,102 @@
+"""What the server tells people and programs while it runs; the CLI prints each as one JSON object."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base of all events; ``event`` in the JSON is the class's name in lower case."""
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """The server is up. ``resumed``: it carries on a run that an earlier process left."""
+
+    federation: str
+    run: str
+    rounds: int
+    next_round: int
+    resumed: bool
+    model_version: str
+    device: str
+
+
+class Waiting(Event, frozen=True, kw_only=True):
+    """No round is open: ``known`` of the ``needed`` devices are there."""
+
+    next_round: int
+    known: int
+    needed: int
+
+
+class Offline(Event, frozen=True, kw_only=True):
+    """The broker is away; the server tries again in ``retry_s`` seconds."""
+
+    text: str
+    retry_s: float
+
+
+class RoundOpened(Event, frozen=True, kw_only=True):
+    """A round began: ``goal`` updates are wanted from ``devices``."""
+
+    round: int
+    goal: int
+    devices: tuple[str, ...]
+    deadline: float
+
+
+class DeviceSeen(Event, frozen=True, kw_only=True):
+    """A device says where it stands. Times in milliseconds, sizes in bytes."""
+
+    device: str
+    tier: str
+    round: int
+    stage: str
+    step: int = 0
+    steps: int = 0
+    loss: float = float("nan")
+    step_ms: float = 0.0
+    peak_bytes: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+
+class Rejected(Event, frozen=True, kw_only=True):
+    """Something a device sent was refused. ``reason`` is a short code."""
+
+    device: str
+    round: int
+    reason: str
+    text: str
+
+
+class RoundClosed(Event, frozen=True, kw_only=True):
+    """A round is over. ``accuracy`` and ``loss`` are the global model's on the test set, None if not evaluated.
+
+    ``down_bytes`` and ``up_bytes`` add up what the reporting devices fetched and sent; ``server_down_bytes`` is
+    what the server itself published. ``weights_sha256`` is the digest of the round's checkpoint file.
+    """
+
+    round: int
+    outcome: str
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    seconds: float
+    reports: int
+    rejected: int
+    weights_sha256: str
+    down_bytes: int
+    up_bytes: int
+    server_down_bytes: int
+    text: str = ""
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """All rounds are over; ``model`` is the file of the trained model."""
+
+    rounds: int
+    model: str
+    weights_sha256: str
+    accuracy: float | None
+    loss: float | None

@@ -1,0 +1,357 @@
+"""The server's memory on disk: what has to survive ``kill -9`` at any instant.
+
+SQLite in write-ahead mode by default; any SQLAlchemy URL works. Every method is one transaction: it happened or it
+did not. An update is journaled before it is acknowledged, and its bytes go when its round is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from edgefl.wire.errors import StoreError
+from server.coordinator import Assignment, OpenRound
+from server.roster import Device
+
+_BLOB = sa.LargeBinary(length=2**32 - 1)
+_tables = sa.MetaData()
+
+_runs = sa.Table(
+    "runs",
+    _tables,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("federation", sa.String(64), nullable=False, index=True),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("model_version", sa.String(64), nullable=False),
+)
+_devices = sa.Table(
+    "devices",
+    _tables,
+    sa.Column("federation", sa.String(64), primary_key=True),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("hello", _BLOB, nullable=False),
+    sa.Column("tier", sa.String(64), nullable=False),
+    sa.Column("samples", sa.BigInteger, nullable=False),
+    sa.Column("online", sa.Boolean, nullable=False),
+    sa.Column("last_seen", sa.Float, nullable=False),
+)
+_rounds = sa.Table(
+    "rounds",
+    _tables,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("model_version", sa.String(64), nullable=False),
+    sa.Column("opened", sa.Float, nullable=False),
+    sa.Column("deadline", sa.Float, nullable=False),
+    sa.Column("goal", sa.Integer, nullable=False),
+    sa.Column("units", _BLOB, nullable=False),
+    sa.Column("outcome", sa.JSON, nullable=False),
+)
+_assignments = sa.Table(
+    "assignments",
+    _tables,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("tier", sa.String(64), nullable=False),
+    sa.Column("seed", sa.String(20), nullable=False),  # text: some databases have no unsigned 64 bits
+    sa.Column("nonce", sa.String(64), nullable=False),
+    sa.Column("weight_limit", sa.BigInteger, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+)
+_updates = sa.Table(
+    "updates",
+    _tables,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("nonce", sa.String(64), primary_key=True),
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("reason", sa.String(32), nullable=False),  # empty: accepted
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("weight", sa.BigInteger, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("bytes", _BLOB, nullable=True),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run. ``number`` is the next round's; ``model_version`` the version of the weights it starts from."""
+
+    run: str
+    digest: str
+    number: int
+    model_version: str
+
+
+@dataclass(frozen=True)
+class StoredUpdate:
+    """An accepted update as it came, with its weight."""
+
+    device: str
+    sha256: str
+    weight: int
+    data: bytes
+
+
+class Journal:
+    """The journal of one federation. StoreError if the database cannot be opened."""
+
+    def __init__(self, url: str, federation: str) -> None:
+        self._federation = federation
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _use_write_ahead_log)
+        with self._guard():
+            _tables.create_all(self._engine)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(
+                f"the journal at {self._engine.url!s} failed: {error}; free some space or choose another folder",
+                url=str(self._engine.url),
+            ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._guard(), self._engine.begin() as connection:
+            yield connection
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def latest_run(self) -> Run | None:
+        """The federation's run, if one was ever begun."""
+        query = sa.select(_runs).where(_runs.c.federation == self._federation)
+        with self._transaction() as connection:
+            row = connection.execute(query).mappings().first()
+        return Run(row["run"], row["digest"], row["number"], row["model_version"]) if row else None
+
+    def begin_run(self, run: Run) -> None:
+        with self._transaction() as connection:
+            connection.execute(_runs.insert().values(**vars(run), federation=self._federation))
+
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    def save_device(self, device: Device, hello: bytes) -> None:
+        """Remember a device and the hello it sent."""
+        self._upsert_device(device, {"hello": hello})
+
+    def save_presence(self, device: Device) -> None:
+        """Remember that a known device came or went."""
+        self._upsert_device(device, {})
+
+    def _upsert_device(self, device: Device, more: Mapping[str, object]) -> None:
+        key = (_devices.c.federation == self._federation) & (_devices.c.device == device.name)
+        values = {
+            "tier": device.tier,
+            "samples": device.samples,
+            "online": device.online,
+            "last_seen": device.seen,
+            **more,
+        }
+        with self._transaction() as connection:
+            if connection.execute(_devices.update().where(key).values(**values)).rowcount == 0:
+                values = {"hello": b"", **values}
+                connection.execute(
+                    _devices.insert().values(federation=self._federation, device=device.name, **values)
+                )
+
+    def devices(self) -> dict[str, Device]:
+        query = sa.select(_devices).where(_devices.c.federation == self._federation)
+        with self._transaction() as connection:
+            rows = connection.execute(query).mappings().all()
+        return {
+            row["device"]: Device(row["device"], row["tier"], row["samples"], row["online"], row["last_seen"])
+            for row in rows
+        }
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def open_round(self, run: str, opened: OpenRound, units: bytes) -> None:
+        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later."""
+        with self._transaction() as connection:
+            connection.execute(
+                _rounds.insert().values(
+                    run=run,
+                    round=opened.number,
+                    state="open",
+                    model_version=opened.model_version,
+                    opened=opened.opened,
+                    deadline=opened.deadline,
+                    goal=opened.goal,
+                    units=units,
+                    outcome={},
+                )
+            )
+            rows = [
+                {**vars(assignment), "seed": str(assignment.seed), "run": run, "round": opened.number}
+                for assignment in opened.assignments.values()
+            ]
+            connection.execute(_assignments.insert(), rows)
+
+    def current_round(self, run: str) -> OpenRound | None:
+        """The round a killed server left open."""
+        which = (_rounds.c.run == run) & (_rounds.c.state == "open")
+        with self._transaction() as connection:
+            row = connection.execute(sa.select(_rounds).where(which)).mappings().first()
+            if row is None:
+                return None
+            query = sa.select(_assignments).where(
+                (_assignments.c.run == run) & (_assignments.c.round == row["round"])
+            )
+            assigned = connection.execute(query).mappings().all()
+        assignments = {part["device"]: _assignment(part) for part in assigned}
+        return OpenRound(
+            row["round"], row["model_version"], row["opened"], row["deadline"], row["goal"], assignments
+        )
+
+    def published_units(self, run: str) -> list[bytes]:
+        """What :meth:`open_round` was given for the last two rounds, the newest first."""
+        query = sa.select(_rounds.c.units).where(_rounds.c.run == run).order_by(_rounds.c.round.desc())
+        with self._transaction() as connection:
+            return [row[0] for row in connection.execute(query.limit(2))]
+
+    def end_round(
+        self, run: str, number: int, *, state: str, model_version: str, outcome: Mapping[str, Any]
+    ) -> None:
+        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go."""
+        with self._transaction() as connection:
+            connection.execute(
+                _rounds.update()
+                .where((_rounds.c.run == run) & (_rounds.c.round == number))
+                .values(state=state, outcome=dict(outcome))
+            )
+            connection.execute(
+                _updates.update()
+                .where((_updates.c.run == run) & (_updates.c.round == number))
+                .values(bytes=None)
+            )
+            connection.execute(
+                _runs.update()
+                .where(_runs.c.run == run)
+                .values(number=number + 1, model_version=model_version)
+            )
+
+    def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
+        """Complete an ended round's outcome, with an evaluation for example."""
+        key = (_rounds.c.run == run) & (_rounds.c.round == number)
+        with self._transaction() as connection:
+            known = connection.execute(sa.select(_rounds.c.outcome).where(key)).scalar_one()
+            connection.execute(_rounds.update().where(key).values(outcome={**known, **more}))
+
+    def outcomes(self, run: str) -> list[tuple[int, str, dict[str, Any]]]:
+        """(round, state, outcome) of every round so far, in order."""
+        query = sa.select(_rounds.c.round, _rounds.c.state, _rounds.c.outcome).where(_rounds.c.run == run)
+        with self._transaction() as connection:
+            return [(row[0], row[1], row[2]) for row in connection.execute(query.order_by(_rounds.c.round))]
+
+    # -- updates ---------------------------------------------------------------------------------------------
+
+    def accept(
+        self,
+        run: str,
+        number: int,
+        assignment: Assignment,
+        *,
+        sha256: str,
+        weight: int,
+        metrics: Mapping[str, float],
+        data: bytes,
+    ) -> None:
+        """Keep an accepted update and mark its assignment; after this it may be acknowledged."""
+        with self._transaction() as connection:
+            _answer(connection, run, number, assignment.device, "accepted")
+            connection.execute(
+                _updates.insert().values(
+                    run=run,
+                    round=number,
+                    device=assignment.device,
+                    nonce=assignment.nonce,
+                    sha256=sha256,
+                    reason="",
+                    text="",
+                    weight=weight,
+                    metrics=dict(metrics),
+                    bytes=data,
+                )
+            )
+
+    def reject(
+        self,
+        run: str,
+        number: int,
+        device: str,
+        nonce: str,
+        sha256: str,
+        reason: str,
+        text: str,
+        *,
+        final: bool,
+    ) -> None:
+        """Record a refused update, once. ``final`` also ends the device's assignment in that round."""
+        key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
+        same = sa.and_(*(_updates.c[name] == value for name, value in key.items()))
+        row = {**key, "reason": reason, "text": text, "weight": 0, "metrics": {}, "bytes": None}
+        with self._transaction() as connection:
+            if final:
+                _answer(connection, run, number, device, "rejected")
+            if connection.execute(sa.select(_updates.c.reason).where(same)).first() is None:
+                connection.execute(_updates.insert().values(**row))
+
+    def was_accepted(self, run: str, number: int, device: str, nonce: str) -> bool:
+        """Whether this answer of this device has been accepted before, in any round of the run."""
+        query = sa.select(_updates.c.sha256).where(
+            (_updates.c.run == run)
+            & (_updates.c.round == number)
+            & (_updates.c.device == device)
+            & (_updates.c.nonce == nonce)
+            & (_updates.c.reason == "")
+        )
+        with self._transaction() as connection:
+            return connection.execute(query).first() is not None
+
+    def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
+        """The accepted updates of an open round, one at a time: memory stays at one update."""
+        query = sa.select(_updates.c.device, _updates.c.sha256, _updates.c.weight).where(
+            (_updates.c.run == run) & (_updates.c.round == number) & (_updates.c.reason == "")
+        )
+        with self._transaction() as connection:
+            heads = connection.execute(query.order_by(_updates.c.device)).all()
+        for device, sha256, weight in heads:
+            which = (_updates.c.run == run) & (_updates.c.round == number) & (_updates.c.device == device)
+            body = sa.select(_updates.c.bytes).where(which & (_updates.c.sha256 == sha256))
+            with self._transaction() as connection:
+                yield StoredUpdate(device, sha256, weight, connection.execute(body).scalar_one())
+
+
+def _answer(connection: Connection, run: str, number: int, device: str, status: str) -> None:
+    key = (_assignments.c.run == run) & (_assignments.c.round == number) & (_assignments.c.device == device)
+    connection.execute(_assignments.update().where(key).values(status=status))
+
+
+def _assignment(row: Mapping[Any, Any]) -> Assignment:
+    return Assignment(
+        row["device"], row["tier"], int(row["seed"]), row["nonce"], row["weight_limit"], row["status"]
+    )
+
+
+def _use_write_ahead_log(connection: Any, _record: object) -> None:
+    """Writers do not block readers, and a commit is on disk (FULL) before we acknowledge an update."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()

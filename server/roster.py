@@ -1,0 +1,75 @@
+"""Who a device is to the server: its tier, and whether a round may select it. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class TierRule:
+    """Who belongs to a tier: device-name patterns first, then reported memory in bytes."""
+
+    name: str
+    patterns: tuple[str, ...] = ()
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device the server has heard of. ``tier`` is empty when no tier fits it; ``seen`` is epoch seconds."""
+
+    name: str
+    tier: str
+    samples: int
+    online: bool
+    seen: float
+
+    def eligible(self, now: float, grace_s: float) -> bool:
+        """Whether a round may select it: it has a tier, and is online or went offline less than ``grace_s`` ago."""
+        return bool(self.tier) and (self.online or now - self.seen < grace_s)
+
+
+def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int) -> str:
+    """The first tier with a pattern that matches, else the largest whose memory the device has; "" if none fits."""
+    for tier in tiers:
+        if any(fnmatchcase(device, pattern) for pattern in tier.patterns):
+            return tier.name
+    fitting = [tier for tier in tiers if tier.memory_bytes <= memory_bytes]
+    return max(fitting, key=lambda tier: tier.memory_bytes).name if fitting else ""
+
+
+def eligible(devices: Mapping[str, Device], now: float, grace_s: float) -> list[str]:
+    """Names of the devices a round may select, sorted."""
+    return sorted(name for name, device in devices.items() if device.eligible(now, grace_s))
+
+
+def share(fraction: float, count: int) -> int:
+    """``ceil(fraction * count)``, at most ``count``; the tiny subtraction undoes 0.1 * 30 = 3.0000000000000004."""
+    return min(count, math.ceil(fraction * count - 1e-9))
+
+
+def sample(seed: int, round_number: int, names: Iterable[str], count: int) -> list[str]:
+    """``count`` of ``names``, uniformly by (seed, round), sorted.
+
+    Names are ranked by a hash of their own, so one more device displaces at most one of the others.
+    """
+    ranked = sorted(names, key=lambda name: _digest("select", seed, round_number, name))
+    return sorted(ranked[:count])
+
+
+def task_seed(seed: int, round_number: int, device: str) -> int:
+    """Seed of a device's batches and noise in one round, in [0, 2**63)."""
+    return int.from_bytes(_digest("task", seed, round_number, device)[:8], "big") >> 1
+
+
+def task_nonce(run: str, seed: int, round_number: int, device: str) -> str:
+    """Name of a device's answer in one round of one run; the same again after a restart."""
+    return _digest("nonce", run, seed, round_number, device).hex()[:24]
+
+
+def _digest(*parts: object) -> bytes:
+    return hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
