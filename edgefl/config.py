@@ -62,7 +62,7 @@ class ProgramTable(_Table):
 class DataTable(_Table):
     """What the simulated devices hold, and what the server evaluates on."""
 
-    name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits"] = Field(
+    name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits", "random"] = Field(
         "auto", description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits"
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
@@ -100,7 +100,9 @@ class TierTable(_Table):
     """A class of devices of equal capacity: the output-side suffix it trains."""
 
     cut: int = Field(0, ge=0, description="units frozen at the input side; 0 trains the whole model")
-    chunks: int = Field(1, ge=1, description="downloads in which the frozen prefix arrives")
+    chunks: int | tuple[tuple[str, ...], ...] = Field(
+        1, description="downloads in which the frozen prefix arrives, or their unit names as lists"
+    )
     devices: tuple[str, ...] = Field((), description="patterns of device names that belong here, like weak-*")
     memory_bytes: int = Field(0, ge=0, description="memory a device must report to be given this tier")
     count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
@@ -236,13 +238,23 @@ def _document_limits() -> list[str]:
     ]
 
 
+def dump(federation: Federation) -> str:
+    """The federation as TOML that :func:`load` reads back to an equal one."""
+    tables = federation.model_dump()
+    tiers = tables.pop("tiers")
+    lines: list[str] = []
+    for name, table in [*tables.items(), *((f"tiers.{tier}", table) for tier, table in tiers.items())]:
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
+    return "\n".join(lines)
+
+
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return f'"{value}"'
+        return msgspec.json.encode(value).decode()
     if isinstance(value, dict):
-        return "{}"
-    if isinstance(value, tuple):
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return str(value)

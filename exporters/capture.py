@@ -41,6 +41,7 @@ _SAME_VALUE = frozenset(
         _aten.alias.default,
         _aten.clone.default,
         _aten.detach.default,
+        _aten.detach_.default,
         _aten.lift_fresh.default,
         _aten.lift_fresh_copy.default,
     }
@@ -92,9 +93,12 @@ def capture(function: Function) -> Captured:
         decomposition_table=core_table(),
         _allow_non_fake_inputs=True,
     )
-    _simplify(core)
+    _drop_copies(core)
+    _drop_outside_writes(function, core)
+    core.graph.eliminate_dead_code()
+    _separate_outputs(core)
     used = _drop_unused_inputs(core, tuple(function.inputs))
-    _lift_constants(function, core)
+    _check_constants(function, core)
     core.recompile()
     return Captured(
         function=function,
@@ -153,16 +157,16 @@ def _call_entry(signature: ExportGraphSignature, inputs: int, outputs: int) -> M
 
 def _constants_to_placeholders(graph: fx.Graph, module: fx.GraphModule) -> dict[str, str]:
     """Replace each ``get_attr`` by a leading placeholder; map its node name to the attribute's name."""
-    constants: dict[str, str] = {}
+    placeholders: dict[str, fx.Node] = {}
     first = next(iter(graph.nodes))
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
-        with graph.inserting_before(first):
-            placeholder = graph.placeholder(f"c_{node.target}")
-        placeholder.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(placeholder)
+        if node.target not in placeholders:
+            with graph.inserting_before(first):
+                placeholders[node.target] = graph.placeholder(f"c_{node.target}")
+            placeholders[node.target].meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(placeholders[node.target])
         graph.erase_node(node)
-        constants[placeholder.name] = node.target
-    return constants
+    return {node.name: target for target, node in placeholders.items()}
 
 
 def _trace(function: Function, traced: object, arguments: tuple[Tensor, ...], **options: object) -> fx.GraphModule:
@@ -198,14 +202,32 @@ def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec
     return {name: TensorSpec.of(value) for name, value in result.items()}
 
 
-def _simplify(module: fx.GraphModule) -> None:
-    """Remove copies and dead code in place; an output that is an input or another output keeps its own copy."""
-    graph = module.graph
-    for node in list(graph.nodes):
+def _drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
+    """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them."""
+    for node in list(module.graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        target = node.args[0]
+        if node.users or target.op != "get_attr" or len(target.users) > 1:
+            raise ExportError(
+                f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}); make it "
+                "an input and return the new value",
+                function=function.name,
+            )
+        module.graph.erase_node(node)
+
+
+def _drop_copies(module: fx.GraphModule) -> None:
+    for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in _SAME_VALUE and _same_layout(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
+            module.graph.erase_node(node)
+
+
+def _separate_outputs(module: fx.GraphModule) -> None:
+    """Give an output that is an input, a constant or another output a copy of its own."""
+    graph = module.graph
     output = graph.output_node()
     results: list[fx.Node] = []
     for node in output.args[0]:
@@ -235,7 +257,7 @@ def _drop_unused_inputs(module: fx.GraphModule, names: tuple[str, ...]) -> tuple
     return tuple(used)
 
 
-def _lift_constants(function: Function, module: fx.GraphModule) -> None:
+def _check_constants(function: Function, module: fx.GraphModule) -> None:
     """Check tensors that the function closes over: small buffers stay as constants, a weight is an error."""
     for node in module.graph.nodes:
         if node.op != "get_attr":

@@ -56,21 +56,6 @@ def bmm(x: Value, y: Value) -> Value:
     return op.MatMul(x, y)
 
 
-def batch_norm_of_batch(
-    x: Value, weight: Value, bias: Value, training: bool, momentum: float, eps: float
-) -> tuple[Value, Value, Value]:
-    """(y, mean, 1 / sqrt(variance + eps)) with the statistics of the batch.
-
-    The training form of BatchNormalization. torch.onnx would write the inference form for this op. ONNX returns
-    running statistics r * momentum + batch * (1 - momentum); momentum 0 leaves those of the batch (population
-    variance), whatever is given as r.
-    """
-    y, mean, variance = op.BatchNormalization(
-        x, weight, bias, bias, bias, epsilon=eps, momentum=0.0, training_mode=1
-    )
-    return y, mean, op.Reciprocal(op.Sqrt(op.Add(variance, op.Constant(value_float=eps))))
-
-
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.view.default: view,
     _aten._unsafe_view.default: view,
@@ -81,5 +66,4 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.permute.default: permute,
     _aten.flip.default: flip,
     _aten.bmm.default: bmm,
-    _aten._native_batch_norm_legit.no_stats: batch_norm_of_batch,
 }

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgefl.submodels.submodel import Region, slices
 from edgefl.wire.tensors import Array
-
-Region = tuple[tuple[int, int], ...] | None
-"""Part of a global tensor that a submodel holds: (start, stop) per axis, or None for the whole tensor."""
 
 Floats = npt.NDArray[np.floating]
 _MOST_RUNS = 1024  # beyond this, one indexed addition is cheaper than a loop over slices
@@ -65,11 +63,10 @@ def cover(layout: Layout, regions: Mapping[str, Region]) -> Coverage:
     shapes: dict[str, tuple[int, ...]] = {}
     pieces: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     for name in sorted(regions):
-        whole, region = layout.shapes[name], regions[name]
+        whole = layout.shapes[name]
         count = int(np.prod(whole, dtype=np.int64))
         positions = np.arange(count, dtype=np.int64).reshape(whole) + layout.offsets[name]
-        if region is not None:
-            positions = positions[tuple(slice(start, stop) for start, stop in region)]
+        positions = positions[slices(regions[name])]
         shapes[name] = positions.shape
         pieces.append(positions.ravel())
     index = np.concatenate(pieces)

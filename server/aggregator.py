@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgefl.submodels.submodel import Region
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Array, Arrays
-from server.accumulator import Coverage, Floats, Layout, Region, accumulator, cover, layout_of
+from server.accumulator import Coverage, Floats, Layout, accumulator, cover, layout_of
 
-__all__ = ["VALUE_LIMIT", "Aggregator", "Checked", "Coverage", "Layout", "Region", "layout_of"]
+__all__ = ["VALUE_LIMIT", "Aggregator", "Checked", "layout_of"]
 
 VALUE_LIMIT = 2.0**20
 """Largest magnitude an update may hold. No trained network comes near it; with it int64 cannot overflow."""

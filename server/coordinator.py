@@ -19,6 +19,8 @@ from edgefl.wire.errors import UpdateRejected
 from server import roster
 from server.roster import Device, TierRule
 
+Outcome = Literal["closed", "abandoned"]
+
 MOST_SAMPLES = 1 << 24
 """Largest weight of one update when updates are weighted by samples."""
 
@@ -122,7 +124,7 @@ class ModelReady:
 
 @dataclass(frozen=True)
 class Outage:
-    """The server could not be reached for ``seconds``: the deadline moves, devices are not to blame."""
+    """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
 
     seconds: float
 
@@ -189,9 +191,8 @@ def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, A
             return _settle(rules, _seen(state, event, now), now)
         case Answered():
             return _settle(rules, _answered(state, event), now)
-        case Outage() if state.round is not None:
-            later = replace(state.round, deadline=state.round.deadline + event.seconds)
-            return _settle(rules, replace(state, round=later), now)
+        case Outage():
+            return _settle(rules, _delayed(state, event.seconds), now)
         case ModelReady() if state.phase == "closing" and state.round is not None:
             ended = replace(state, model_version=event.model_version)
             return _settle(rules, _between_rounds(ended, state.round.number, now), now)
@@ -210,10 +211,13 @@ def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
     device = Device(event.device, tier, event.samples, online=True, seen=now)
     state = replace(state, devices={**state.devices, event.device: device})
-    waiting_for = state.round.assignments.get(event.device) if state.round and state.phase == "open" else None
-    again: Actions = (SendTask(waiting_for),) if waiting_for and waiting_for.status == "open" else ()
     state, actions = _settle(rules, state, now)
-    return state, again + actions
+    if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
+        return state, actions  # opening a round sends every task
+    assignment = state.round.assignments.get(event.device)
+    if assignment is None or assignment.status != "open":
+        return state, actions
+    return state, (*actions, SendTask(assignment))
 
 
 def _seen(state: State, event: DeviceStatus, now: float) -> State:
@@ -222,6 +226,11 @@ def _seen(state: State, event: DeviceStatus, now: float) -> State:
         return state  # a stranger has to say hello first; "offline" twice does not restart its grace
     device = replace(known, online=event.online, seen=now)
     return replace(state, devices={**state.devices, event.device: device})
+
+
+def _delayed(state: State, seconds: float) -> State:
+    current = state.round and replace(state.round, deadline=state.round.deadline + seconds)
+    return replace(state, waiting_since=state.waiting_since + seconds, round=current)
 
 
 def _answered(state: State, event: Answered) -> State:
@@ -265,15 +274,20 @@ def _between_rounds(state: State, ended: int, now: float) -> State:
     return replace(state, phase="waiting", next_round=ended + 1, waiting_since=now, round=None)
 
 
+def presence(rules: Rules, state: State, now: float) -> tuple[int, int]:
+    """(devices the next round may select, devices it needs to open)."""
+    patient = state.next_round == 1 and now < state.waiting_since + rules.ready_timeout_s
+    needed = max(1, rules.min_reports, rules.min_devices if patient else 1)
+    return len(roster.eligible(state.devices, now, rules.offline_grace_s)), needed
+
+
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     if state.next_round > rules.rounds:
         return replace(state, phase="done"), (Finish(),)
-    names = roster.eligible(state.devices, now, rules.offline_grace_s)
-    patient = state.next_round == 1 and now < state.waiting_since + rules.ready_timeout_s
-    needed = max(1, rules.min_reports, rules.min_devices if patient else 1)
-    if len(names) < needed:
+    there, needed = presence(rules, state, now)
+    if there < needed:
         return state, ()
-    opened = _new_round(rules, state, names, now)
+    opened = _new_round(rules, state, roster.eligible(state.devices, now, rules.offline_grace_s), now)
     return replace(state, phase="open", round=opened), (Open(opened),)
 
 

@@ -21,6 +21,13 @@ class Started(Event, frozen=True, kw_only=True):
     device: str
 
 
+class Exporting(Event, frozen=True, kw_only=True):
+    """A tier's graphs are being made; this takes a while, once per configuration."""
+
+    tier: str
+    text: str
+
+
 class Waiting(Event, frozen=True, kw_only=True):
     """No round is open: ``known`` of the ``needed`` devices are there."""
 

@@ -28,7 +28,6 @@ _runs = sa.Table(
     sa.Column("federation", sa.String(64), nullable=False, index=True),
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("model_version", sa.String(64), nullable=False),
 )
 _devices = sa.Table(
     "devices",
@@ -78,18 +77,19 @@ _updates = sa.Table(
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("weight", sa.BigInteger, nullable=False),
     sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("down_bytes", sa.BigInteger, nullable=False),
+    sa.Column("up_bytes", sa.BigInteger, nullable=False),
     sa.Column("bytes", _BLOB, nullable=True),
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run. ``number`` is the next round's; ``model_version`` the version of the weights it starts from."""
+    """One training run; ``number`` is that of its next (or open) round, which starts from checkpoint ``number - 1``."""
 
     run: str
     digest: str
     number: int
-    model_version: str
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,17 @@ class StoredUpdate:
     sha256: str
     weight: int
     data: bytes
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one."""
+
+    reports: int
+    rejected: int
+    train_loss: float | None
+    down_bytes: int
+    up_bytes: int
 
 
 class Journal:
@@ -138,7 +149,7 @@ class Journal:
         query = sa.select(_runs).where(_runs.c.federation == self._federation)
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
-        return Run(row["run"], row["digest"], row["number"], row["model_version"]) if row else None
+        return Run(row["run"], row["digest"], row["number"]) if row else None
 
     def begin_run(self, run: Run) -> None:
         with self._transaction() as connection:
@@ -225,9 +236,7 @@ class Journal:
         with self._transaction() as connection:
             return [row[0] for row in connection.execute(query.limit(2))]
 
-    def end_round(
-        self, run: str, number: int, *, state: str, model_version: str, outcome: Mapping[str, Any]
-    ) -> None:
+    def end_round(self, run: str, number: int, *, state: str, outcome: Mapping[str, Any]) -> None:
         """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go."""
         with self._transaction() as connection:
             connection.execute(
@@ -240,11 +249,7 @@ class Journal:
                 .where((_updates.c.run == run) & (_updates.c.round == number))
                 .values(bytes=None)
             )
-            connection.execute(
-                _runs.update()
-                .where(_runs.c.run == run)
-                .values(number=number + 1, model_version=model_version)
-            )
+            connection.execute(_runs.update().where(_runs.c.run == run).values(number=number + 1))
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""
@@ -252,6 +257,13 @@ class Journal:
         with self._transaction() as connection:
             known = connection.execute(sa.select(_rounds.c.outcome).where(key)).scalar_one()
             connection.execute(_rounds.update().where(key).values(outcome={**known, **more}))
+
+    def outcome(self, run: str, number: int) -> tuple[str, dict[str, Any]]:
+        """(state, outcome) of one round."""
+        which = (_rounds.c.run == run) & (_rounds.c.round == number)
+        with self._transaction() as connection:
+            row = connection.execute(sa.select(_rounds.c.state, _rounds.c.outcome).where(which)).one()
+        return row[0], row[1]
 
     def outcomes(self, run: str) -> list[tuple[int, str, dict[str, Any]]]:
         """(round, state, outcome) of every round so far, in order."""
@@ -270,9 +282,13 @@ class Journal:
         sha256: str,
         weight: int,
         metrics: Mapping[str, float],
+        sizes: tuple[int, int],
         data: bytes,
     ) -> None:
-        """Keep an accepted update and mark its assignment; after this it may be acknowledged."""
+        """Keep an accepted update and mark its assignment; after this it may be acknowledged.
+
+        ``sizes`` are the bytes that the device fetched and sent for the round.
+        """
         with self._transaction() as connection:
             _answer(connection, run, number, assignment.device, "accepted")
             connection.execute(
@@ -286,6 +302,8 @@ class Journal:
                     text="",
                     weight=weight,
                     metrics=dict(metrics),
+                    down_bytes=max(0, min(sizes[0], 2**62)),
+                    up_bytes=sizes[1],
                     bytes=data,
                 )
             )
@@ -301,16 +319,34 @@ class Journal:
         text: str,
         *,
         final: bool,
-    ) -> None:
-        """Record a refused update, once. ``final`` also ends the device's assignment in that round."""
+    ) -> bool:
+        """Record a refused update; False if it was known. ``final`` also ends the device's part in that round."""
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         same = sa.and_(*(_updates.c[name] == value for name, value in key.items()))
-        row = {**key, "reason": reason, "text": text, "weight": 0, "metrics": {}, "bytes": None}
+        empty = {"weight": 0, "metrics": {}, "down_bytes": 0, "up_bytes": 0, "bytes": None}
         with self._transaction() as connection:
             if final:
                 _answer(connection, run, number, device, "rejected")
-            if connection.execute(sa.select(_updates.c.reason).where(same)).first() is None:
-                connection.execute(_updates.insert().values(**row))
+            if connection.execute(sa.select(_updates.c.reason).where(same)).first() is not None:
+                return False
+            connection.execute(_updates.insert().values(**key, **empty, reason=reason, text=text))
+            return True
+
+    def tally(self, run: str, number: int) -> Tally:
+        """What the updates of a round come to."""
+        query = sa.select(_updates.c.reason, _updates.c.metrics, _updates.c.down_bytes, _updates.c.up_bytes)
+        which = (_updates.c.run == run) & (_updates.c.round == number)
+        with self._transaction() as connection:
+            rows = connection.execute(query.where(which).order_by(_updates.c.device)).all()
+        accepted = [row for row in rows if not row[0]]
+        losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
+        return Tally(
+            reports=len(accepted),
+            rejected=len(rows) - len(accepted),
+            train_loss=sum(losses) / len(losses) if losses else None,
+            down_bytes=sum(row[2] for row in accepted),
+            up_bytes=sum(row[3] for row in accepted),
+        )
 
     def was_accepted(self, run: str, number: int, device: str, nonce: str) -> bool:
         """Whether this answer of this device has been accepted before, in any round of the run."""

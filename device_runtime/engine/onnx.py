@@ -49,18 +49,16 @@ class OnnxEngine:
 
 
 class OnnxGraph:
-    """One session and its manifest entry."""
+    """One session and its manifest entry. Outputs are matched by position: ONNX allows no name on both sides."""
 
     def __init__(self, graph: Graph, session: Any) -> None:
         self._graph = graph
         self._session = session
-        found = {port.name for port in session.get_inputs()}, {port.name for port in session.get_outputs()}
-        expected = {port.name for port in graph.inputs}, {port.name for port in graph.outputs}
-        if found != expected:
-            wrong = sorted((found[0] ^ expected[0]) | (found[1] ^ expected[1]))
-            raise BundleError(
-                f"graph {graph.name!r} and its manifest disagree on ports {wrong[:5]}; export it again"
-            )
+        self._outputs = [port.name for port in session.get_outputs()]
+        found, expected = {port.name for port in session.get_inputs()}, {port.name for port in graph.inputs}
+        if found != expected or len(self._outputs) != len(graph.outputs):
+            wrong = sorted(found ^ expected)[:5] or [f"{len(self._outputs)} outputs instead of {len(graph.outputs)}"]
+            raise BundleError(f"graph {graph.name!r} and its manifest disagree on {wrong}; export the bundle again")
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         binding = self._session.io_binding()
@@ -69,8 +67,8 @@ class OnnxGraph:
                 binding.bind_ortvalue_input(port.name, state[port.name])
             else:
                 binding.bind_cpu_input(port.name, np.ascontiguousarray(feeds[port.name]))
-        for port in self._graph.outputs:
-            binding.bind_output(port.name, _DEVICE)
+        for name in self._outputs:
+            binding.bind_output(name, _DEVICE)
         self._session.run_with_iobinding(binding)
         values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
         kept = {port.name: values.pop(port.name) for port in self._graph.outputs_of("state")}

@@ -37,3 +37,8 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def quiet_environment() -> dict[str, str]:
+    """Variables for measured processes: one thread per library, as `edgefl device` uses by default."""
+    return {"OMP_NUM_THREADS": "1"}

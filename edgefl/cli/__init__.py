@@ -32,7 +32,9 @@ def main() -> None:
         extra = "server" if error.name in _SERVER_MODULES else ""
         if not extra:
             raise
-        typer.secho(f"error: this command needs {error.name}: pip install 'edgefl[{extra}]'", fg="red", err=True)
+        typer.secho(
+            f"error: this command needs {error.name}: pip install 'edgefl[{extra}]'", fg="red", err=True
+        )
         sys.exit(1)
 
 

@@ -31,8 +31,9 @@ def broker(
     import os
     import tempfile
 
-    from edgefl.wire.errors import ConfigError
     from server.broker import mosquitto_command, run_amqtt
+
+    from edgefl.wire.errors import ConfigError
 
     if kind == "amqtt":
         run_amqtt(host, port)

@@ -48,7 +48,9 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(
-    what: Annotated[Literal["models", "submodels", "programs", "codecs"], typer.Argument(help="what to list")],
+    what: Annotated[
+        Literal["models", "submodels", "programs", "codecs"], typer.Argument(help="what to list")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
 ) -> None:
     rows = {"models": _models, "submodels": _submodels, "programs": _programs, "codecs": _codecs}[what]()
@@ -67,7 +69,12 @@ def _models() -> list[dict[str, Any]]:
         spec = build(name)
         parameters = sum(parameter.numel() for parameter in spec.module.parameters())
         rows.append(
-            {"name": name, "parameters": parameters, "input": list(spec.sample.shape), "units": list(spec.units)}
+            {
+                "name": name,
+                "parameters": parameters,
+                "input": list(spec.sample.shape),
+                "units": list(spec.units),
+            }
         )
     return rows
 
@@ -101,7 +108,10 @@ def _submodels() -> list[dict[str, Any]]:
 def _programs() -> list[dict[str, Any]]:
     from edgefl.programs.catalog import PROGRAMS
 
-    return [{"name": name, "what": (factory.__doc__ or "").strip().splitlines()[0]} for name, factory in PROGRAMS.items()]
+    return [
+        {"name": name, "what": (factory.__doc__ or "").strip().splitlines()[0]}
+        for name, factory in PROGRAMS.items()
+    ]
 
 
 def _codecs() -> list[dict[str, Any]]:
@@ -126,7 +136,9 @@ def _show(bundle: Bundle) -> None:
     console.print(f"[bold]{manifest.model}[/] · tier {manifest.tier} · program {manifest.program}")
     console.print(f"digest      {bundle.ref(1 << 30).sha256}")
     console.print(f"parameters  {manifest.parameters:,} trained")
-    console.print(f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes")
+    console.print(
+        f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes"
+    )
     for number, chunk in enumerate(manifest.prefix, 1):
         console.print(f"forward {number}   {', '.join(chunk.units)}")
     phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
@@ -153,7 +165,9 @@ def _ports(ports: Any) -> str:
 
 def validate(
     path: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="federation file (TOML)")] = None,
-    template: Annotated[bool, typer.Option(help="print a file with every key, its default and its meaning")] = False,
+    template: Annotated[
+        bool, typer.Option(help="print a file with every key, its default and its meaning")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="the complete configuration as JSON")] = False,
 ) -> None:
     from edgefl import config
@@ -167,4 +181,6 @@ def validate(
     if as_json:
         print_json(loaded.model_dump())
     else:
-        typer.echo(f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(loaded.tiers)}")
+        typer.echo(
+            f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(loaded.tiers)}"
+        )

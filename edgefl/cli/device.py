@@ -32,12 +32,16 @@ def register(app: typer.Typer) -> None:
 
 def device(
     device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
-    data: Annotated[Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")],
+    data: Annotated[
+        Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
+    ],
     broker: Annotated[str, typer.Option(help="host:port of the MQTT broker")] = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[Path | None, typer.Option(help="folder for the device's store")] = None,
     tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
-    memory: Annotated[str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")] = "",
+    memory: Annotated[
+        str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
+    ] = "",
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,

@@ -18,7 +18,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.idx import FASHION_MNIST, MNIST, IdxSource, Progress
 from edgefl.wire.errors import DataError
 
-NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "digits")
+NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "digits", "random")
 _IDX: Mapping[str, IdxSource] = {"fashion_mnist": FASHION_MNIST, "mnist": MNIST}
 _CIFAR_SUBSET = "exact_subset_4k_1k.npz"
 _DIGITS_TRAIN = 1437
@@ -41,6 +41,8 @@ def load(
         return _auto(directory, download=download, progress=progress)
     if name == "digits":
         return digits()
+    if name == "random":
+        return random_images()
     if name == "cifar10":
         return _cifar10(places(directory))
     if name not in _IDX:
@@ -123,7 +125,7 @@ def _cifar10_subset(path: Path) -> Dataset:
 
 def digits() -> Dataset:
     """The 1,797 handwritten digits of scikit-learn, 8x8 with 17 grey levels; always the same 1,437 / 360 split."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     bunch = load_digits()
     x = bunch.images.astype(np.uint8)[:, None]
@@ -139,5 +141,23 @@ def digits() -> Dataset:
         test_y=y[test],
         scale=1.0 / deviation,
         shift=-mean / deviation,
+        classes=10,
+    )
+
+
+def random_images(samples: int = 8192) -> Dataset:
+    """Noise in CIFAR-10's shape with random labels: for benchmarks, where only sizes matter."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
+    y = rng.integers(0, 10, samples)
+    held_out = samples // 8
+    return Dataset(
+        name="random images (3x32x32)",
+        train_x=x[held_out:],
+        train_y=y[held_out:],
+        test_x=x[:held_out],
+        test_y=y[:held_out],
+        scale=2.0 / 255.0,
+        shift=-1.0,
         classes=10,
     )

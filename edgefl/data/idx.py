@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import os
 import sys
 import urllib.error
@@ -41,7 +42,7 @@ FASHION_MNIST = IdxSource(
     name="Fashion-MNIST",
     folder="fashion_mnist",
     urls=(
-        "https://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
     md5={
@@ -151,7 +152,7 @@ def _fetch(source: IdxSource, target: Path, md5: str, progress: Progress, timeou
     for base in source.urls:
         try:
             _copy(base + target.name, partial, progress, timeout_s)
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             problems.append(f"{base}: {getattr(error, 'reason', error)}")
             continue
         if _md5(partial) == md5:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.initial import initialise
+from edgefl.models.initial import initialised
 from edgefl.models.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.programs.contract import TensorSpec
@@ -45,14 +45,19 @@ def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 
     Its activations are counted for one sample, as the paper does for this model (spec 2.8).
     """
     side = size // 2 // 2
-    units: list[tuple[str, nn.Module]] = [
-        ("conv1", ConvPool(in_channels, 32)),
-        ("conv2", ConvPool(32, 64)),
-        ("dense1", Dense(64 * side * side, 2048, activate=True)),
-        ("dense2", Dense(2048, classes, activate=False)),
-    ]
+
+    def units() -> nn.Sequential:
+        return sequential(
+            [
+                ("conv1", ConvPool(in_channels, 32)),
+                ("conv2", ConvPool(32, 64)),
+                ("dense1", Dense(64 * side * side, 2048, activate=True)),
+                ("dense2", Dense(2048, classes, activate=False)),
+            ]
+        )
+
     sample = TensorSpec((in_channels, size, size))
-    return ModelSpec("cnn", initialise(sequential(units), seed), sample, classes, accounting_batch=1)
+    return ModelSpec("cnn", initialised(units, seed), sample, classes, accounting_batch=1)
 
 
 def mlp(
@@ -65,13 +70,15 @@ def mlp(
 ) -> ModelSpec:
     """Dense layers with ReLU between them: units ``dense1``, ``dense2``, ..., ``head``."""
     widths = [in_channels * size * size, *hidden]
-    units: list[tuple[str, nn.Module]] = [
-        (f"dense{index + 1}", Dense(inside, outside, activate=True))
-        for index, (inside, outside) in enumerate(pairwise(widths))
-    ]
-    units.append(("head", Dense(widths[-1], classes, activate=False)))
-    sample = TensorSpec((in_channels, size, size))
-    return ModelSpec("mlp", initialise(sequential(units), seed), sample, classes)
+
+    def units() -> nn.Sequential:
+        layers: list[tuple[str, nn.Module]] = [
+            (f"dense{number}", Dense(inside, outside, activate=True))
+            for number, (inside, outside) in enumerate(pairwise(widths), start=1)
+        ]
+        return sequential([*layers, ("head", Dense(widths[-1], classes, activate=False))])
+
+    return ModelSpec("mlp", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def bilstm(
@@ -87,10 +94,15 @@ def bilstm(
 
     A sample is ``length`` word numbers (int64). Activations are counted for one sample (spec 2.8).
     """
-    units: list[tuple[str, nn.Module]] = [
-        ("embedding", nn.Embedding(vocabulary, features)),
-        ("lstm", BiLstm(features, hidden, length, rate=rate)),
-        ("head", nn.Linear(2 * hidden, 1)),
-    ]
+
+    def units() -> nn.Sequential:
+        return sequential(
+            [
+                ("embedding", nn.Embedding(vocabulary, features)),
+                ("lstm", BiLstm(features, hidden, length, rate=rate)),
+                ("head", nn.Linear(2 * hidden, 1)),
+            ]
+        )
+
     sample = TensorSpec((length,), torch.int64)
-    return ModelSpec("bilstm", initialise(sequential(units), seed), sample, 2, accounting_batch=1)
+    return ModelSpec("bilstm", initialised(units, seed), sample, 2, accounting_batch=1)

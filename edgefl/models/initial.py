@@ -7,6 +7,7 @@ from a generator of their own: torch's global random state is neither read nor c
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,12 @@ from edgefl.models.recurrent import BiLstm
 
 
 @torch.no_grad()
-def initialise(module: nn.Sequential, seed: int) -> nn.Sequential:
-    """Fill every tensor of ``module`` in place from ``seed`` and return it; equal seeds give equal bytes."""
+def initialised(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
+    """The module that ``build`` makes, with every tensor filled from ``seed``; equal seeds give equal bytes."""
+    # Built without storage: torch's layers would otherwise draw their own initial values from the global generator.
+    with torch.device("meta"):
+        module = build()
+    module.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
         if isinstance(part, nn.Conv2d):

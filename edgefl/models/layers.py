@@ -8,7 +8,7 @@ these two instead, and :func:`visible` puts them into anybody's module.
 from __future__ import annotations
 
 import copy
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class BatchNorm(nn.Module):
         )
         if self.mode == "global":
             self._move(mean.detach(), inverse_std.detach(), x.numel() // x.shape[1])
-        return cast(Tensor, out)
+        return out
 
     def _move(self, mean: Tensor, inverse_std: Tensor, count: int) -> None:
         # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
@@ -103,7 +103,8 @@ def visible(module: nn.Module) -> nn.Module:
     """A deep copy of ``module`` that computes the same, with batch norm and dropout replaced by the layers above.
 
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
-    for tied parameters (two names would be trained apart) and for cumulative batch-norm averages.
+    for tied parameters (two names would be trained apart), cumulative batch-norm averages, and kinds of dropout
+    other than ``nn.Dropout``.
     """
     module = _replaced("", copy.deepcopy(module))
     seen: dict[int, str] = {}
@@ -132,6 +133,12 @@ def _replaced(path: str, module: nn.Module) -> nn.Module:
         return _batch_norm(path, module)
     if type(module) is nn.Dropout:
         return Dropout(module.p).train(module.training)
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        raise ModelError(
+            f"{type(module).__name__} {path!r} draws from a hidden generator; use nn.Dropout, whose randomness can be "
+            "made an input",
+            module=path,
+        )
     for name, child in list(module.named_children()):
         replacement = _replaced(f"{path}.{name}" if path else name, child)
         if replacement is not child:

@@ -66,12 +66,13 @@ class BiLstm(nn.Module):
         last = [
             cell(order, state)[0] for cell, order, state in zip(self.directions, orders, states, strict=True)
         ]
-        return self.drop_out(torch.cat(last, dim=1))
+        out: Tensor = self.drop_out(torch.cat(last, dim=1))
+        return out
 
     def _unpack(self, x: Tensor) -> tuple[Tensor, tuple[State, State]]:
         if self.skip == 0:
             return x, (self.forward_cell.zero_state(x), self.reverse_cell.zero_state(x))
-        words, *h_and_c = x.split([self.length * self.features, *[self.hidden] * 4], dim=1)
+        words, *h_and_c = torch.split(x, [self.length * self.features, *[self.hidden] * 4], dim=1)
         forward, reverse = (h_and_c[0], h_and_c[1]), (h_and_c[2], h_and_c[3])
         return words.reshape(-1, self.length, self.features), (forward, reverse)
 

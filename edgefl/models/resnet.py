@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.initial import initialise
+from edgefl.models.initial import initialised
 from edgefl.models.layers import BatchNorm, BnMode
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.programs.contract import TensorSpec
@@ -122,6 +122,16 @@ class _Shape:
 
 
 def _resnet(shape: _Shape, seed: int) -> ModelSpec:
+    return ModelSpec(
+        name=shape.name,
+        module=initialised(lambda: _units(shape), seed),
+        sample=TensorSpec((shape.in_channels, shape.size, shape.size)),
+        classes=shape.classes,
+        narrow=lambda ratio: _resnet(shape.narrow(ratio), seed),
+    )
+
+
+def _units(shape: _Shape) -> nn.Sequential:
     norm = partial(BatchNorm, mode=shape.bn, keep=shape.bn_keep)
     inside = shape.widths[0]
     units: list[tuple[str, nn.Module]] = [("stem", Stem(shape.in_channels, inside, norm))]
@@ -131,13 +141,7 @@ def _resnet(shape: _Shape, seed: int) -> ModelSpec:
             units.append((f"block{len(units)}", Block(inside, width, stride, position == 0, norm)))
             inside = width
     units.append(("head", Head(inside, shape.classes)))
-    return ModelSpec(
-        name=shape.name,
-        module=initialise(sequential(units), seed),
-        sample=TensorSpec((shape.in_channels, shape.size, shape.size)),
-        classes=shape.classes,
-        narrow=lambda ratio: _resnet(shape.narrow(ratio), seed),
-    )
+    return sequential(units)
 
 
 def _conv3(inside: int, outside: int, stride: int) -> nn.Conv2d:

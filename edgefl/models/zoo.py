@@ -27,6 +27,10 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
 }
 
 
+# Options that describe the data; a factory gets those that it declares.
+_SHAPE_OPTIONS = ("in_channels", "size", "classes", "sample_shape")
+
+
 def build(name: str, **options: Any) -> ModelSpec:
     """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
 
@@ -57,7 +61,7 @@ def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
     factory = _imported(path)
     seed = int(options.pop("seed", 0))
     accepted = inspect.signature(factory).parameters
-    kept = {key: options[key] for key in ("in_channels", "size", "classes", "sample_shape") if key in options}
+    kept: dict[str, Any] = {key: options[key] for key in _SHAPE_OPTIONS if key in options}
     passed = {key: value for key, value in options.items() if key in accepted or key not in kept}
     if "seed" in accepted:
         passed["seed"] = seed

@@ -107,20 +107,21 @@ class Objective:
         ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` (B,)
         int64. The arguments are never changed: batch norm's moving statistics come back as new tensors.
         """
-        tensors = {**params, **{name: tensor.clone() for name, tensor in buffers.items()}, **(noise or {})}
+        tensors = {**params, **{name: buffers[name].clone() for name in self.fixed}, **(noise or {})}
         logits = self._logits(tensors, x, training=True)
         losses = cross_entropy(logits, y)
-        moved = {name: tensors[name].detach() for name in buffers}
+        moved = {name: tensors[name].detach() for name in self.fixed}
         return losses.mean(), correct(logits.detach(), y).sum(), moved
 
     def evaluate(self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Inference mode: per sample, the cross-entropy (B,) and whether the label was found (B,), float32."""
-        logits = self._logits(dict(weights), x, training=False)
+        logits = self.predict(weights, x)
         return cross_entropy(logits, y), correct(logits, y)
 
     def predict(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Inference mode: the logits."""
-        return self._logits(dict(weights), x, training=False)
+        """Inference mode: the logits. ``weights`` may hold more than the suffix, such as the whole model."""
+        tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
+        return self._logits(tensors, x, training=False)
 
     def _logits(self, tensors: Tensors, x: Tensor, *, training: bool) -> Tensor:
         missing = [name for name in self.weights if name not in tensors]

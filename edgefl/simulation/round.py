@@ -33,7 +33,7 @@ def multi_step_forward(chunks: Sequence[Function], weights: Mapping[str, Tensor]
     for chunk in chunks:
         named = _weights_of(chunk, weights)
         size = chunk.inputs["batch.0.x"].shape[0]
-        groups = torch.arange(-(-len(x) // size) * size).remainder(len(x)).split(size)
+        groups = torch.arange(-(-len(x) // size) * size).remainder(len(x)).view(-1, size)
         outputs = [chunk(named | {"batch.0.x": record[rows]})["record.x"] for rows in groups]
         record = torch.cat(outputs)[: len(x)]
     return record

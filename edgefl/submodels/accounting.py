@@ -6,11 +6,11 @@ All numbers are elements, not bytes; nothing here allocates or computes values.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
-import torch
 from torch import Tensor, nn
 
 from edgefl.models.recurrent import BiLstm
@@ -103,7 +103,7 @@ def m_forward(chunk: Chunk, batch: int = 32) -> int:
     The weights include moving statistics. "Live" follows the operations of the unit, each value freed after its
     last use; views cost nothing.
     """
-    weights = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
+    weights: int = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
     live, sample = 0, chunk.sample
     for name, unit in chunk.module.named_children():
         peak, sample = live_elements(name, unit, sample, batch)
@@ -140,7 +140,7 @@ def m_peak(submodel: OutputSide, *, batch: int = 32, samples: int = 0, record_in
 
 def elements(spec: TensorSpec) -> int:
     """Number of elements of a tensor of this shape."""
-    return torch.Size(spec.shape).numel()
+    return math.prod(spec.shape)
 
 
 def per_unit(spec: ModelSpec) -> Iterable[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from edgefl.wire.errors import BundleError
 
 DIGEST_BYTES = 32
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +39,13 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
         """Whether ``data`` is chunk ``index`` of this blob."""
         return 0 <= index < self.count and hashlib.sha256(data).digest() == self.chunk_digest(index)
 
+    def _consistent(self) -> bool:
+        expected = 0 if self.count == 1 else self.count * DIGEST_BYTES
+        return SHA256.fullmatch(self.sha256) is not None and len(self.digests) == expected
+
     def check(self, limit: int) -> None:
         """Raise BundleError if the reference contradicts itself or exceeds ``limit`` bytes."""
-        expected = 0 if self.count == 1 else self.count * DIGEST_BYTES
-        well_formed = len(self.sha256) == 2 * DIGEST_BYTES and all(
-            c in "0123456789abcdef" for c in self.sha256
-        )
-        if not well_formed or self.size < 0 or self.chunk <= 0 or len(self.digests) != expected:
+        if self.size < 0 or self.chunk <= 0 or not self._consistent():
             raise BundleError(
                 f"blob reference {self.sha256[:12]!r} is malformed; ask the server to publish it again"
             )

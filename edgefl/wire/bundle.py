@@ -17,6 +17,7 @@ from edgefl.wire.errors import BundleError
 from edgefl.wire.manifest import Manifest
 
 MANIFEST_NAME = "manifest.msgpack"
+_MANIFEST_LIMIT = 64 << 20  # far beyond any manifest; keeps a zip bomb from filling the memory
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal bundles are equal files
 
 
@@ -57,18 +58,32 @@ def read(path: Path) -> Bundle:
     """The bundle in a file, every digest checked; BundleError says what is wrong with the file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = manifests.decode(archive.read(MANIFEST_NAME))
+            manifest = manifests.decode(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
             blobs = {
-                graph.blob.sha256: verified(graph.blob, archive.read(f"blobs/{graph.blob.sha256}"))
-                for graph in manifest.graphs
+                ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
+                for ref in (graph.blob for graph in manifest.graphs)
             }
+    except BundleError:
+        raise
     except FileNotFoundError as error:
         raise BundleError(
             f"there is no bundle at {path}; make one with `edgefl export`", path=str(path)
         ) from error
-    except (zipfile.BadZipFile, KeyError, EOFError, OSError, ValueError, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+    except Exception as error:  # a damaged zip raises a dozen unrelated types, RuntimeError among them
         raise BundleError(
             f"{path} is not a whole bundle ({error}): it is corrupt or truncated; export or fetch it again",
             path=str(path),
         ) from error
     return Bundle(manifest, blobs)
+
+
+def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """One entry, unpacked only if it says that it is no larger than it may be."""
+    size = archive.getinfo(name).file_size
+    if size > most:
+        raise BundleError(
+            f"{name} unpacks to {size} bytes where at most {most} are expected; export or fetch the bundle again",
+            size=size,
+            limit=most,
+        )
+    return archive.read(name)

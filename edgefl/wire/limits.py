@@ -41,7 +41,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """MQTT keep-alive. The broker reports a dead device after 1.5 times this."""
 
     reconnect_min_s: float = 0.2
-    """First pause before reconnecting; doubled up to the maximum, with full jitter so a fleet does not stampede."""
+    """First pause before reconnecting; doubled up to the maximum, and each cut by up to half at random
+    so that a fleet does not stampede."""
 
     reconnect_max_s: float = 10.0
     """Longest pause before reconnecting."""

@@ -17,7 +17,12 @@ import numpy as np
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError
-from edgefl.wire.messages import VERSION
+from edgefl.wire.messages import MALFORMED, VERSION, Message
+
+DTYPES = frozenset(
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
+)
+"""What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
 
 Role = Literal["weights", "state", "carry", "batch", "noise", "hyper", "update", "metric", "record"]
 
@@ -120,16 +125,22 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes) -> Manifest:
     """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
     try:
+        version = msgspec.msgpack.decode(data, type=Message).v
+        if version != VERSION:
+            raise BundleError(
+                f"the manifest has version {version}, this runtime reads {VERSION}: install a matching edgefl",
+                version=version,
+            )
         manifest = msgspec.msgpack.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise BundleError(f"the manifest is malformed: {error}; export the bundle again") from error
-    if manifest.v != VERSION:
-        raise BundleError(
-            f"the manifest has version {manifest.v}, this runtime reads {VERSION}: install a matching edgefl",
-            version=manifest.v,
-        )
     _check(manifest)
     return manifest
+
+
+def _consistent(port: Port) -> bool:
+    named = port.name.partition(".")[0] == port.role
+    return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
 
 
 def _check(manifest: Manifest) -> None:
@@ -139,7 +150,7 @@ def _check(manifest: Manifest) -> None:
         manifest.graph(name)
     for graph in manifest.graphs:
         for port in (*graph.inputs, *graph.outputs):
-            if port.name.partition(".")[0] != port.role or any(size < 0 for size in port.shape):
+            if not _consistent(port):
                 raise BundleError(
                     f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
                 )

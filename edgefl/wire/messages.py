@@ -14,6 +14,11 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
 
 VERSION = 1
+ENVELOPE_BYTES = 512
+"""More than any UpdateChunk needs around its data, so that the whole payload stays within ``chunk_bytes``."""
+
+MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What decoding hostile bytes raises: msgspec reports deep nesting and broken UTF-8 as Python's own errors."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,5 +170,5 @@ def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
             _decoders[kind] = msgspec.msgpack.Decoder(kind)
         message: AnyMessage = _decoders[kind].decode(payload)
         return message
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error

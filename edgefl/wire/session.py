@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import queue
 import random
+import re
 import socket
 import threading
 from collections import OrderedDict
@@ -29,6 +30,7 @@ from edgefl.wire.limits import Limits
 
 _SOCKET_BUFFER = 1 << 20
 _SUBSCRIBE_BATCH = 8
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,14 @@ class Address:
         credentials, _, place = text.rpartition("@")
         username, _, password = credentials.partition(":")
         host, _, port = place.partition(":")
-        if not host or (port and not port.isdigit()):
+        number = int(port or 1883) if re.fullmatch(r"[0-9]{0,5}", port) else 0
+        if not host or not 1 <= number <= _LAST_PORT:
             raise BrokerError(
-                f"broker address {text!r} should read host:port, for example localhost:1883", address=text
+                f"broker address {place!r} should read host:port with a port up to {_LAST_PORT}, "
+                "for example localhost:1883",
+                address=place,
             )
-        return cls(host, int(port or 1883), username, password)
+        return cls(host, number, username, password)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -135,6 +140,7 @@ class Session:
         self._standing: OrderedDict[str, int] = OrderedDict()
         self._waiting: list[list[tuple[str, int]]] = []
         self._subscribing = 0
+        self._refusal = ""
         self._client = self._make_client(client_id, will)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
@@ -146,7 +152,7 @@ class Session:
         if self._address.username:
             client.username_pw_set(self._address.username, self._address.password)
         if self._address.ca_file:
-            client.tls_set(self._address.ca_file)
+            _use_tls(client, self._address.ca_file)
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=True)
         client.on_connect = self._on_connect
@@ -163,22 +169,26 @@ class Session:
         self._thread.start()
 
     def stop(self, drain_s: float = 2.0) -> None:
-        """Disconnect after giving queued messages ``drain_s`` seconds to leave."""
+        """Say goodbye (so the will stays unsaid) after giving bytes that wait for the network ``drain_s`` seconds.
+
+        Whoever needs a message to arrive waits for its :class:`Delivery` first.
+        """
         deadline = threading.Event()
         waited = 0.0
         while self._connected.is_set() and self._client.want_write() and waited < drain_s:
             deadline.wait(0.02)
             waited += 0.02
+        self._client.disconnect()  # before the flag: it also wakes the network thread
         self._stopping.set()
-        self._client.disconnect()
-        self._thread.join(timeout=drain_s + 1.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=drain_s + 1.0)
 
     @property
     def connected(self) -> bool:
         return self._connected.is_set()
 
     def _run(self) -> None:
-        attempt = 0
+        attempt = -1  # the first pause is the shortest, whether or not there ever was a connection
         while not self._stopping.is_set():
             reason = self._connect_and_loop()
             was_up = self._connected.is_set()
@@ -196,16 +206,27 @@ class Session:
 
     def _connect_and_loop(self) -> str:
         """One connection from start to end; returns why it ended."""
+        self._refusal = ""
         try:
             self._client.connect(self._address.host, self._address.port, keepalive=self._limits.keepalive_s)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             return f"cannot reach the broker at {self._address}: {error}"
         code = paho.MQTT_ERR_SUCCESS
         while code == paho.MQTT_ERR_SUCCESS and not self._stopping.is_set():
             code = self._client.loop(timeout=0.5)
         if self._stopping.is_set():
-            self._client.loop(timeout=0.0)
+            self._say_goodbye()
+        if self._refusal:
+            return f"the broker at {self._address} refused us: {self._refusal}"
         return f"connection to the broker at {self._address} lost: {paho.error_string(code)}"
+
+    def _say_goodbye(self) -> None:
+        """Without it the socket stays open, and the broker believes us alive until the keep-alive runs out."""
+        self._client.disconnect()
+        for _ in range(20):
+            if self._client.socket() is None:
+                return
+            self._client.loop(timeout=0.05)
 
     # -- callbacks, on the network thread --------------------------------------------------------------------
 
@@ -213,15 +234,16 @@ class Session:
         self, _client: object, _data: object, flags: object, code: object, _props: object
     ) -> None:
         if getattr(code, "is_failure", False):
-            self.inbox.put(Down(f"the broker at {self._address} refused us: {code}", 0.0))
+            self._refusal = str(code)
             return
         resumed = bool(getattr(flags, "session_present", False))
         self._connected.set()
         with self._lock:
             self._waiting.clear()
             self._subscribing = 0
-            if not resumed:
-                self._enqueue(list(self._standing.items()))
+            # Even in a resumed session: the process may be new and know nothing of what is retained, or the
+            # connection may have broken before these were asked for. Subscribing twice changes nothing else.
+            self._enqueue(list(self._standing.items()))
         self.inbox.put(Up(resumed))
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
@@ -239,7 +261,7 @@ class Session:
     def subscribe(self, topics: Iterable[str], qos: int = 1, *, standing: bool = True) -> None:
         """Subscribe in small batches, the next when the broker has answered the last.
 
-        ``standing`` subscriptions are asked for again whenever the broker lost our session.
+        ``standing`` subscriptions are asked for again after each connection, which also brings what is retained.
         """
         entries = [(topic, qos) for topic in topics]
         with self._lock:
@@ -259,7 +281,10 @@ class Session:
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
         """Queue a message; QoS 1 survives reconnects of this process."""
         self.sent_bytes += len(payload)
-        return Delivery(self._client.publish(topic, payload, qos=qos, retain=retain))
+        info = self._client.publish(topic, payload, qos=qos, retain=retain)
+        if qos > 0 and info.rc == paho.MQTT_ERR_NO_CONN:
+            info.rc = paho.MQTT_ERR_SUCCESS  # paho queued it, and would still call it failed once it arrived
+        return Delivery(info)
 
     def _enqueue(self, entries: list[tuple[str, int]]) -> None:
         for start in range(0, len(entries), _SUBSCRIBE_BATCH):
@@ -273,6 +298,16 @@ class Session:
             if code != paho.MQTT_ERR_SUCCESS:  # not connected: the caller asks again after Up
                 self._subscribing = 0
                 self._waiting.clear()
+
+
+def _use_tls(client: paho.Client, ca_file: str) -> None:
+    try:
+        client.tls_set(ca_file)
+    except (OSError, ValueError) as error:
+        raise BrokerError(
+            f"the certificate file {ca_file} cannot be used ({error}): give the PEM file of the broker's authority",
+            ca_file=ca_file,
+        ) from error
 
 
 def _widen_buffers(_client: object, _data: object, sock: object) -> None:

@@ -19,7 +19,8 @@ Arrays = dict[str, Array]
 
 def dump(arrays: Mapping[str, Array]) -> bytes:
     """Safetensors bytes; equal arrays give equal bytes, whatever the order of the mapping."""
-    ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
+    # np.asarray, because np.ascontiguousarray turns a scalar into an array of one.
+    ordered = {name: np.asarray(arrays[name], order="C") for name in sorted(arrays)}
     return bytes(_save(ordered))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from edgefl.wire.blobs import SHA256
 from edgefl.wire.errors import ConfigError, ProtocolError
 
 ROOT = "edgefl/v1"
+_NUMBER = re.compile(r"[0-9]{1,18}")  # int() would also take signs, spaces and other scripts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -87,17 +89,18 @@ class Topics:
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
         """(device, leaf, numbers) of a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0))."""
-        parts = topic.removeprefix(f"{self.root}/devices/").split("/")
-        if len(parts) < 2 or not topic.startswith(self.root) or not _NAME.fullmatch(parts[0]):
-            raise ProtocolError(f"topic {topic!r} is not a device topic of {self.root}", topic=topic)
-        try:
-            return parts[0], parts[1], tuple(int(part) for part in parts[2:])
-        except ValueError as error:
-            raise ProtocolError(f"topic {topic!r} should end in numbers", topic=topic) from error
+        prefix = f"{self.root}/devices/"
+        parts = topic.removeprefix(prefix).split("/")
+        if not topic.startswith(prefix) or len(parts) < 2 or not _NAME.fullmatch(parts[0]):
+            raise ProtocolError(f"topic {topic[:200]!r} is not a device topic of {self.root}", topic=topic)
+        if not all(_NUMBER.fullmatch(part) for part in parts[2:]):
+            raise ProtocolError(f"topic {topic[:200]!r} should end in numbers", topic=topic)
+        return parts[0], parts[1], tuple(int(part) for part in parts[2:])
 
     def parse_blob(self, topic: str) -> tuple[str, int]:
         """(sha256, index) of a blob chunk topic."""
-        sha256, _, index = topic.removeprefix(f"{self.root}/blobs/").partition("/")
-        if not index.isdigit():
-            raise ProtocolError(f"topic {topic!r} is not a blob chunk", topic=topic)
+        prefix = f"{self.root}/blobs/"
+        sha256, _, index = topic.removeprefix(prefix).partition("/")
+        if not topic.startswith(prefix) or not SHA256.fullmatch(sha256) or not _NUMBER.fullmatch(index):
+            raise ProtocolError(f"topic {topic[:200]!r} is not a blob chunk of {self.root}", topic=topic)
         return sha256, int(index)

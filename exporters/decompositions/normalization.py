@@ -1,7 +1,7 @@
-"""Batch normalization, in training and frozen.
+"""Batch normalization, in training and frozen, spelled out with one scale and one shift per channel.
 
-Training forward stays one op (``_native_batch_norm_legit.no_stats``: batch statistics only), because the formula
-in separate ops needs two more tensors of the size of x. The running statistics are ordinary outputs.
+Spelled out rather than left as one op: torch.onnx writes the inference form of BatchNormalization for it, and
+the training form makes onnxruntime write the new running mean over its input, weights of the caller included.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ def native_batch_norm(
     """
     if not training:
         assert running_mean is not None and running_var is not None
-        y = _frozen(x, weight, bias, running_mean, running_var, eps)
-        return y, x.new_zeros(0), x.new_zeros(0)
-    y, mean, rstd = _aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+        empty = x.new_zeros(0)
+        return _affine(x, weight, bias, running_mean, _rstd(running_var, eps)), empty, empty
+    mean = x.mean(_not_channels(x))
+    centred = x - _channels(mean, x)
+    variance = (centred * centred).mean(_not_channels(x))
+    rstd = _rstd(variance, eps)
     if running_mean is not None and running_var is not None:
         count = x.numel() // x.shape[1]
-        variance = (rstd.pow(-2) - eps) * (count / max(count - 1, 1))
+        unbiased = variance * (count / max(count - 1, 1))
         running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
-        running_var.copy_(running_var * (1 - momentum) + variance * momentum)
-    return y, mean, rstd
+        running_var.copy_(running_var * (1 - momentum) + unbiased * momentum)
+    return _affine(x, weight, bias, mean, rstd), mean, rstd
 
 
 def native_batch_norm_backward(
@@ -59,7 +62,7 @@ def native_batch_norm_backward(
     * training: dL/dx = weight s (g - dL/dbias / n - (x - m) s dL/dweight / n), written a g + b x + c with one
       a, b, c per channel.
     """
-    axes = [axis for axis in range(x.dim()) if axis != 1]
+    axes = _not_channels(x)
     mean, rstd = (save_mean, save_rstd) if training else (running_mean, _rstd(running_var, eps))
     assert mean is not None and rstd is not None
     gain = rstd if weight is None else rstd * weight
@@ -76,11 +79,9 @@ def native_batch_norm_backward(
     return grad_x, slope if output_mask[1] else None, sum_grad if output_mask[2] else None
 
 
-def _frozen(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
-) -> Tensor:
-    """y = x * scale + shift with one scale and shift per channel."""
-    scale = _rstd(var, eps) if weight is None else _rstd(var, eps) * weight
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
+    """y = x * scale + shift; the centred x is not kept, which would cost a second tensor of its size."""
+    scale = rstd if weight is None else rstd * weight
     shift = -mean * scale if bias is None else bias - mean * scale
     return x * _channels(scale, x) + _channels(shift, x)
 
@@ -88,6 +89,10 @@ def _frozen(
 def _rstd(var: Tensor | None, eps: float) -> Tensor:
     assert var is not None
     return (var + eps).rsqrt()
+
+
+def _not_channels(x: Tensor) -> list[int]:
+    return [axis for axis in range(x.dim()) if axis != 1]
 
 
 def _channels(value: Tensor, like: Tensor) -> Tensor:

@@ -25,6 +25,25 @@ def max_pool2d_backward(
     return empty.scatter_add(1, indices.reshape(planes, -1), grad.reshape(planes, -1)).view(x.shape)
 
 
+def avg_pool2d(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Tensor:
+    """y = A_H x A_W^T / count with 0/1 window matrices, where ONNX cannot say it: a divisor of one's own, or
+    windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
+    if not divisor and not ceil_mode:
+        return NotImplemented
+    pairs = zip(x.shape[-2:], *(_pair(v) for v in (kernel, stride or kernel, padding or [0])), strict=True)
+    size = torch.Size(_pooled(*pair, ceil_mode) for pair in pairs)
+    rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
+    return _sandwich(rows, x, columns.t()) * scale
+
+
 def avg_pool2d_backward(
     grad: Tensor,
     x: Tensor,
@@ -35,25 +54,10 @@ def avg_pool2d_backward(
     count_include_pad: bool,
     divisor: int | None,
 ) -> Tensor:
-    """dL/dx = transposed pooling of dL/dy / count: each output spreads its gradient evenly over its window.
-
-    Both poolings are the products with 0/1 window matrices A_H [H', H] and A_W [W', W]:
-    dL/dx = A_H^T (dL/dy / count) A_W, with the count of each window known at export.
-    """
-    stride = stride or kernel
-    kernel, stride, padding = (list(v) * (2 // len(v)) for v in (kernel, stride, padding))
-    windows = [
-        _windows(x.shape[i - 2], grad.shape[i - 2], kernel[i], stride[i], padding[i]) for i in range(2)
-    ]
-    counts = [_counts(windows[i], x.shape[i - 2], padding[i], count_include_pad) for i in range(2)]
-    rows, columns = (_matrix(windows[i], x.shape[i - 2], grad) for i in range(2))
-    if divisor:
-        scaled = grad * (1.0 / divisor)
-    elif len({*counts[0]}) == len({*counts[1]}) == 1:
-        scaled = grad * (1.0 / (counts[0][0] * counts[1][0]))
-    else:
-        scaled = grad / torch.tensor([[a * b for b in counts[1]] for a in counts[0]], dtype=grad.dtype)
-    return _sandwich(rows.t(), scaled, columns)
+    """dL/dx = A_H^T (dL/dy / count) A_W: each output spreads its gradient evenly over its window."""
+    size = grad.shape[-2:]
+    rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
+    return _sandwich(rows.t(), grad * scale, columns)
 
 
 def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
@@ -77,13 +81,47 @@ def _sandwich(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
     return ((x @ right).transpose(-1, -2) @ left.t()).transpose(-1, -2)
 
 
+def _average(
+    x: Tensor,
+    size: torch.Size,
+    kernel: list[int],
+    stride: list[int] | None,
+    padding: list[int] | None,
+    include_pad: bool,
+    divisor: int | None,
+) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
+    kernel, stride, padding = (_pair(v) for v in (kernel, stride or kernel, padding or [0]))
+    spans = [_windows(x.shape[i - 2], size[i], kernel[i], stride[i], padding[i]) for i in range(2)]
+    rows, columns = (_matrix(spans[i], x.shape[i - 2], x) for i in range(2))
+    if divisor:
+        return rows, columns, 1.0 / divisor
+    tall, wide = (_counts(spans[i], x.shape[i - 2], include_pad) for i in range(2))
+    if len(set(tall)) == len(set(wide)) == 1:
+        return rows, columns, 1.0 / (tall[0] * wide[0])
+    return rows, columns, torch.tensor([[1.0 / (a * b) for b in wide] for a in tall], dtype=x.dtype)
+
+
+def _pooled(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """Number of windows; in ceil mode a last window may stick out, but must begin inside the input."""
+    room = size + 2 * padding - kernel
+    if not ceil_mode:
+        return room // stride + 1
+    count = -(-room // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + padding else count
+
+
+def _pair(values: list[int]) -> list[int]:
+    return list(values) * (2 // len(values))
+
+
 def _windows(size: int, count: int, kernel: int, stride: int, padding: int) -> list[tuple[int, int]]:
     """First and one-past-last position of each window, padding included (a ceil-mode window may stick out)."""
     starts = [i * stride - padding for i in range(count)]
     return [(start, min(start + kernel, size + padding)) for start in starts]
 
 
-def _counts(windows: list[tuple[int, int]], size: int, padding: int, include_pad: bool) -> list[int]:
+def _counts(windows: list[tuple[int, int]], size: int, include_pad: bool) -> list[int]:
     if include_pad:
         return [stop - start for start, stop in windows]
     return [min(stop, size) - max(start, 0) for start, stop in windows]
@@ -104,6 +142,7 @@ def _adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
 
 
 RULES = {
+    _aten.avg_pool2d.default: avg_pool2d,
     _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
     _aten.avg_pool2d_backward.default: avg_pool2d_backward,
     _aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,

@@ -58,7 +58,11 @@ class Supervisor:
     def _spawn(self, child: Child) -> None:
         with child.log.open("ab") as log:
             child.process = subprocess.Popen(
-                child.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=self._environment
+                child.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
             )
         child.started_at = time.monotonic()
         threading.Thread(target=self._read, args=(child, child.process), daemon=True).start()
@@ -70,7 +74,11 @@ class Supervisor:
             self.lines.put((child.name, line))
 
     def _write_pids(self) -> None:
-        pids = {name: child.process.pid for name, child in self._children.items() if child.process and not child.done}
+        pids = {
+            name: child.process.pid
+            for name, child in self._children.items()
+            if child.process and not child.done
+        }
         partial = self._folder / "processes.json.partial"
         partial.write_bytes(msgspec.json.encode(pids))
         partial.replace(self._folder / "processes.json")
@@ -86,13 +94,19 @@ class Supervisor:
                 self._write_pids()
                 continue
             if code in _EXPECTED or child.restarts >= _RESTARTS:
-                raise EdgeflError(f"{child.name} stopped with code {code}: {_last_line(child.log)} (see {child.log})")
+                raise EdgeflError(
+                    f"{child.name} stopped with code {code}: {_last_line(child.log)} (see {child.log})"
+                )
             child.restarts += 1
             if time.monotonic() - child.started_at < 1.0:
                 time.sleep(_PAUSE_S)
             self._spawn(child)
             restarted.append(child.name)
         return restarted
+
+    def pid(self, name: str) -> int:
+        process = self._children[name].process
+        return process.pid if process else 0
 
     def is_done(self, name: str) -> bool:
         return self._children[name].done
@@ -106,7 +120,11 @@ class Supervisor:
 
     def stop(self) -> None:
         """End what still runs: politely, then for good."""
-        running = [child.process for child in self._children.values() if child.process and child.process.poll() is None]
+        running = [
+            child.process
+            for child in self._children.values()
+            if child.process and child.process.poll() is None
+        ]
         for process in running:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 5.0

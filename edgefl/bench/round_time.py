@@ -1,0 +1,85 @@
+"""What the framework itself costs: a round in which devices return their weights at once."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from edgefl.bench.machine import quiet_environment
+from edgefl.config import parse
+from edgefl.lab.data import open_data, partition
+from edgefl.lab.lab import Lab, Said, completed
+
+
+class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over the rounds after the first. ``server_cpu_s`` is processor time of the server process per round."""
+
+    devices: int
+    model: str
+    broker: str
+    rounds: int
+    round_s: float
+    round_min_s: float
+    server_cpu_s: float
+    down_bytes: int
+    up_bytes: int
+
+
+def measure(*, devices: int, model: str = "resnet20", rounds: int = 8, broker: str) -> RoundRow:
+    """Start a broker, a server and ``devices`` agents; each round moves the whole model down and up, no training."""
+    tables: dict[str, Any] = {
+        "federation": {"name": "bench-round", "rounds": rounds},
+        "model": {"name": model},
+        "program": {"steps": 0},
+        "data": {"name": "random", "partition": "iid", "train_samples": 32 * devices},
+        "round": {"evaluate_every": 0},
+        "tiers": {"strong": {"cut": 0, "count": devices}},
+        "broker": {"kind": broker},
+    }
+    federation = completed(parse(tables, source="the benchmark"))
+    dataset = open_data(federation)
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
+        lab = Lab(federation, Path(folder), environment=quiet_environment())
+        lab.prepare(dataset, partition(federation, dataset, devices))
+        seconds, cpu, bytes_moved = _watch(lab)
+    return RoundRow(
+        devices=devices,
+        model=model,
+        broker=broker,
+        rounds=len(seconds),
+        round_s=round(statistics.median(seconds[1:]), 4),
+        round_min_s=round(min(seconds[1:]), 4),
+        server_cpu_s=round((cpu[-1] - cpu[0]) / (len(cpu) - 1), 4),
+        down_bytes=bytes_moved[0],
+        up_bytes=bytes_moved[1],
+    )
+
+
+def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
+    """Seconds per round, processor seconds of the server after each, and the bytes of the last round."""
+    seconds: list[float] = []
+    cpu: list[float] = []
+    moved = (0, 0)
+    lab.start()
+    try:
+        for item in lab.events():
+            if isinstance(item, Said) and item.event.get("event") == "roundclosed":
+                seconds.append(item.event["seconds"])
+                cpu.append(_cpu_seconds(lab.supervisor.pid("server"), cpu))
+                moved = (item.event["down_bytes"], item.event["up_bytes"])
+    finally:
+        lab.supervisor.stop()
+    return seconds, cpu, moved
+
+
+def _cpu_seconds(pid: int, earlier: list[float]) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    except psutil.NoSuchProcess:
+        return earlier[-1]

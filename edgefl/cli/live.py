@@ -1,0 +1,137 @@
+"""The live view of a run: one row per device, one line per round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from edgefl.cli.output import console
+from edgefl.config import Federation
+from edgefl.lab.lab import Restarted, Said
+
+_KIB = 1024
+
+
+class View:
+    """Keeps what was last said about each device and round, and draws it if ``live``."""
+
+    def __init__(self, federation: Federation, devices: list[str], *, live: bool) -> None:
+        self._federation = federation
+        self._devices: dict[str, dict[str, Any]] = {
+            name: {"tier": name.rpartition("-")[0]} for name in devices
+        }
+        self._rounds: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+        self._stage = "starting: exporting and checking the graphs of each tier"
+        self._final: dict[str, Any] = {}
+        self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
+        self._plain = live and not console.is_terminal
+
+    def __enter__(self) -> View:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.update(self._draw())
+            self._live.stop()
+
+    def take(self, item: Said | Restarted) -> dict[str, Any] | None:
+        """Note one thing; returns the round's row when a round closed."""
+        closed = None
+        if isinstance(item, Restarted):
+            self._notes.append(f"{item.name} was started again")
+        else:
+            closed = self._said(item.event)
+        if self._live:
+            self._live.update(self._draw())
+        elif self._plain and closed is not None:
+            console.print(_round_line(closed))
+        return closed
+
+    def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        match event.get("event"):
+            case "deviceseen":
+                self._devices.setdefault(event["device"], {}).update(_kept(event))
+            case "exporting":
+                self._stage = event["text"]
+            case "roundopened":
+                self._stage = f"round {event['round']} is open for {event['goal']} devices"
+            case "waiting":
+                self._stage = f"waiting for devices: {event['known']} of {event['needed']}"
+            case "offline" | "rejected":
+                self._notes.append(event["text"])
+            case "finished":
+                self._final = event
+                self._stage = "done"
+            case "roundclosed":
+                row = {key: value for key, value in event.items() if key != "event"}
+                row["devices"] = {name: dict(values) for name, values in self._devices.items()}
+                self._rounds.append(row)
+                return row
+        return None
+
+    def _draw(self) -> Group:
+        table = Table(
+            title=f"round {len(self._rounds)} of {self._federation.federation.rounds}", title_justify="left"
+        )
+        for column in ("device", "tier", "round", "stage", "loss", "step", "peak", "down", "up"):
+            table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
+        for name, row in self._devices.items():
+            table.add_row(name, *_cells(row))
+        history = Text("\n".join(_round_line(row) for row in self._rounds[-6:]))
+        notes = Text("\n".join(self._notes[-3:]), style="yellow")
+        return Group(table, history, notes, Text(self._stage, style="dim"))
+
+    def conclude(self, folder: Path) -> None:
+        """The last word: how good, where the model is, how to look further."""
+        accuracy = self._final.get("accuracy")
+        if accuracy is not None:
+            console.print(f"[bold green]final accuracy {accuracy:.1%}[/]")
+        console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
+        console.print(
+            f"what a weak device downloads:  edgefl inspect {folder}/bundles/weak.efl", soft_wrap=True
+        )
+        console.print(f"what each process said:        {folder}/logs", soft_wrap=True)
+        console.print("your own model and data:       edgefl validate --template > federation.toml")
+
+
+_KEPT = ("tier", "round", "stage", "step", "steps", "loss", "step_ms", "peak_bytes", "down_bytes", "up_bytes")
+
+
+def _kept(event: dict[str, Any]) -> dict[str, Any]:
+    """The newest figures; a message that lacks one does not erase it."""
+    return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    stage = row.get("stage", "")
+    if stage.startswith(("train", "forward")) and row.get("steps"):
+        stage = f"{stage} {row.get('step', 0)}/{row['steps']}"
+    return [
+        row.get("tier", ""),
+        str(row.get("round", "")),
+        stage,
+        f"{row['loss']:.3f}" if row.get("loss") is not None else "",
+        f"{row['step_ms']:.0f} ms" if row.get("step_ms") else "",
+        f"{row['peak_bytes'] / _KIB**2:.0f} MiB" if row.get("peak_bytes") else "",
+        f"{row['down_bytes'] / _KIB:.0f} KiB" if row.get("down_bytes") else "",
+        f"{row['up_bytes'] / _KIB:.0f} KiB" if row.get("up_bytes") else "",
+    ]
+
+
+def _round_line(row: dict[str, Any]) -> str:
+    accuracy = "not evaluated" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.1%}"
+    return (
+        f"round {row['round']:>3}  {accuracy}  {row['reports']} reports  {row['seconds']:.1f} s  "
+        f"down {row['down_bytes'] / _KIB**2:.1f} MiB  up {row['up_bytes'] / _KIB**2:.1f} MiB  {row.get('text', '')}"
+    ).rstrip()

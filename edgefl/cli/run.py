@@ -1,0 +1,111 @@
+"""``edgefl run``: the main job on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.output import console, errors, print_json
+
+if TYPE_CHECKING:
+    from edgefl.lab.lab import Lab
+
+_EXAMPLES = """
+Train on one machine: a broker, a server and device agents as separate processes, watched live.
+
+Without a federation file it runs the demo: 2 strong, 2 moderate and 2 weak devices train a ResNet-8 with EmbracingFL.
+
+Examples:
+
+  edgefl run --out runs/first
+
+  edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
+
+  edgefl run --rounds 5 --out runs/third --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run", help=_EXAMPLES)(run)
+
+
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
+    out: Annotated[Path, typer.Option(help="folder for everything the run leaves behind")] = Path(
+        "runs/latest"
+    ),
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
+    download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
+    fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
+) -> None:
+    from edgefl.config import load
+    from edgefl.lab.data import open_data, partition
+    from edgefl.lab.lab import Lab, completed, discard
+
+    overrides: dict[str, object] = {
+        "federation.rounds": rounds,
+        "federation.seed": seed,
+        "data.dir": str(data.resolve()) if data else None,
+        "data.download": download or None,
+        "model.name": model,
+        "broker.kind": broker,
+    }
+    chosen = {key: value for key, value in overrides.items() if value is not None}
+    base = {} if config else demo_defaults()
+    federation = completed(load(config, base | chosen))
+    out = out.resolve()
+    if fresh:
+        discard(out)
+    out.mkdir(parents=True, exist_ok=True)
+    dataset = open_data(federation)
+    lab = Lab(federation, out)
+    lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
+    if not as_json:
+        console.print(
+            f"[bold]{federation.federation.name}[/]: {federation.model.name} on {dataset.name}, {len(lab.devices)} devices"
+        )
+    _watch(lab, as_json)
+
+
+def demo_defaults() -> dict[str, object]:
+    """What `edgefl run` does without a file: sized so that two cores finish in a few minutes."""
+    return {
+        "federation.rounds": 12,
+        "program.lr": 0.1,
+        "data.train_samples": 6000,
+        "data.test_samples": 2000,
+        "data.alpha": 1.0,
+        "round.lr_decay_at": (0.8,),
+    }
+
+
+def _watch(lab: Lab, as_json: bool) -> None:
+    from edgefl.cli.live import View
+
+    view = View(lab.federation, lab.devices, live=not as_json)
+    try:
+        lab.start()
+        with view:
+            for item in lab.events():
+                round_row = view.take(item)
+                if as_json and round_row is not None:
+                    print_json(round_row)
+        lab.finish()
+    except KeyboardInterrupt:
+        errors.print(f"stopped; `edgefl run --out {lab.folder}` with the same options goes on where it was")
+        raise typer.Exit(130) from None
+    finally:
+        lab.supervisor.stop()
+    if not as_json:
+        view.conclude(lab.folder)

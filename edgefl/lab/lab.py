@@ -1,0 +1,174 @@
+"""A federation on one machine: a broker, a server and device agents as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edgefl.config import Federation, TierTable, dump, load, parse
+from edgefl.lab.supervisor import Supervisor
+from edgefl.wire.errors import BrokerError, ConfigError
+
+if TYPE_CHECKING:
+    from edgefl.data.dataset import Dataset
+
+CONFIG_NAME = "federation.toml"
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A process died and runs again."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """One JSON event of the server."""
+
+    event: dict[str, Any]
+
+
+def completed(federation: Federation, per_tier: int = 2) -> Federation:
+    """Fill in what one machine implies: the model's own tiers, devices per tier, waiting for all of them."""
+    tiers = dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
+    tiers = {
+        name: table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
+        for name, table in tiers.items()
+    }
+    if sum(table.count for table in tiers.values()) == 0:
+        raise ConfigError(
+            "no tier has a count: say in [tiers.NAME] how many devices `edgefl run` is to start"
+        )
+    tables = federation.model_dump() | {"tiers": {name: table.model_dump() for name, table in tiers.items()}}
+    if "min_devices" not in federation.round.model_fields_set:
+        tables["round"]["min_devices"] = sum(table.count for table in tiers.values())
+    return parse(tables, source="the federation")
+
+
+def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
+    from edgefl.submodels.output_side import TIERS
+
+    presets = TIERS.get(model)
+    if presets is None:
+        return {"strong": TierTable(count=count)}
+    return {name: TierTable(cut=tier.cut, chunks=tier.chunks, count=count) for name, tier in presets.items()}
+
+
+def device_names(federation: Federation) -> list[str]:
+    """``strong-0``, ``strong-1``, ``weak-0``, ..."""
+    return [f"{tier}-{number}" for tier, table in federation.tiers.items() for number in range(table.count)]
+
+
+class Lab:
+    """Prepares a folder for a run, starts the processes, and hands on what the server says."""
+
+    def __init__(
+        self, federation: Federation, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.federation = federation
+        self.folder = folder
+        self.devices = device_names(federation)
+        self.supervisor = Supervisor(folder, environment)
+        self._port = federation.broker.port or free_port()
+        self._check_port()
+
+    def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
+        """Write the configuration and each device's data; an interrupted run with the same configuration goes on."""
+        path = self.folder / CONFIG_NAME
+        wanted = dump(self.federation)
+        if path.exists() and load(path) != self.federation:
+            raise ConfigError(
+                f"{self.folder} holds a run with another configuration: use --fresh or another --out"
+            )
+        if (self.folder / "model.safetensors").exists():
+            raise ConfigError(f"{self.folder} holds a finished run: use --fresh or another --out")
+        from edgefl.data.dataset import write_client
+
+        for name, rows in zip(self.devices, parts, strict=True):
+            target = self.folder / "devices" / name / "data.npz"
+            if not target.exists():
+                write_client(target, dataset.train_x[rows], dataset.train_y[rows])
+        path.write_text(wanted)
+
+    def start(self) -> None:
+        """Start broker, server and devices. They find each other in any order."""
+        config, address = self.folder / CONFIG_NAME, f"{self.federation.broker.host}:{self._port}"
+        if self.federation.broker.kind != "external":
+            arguments = ["--kind", self.federation.broker.kind, "--port", str(self._port)]
+            self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
+        server = ["server", "--config", str(config), "--broker", address, "--out", str(self.folder), "--json"]
+        self.supervisor.start("server", server)
+        limits = [
+            item for key, value in self.federation.limits.items() for item in ("--limit", f"{key}={value}")
+        ]
+        for name in self.devices:
+            home = self.folder / "devices" / name
+            arguments = ["--id", name, "--federation", self.federation.federation.name, "--broker", address]
+            arguments += [
+                "--data",
+                str(home / "data.npz"),
+                "--store",
+                str(home / "store"),
+                "--until-done",
+                *limits,
+            ]
+            self.supervisor.start(name, ["device", *arguments, "--json"])
+
+    def _check_port(self) -> None:
+        if self.federation.broker.kind == "external":
+            return
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.federation.broker.host, self._port))
+            except OSError as error:
+                raise BrokerError(
+                    f"port {self._port} on {self.federation.broker.host} is in use ({error.strerror}): "
+                    "stop what uses it, or set broker.port to 0 for a free one",
+                    port=self._port,
+                ) from error
+
+    def events(self) -> Iterator[Said | Restarted]:
+        """What the server says until it is done, and which processes had to be started again."""
+        while True:
+            for name in self.supervisor.check():
+                yield Restarted(name)
+            try:
+                name, line = self.supervisor.lines.get(timeout=0.1)
+            except queue.Empty:
+                if self.supervisor.is_done("server"):
+                    return
+                continue
+            if name == "server":
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield Said(msgspec.json.decode(line))
+
+    def finish(self) -> None:
+        """Let the devices leave by themselves, then stop everything."""
+        self.supervisor.wait(self.devices, timeout_s=10.0)
+        self.supervisor.stop()
+
+
+def discard(folder: Path) -> None:
+    """Remove an earlier run; a folder that is no run is left alone."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / CONFIG_NAME).exists():
+            raise ConfigError(
+                f"{folder} is not the folder of a run (no {CONFIG_NAME}); it is left alone, use another --out"
+            )
+        shutil.rmtree(folder)
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

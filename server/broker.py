@@ -1,0 +1,209 @@
+"""Brokers for one machine: amqtt in this process, or a command line for Mosquitto.
+
+Nothing in edgefl depends on a broker's queues for offline clients; amqtt has none for anonymous ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import socket
+from collections import deque
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from amqtt.adapters import ReaderAdapter, WriterAdapter
+from amqtt.broker import Broker
+from amqtt.errors import AMQTTError
+from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
+from amqtt.session import Session
+
+from edgefl.wire.errors import BrokerError
+
+_KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
+
+
+class _Filters(dict[str, Any]):
+    """Subscriptions by filter. Its repr is short because amqtt formats it for a debug line at each SUBSCRIBE."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} filters>"
+
+
+class LeanBroker(Broker):
+    """amqtt 0.12.1 without what makes it slow or wrong for many retained chunks and large messages.
+
+    * A client that connects got every retained message matching anybody's filter; here only its own.
+    * Filters nobody holds any more stayed for ever and were matched against each message; here they go.
+    * Each message was formatted, payload and all, for a debug line that nobody sees.
+    * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
+    * A client that fell silent was never missed, so its will was never sent.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._subscriptions = _Filters()
+        self._wildcards: dict[str, list[str]] = {}
+        self._sending: set[asyncio.Task[Any]] = set()
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    async def _initialize_client_session(
+        self, reader: ReaderAdapter, writer: WriterAdapter, remote_address: str, remote_port: int
+    ) -> tuple[BrokerProtocolHandler, Session]:
+        handler, session = await super()._initialize_client_session(
+            reader, writer, remote_address, remote_port
+        )
+        session.keep_alive = int(session.keep_alive * _KEEPALIVE_GRACE)
+        handler.handle_read_timeout = lambda: self._spawn(handler.handle_connection_closed())  # type: ignore[method-assign]
+        return handler, session
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run ``work`` beside everything else; a lost connection is not worth a traceback."""
+        task = asyncio.ensure_future(work)
+        self._sending.add(task)
+        task.add_done_callback(self._settled)
+
+    def _settled(self, task: asyncio.Task[Any]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.logger.debug("a message was not delivered: %r", error)
+
+    # -- subscriptions ---------------------------------------------------------------------------------------
+
+    async def add_subscription(self, subscription: tuple[str, int], session: Session) -> int:
+        code = await super().add_subscription(subscription, session)
+        levels = subscription[0].split("/")
+        if subscription[0] in self._subscriptions and ("+" in levels or "#" in levels):
+            self._wildcards[subscription[0]] = levels
+        return code
+
+    def _del_subscription(self, a_filter: str, session: Session) -> int:
+        deleted = super()._del_subscription(a_filter, session)
+        if not self._subscriptions.get(a_filter, True):
+            del self._subscriptions[a_filter]
+            self._wildcards.pop(a_filter, None)
+        return deleted
+
+    async def _del_all_subscriptions(self, session: Session) -> None:
+        for a_filter in list(self._subscriptions):
+            self._del_subscription(a_filter, session)
+
+    async def _topic_filtering(self, session: Session, topic: str, action: Any) -> bool:
+        return True  # no access rules: whoever needs them runs a broker of their own
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    async def _run_broadcast(self, running_tasks: deque[Any]) -> None:
+        """Send the next message to the connected sessions whose filters match."""
+        message = await self._broadcast_queue.get()
+        topic, data = message["topic"], message["data"]
+        filters = [name for name, levels in self._wildcards.items() if _matches(levels, topic)]
+        for name in (topic, *filters):
+            for session, qos in self._subscriptions.get(name, ()):
+                handler = self._get_handler(session)
+                if handler is not None and session.transitions.state == "connected":
+                    wanted = message.get("qos", qos)
+                    self._spawn(handler.mqtt_publish(topic, data, wanted, retain=False))
+
+    async def _publish_retained_messages_for_subscription(
+        self, subscription: tuple[str, int], session: Session
+    ) -> None:
+        name, qos = subscription
+        handler = self._get_handler(session)
+        holders = self._subscriptions.get(name, ())
+        if handler is None or all(holder.client_id != session.client_id for holder, _ in holders):
+            return
+        levels = self._wildcards.get(name)
+        topics = [name] if levels is None else [t for t in self._retained_messages if _matches(levels, t)]
+        for topic in topics:
+            kept = self._retained_messages.get(topic)
+            if kept is not None:
+                wanted = min(qos, kept.qos or 0)
+                self._spawn(handler.mqtt_publish(topic, kept.data, wanted, retain=True))
+
+
+def _matches(levels: list[str], topic: str) -> bool:
+    """MQTT 3.1.1, 4.7: ``+`` stands for one level, ``#`` for the rest, neither for topics that begin with ``$``."""
+    parts = topic.split("/")
+    if topic.startswith("$") and levels[0] in ("+", "#"):
+        return False
+    for level, part in zip(levels, parts, strict=False):
+        if level == "#":
+            return True
+        if level not in ("+", part):
+            return False
+    return len(levels) == len(parts) or (len(levels) == len(parts) + 1 and levels[-1] == "#")
+
+
+def run_amqtt(host: str, port: int) -> None:
+    """Serve MQTT on ``host:port`` until interrupted; BrokerError if the port cannot be had."""
+    check_port(host, port)
+    for name in ("amqtt", "transitions"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(host, port))
+
+
+async def _serve(host: str, port: int) -> None:
+    broker = LeanBroker(
+        {
+            "listeners": {"default": {"type": "tcp", "bind": f"{host}:{port}"}},
+            "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+        }
+    )
+    try:
+        await broker.start()
+    except AMQTTError as error:
+        raise BrokerError(
+            f"the broker cannot listen on {host}:{port} ({error}); choose another port", port=port
+        ) from error
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await broker.shutdown()
+
+
+def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[str]:
+    """The command that runs Mosquitto on ``host:port``, with its configuration in ``folder``.
+
+    BrokerError if it is not installed or the port cannot be had.
+    """
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise BrokerError(
+            "mosquitto is not installed: install it (Debian: apt-get install mosquitto), or use the embedded "
+            "broker with --kind amqtt"
+        )
+    check_port(host, port)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"listener {port} {host}",
+        "allow_anonymous true",
+        "persistence false",
+        "set_tcp_nodelay true",
+        "max_inflight_messages 64",
+    ]
+    if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
+        lines.append("user root")
+    config = folder / "mosquitto.conf"
+    config.write_text("\n".join(lines) + "\n")
+    return [program, "-c", str(config)]
+
+
+def check_port(host: str, port: int) -> None:
+    """BrokerError if nobody can listen on ``host:port`` now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            hint = "stop what uses it, or choose another port" if taken else "choose another address or port"
+            reason = "is in use" if taken else f"cannot be used ({error.strerror})"
+            raise BrokerError(f"port {port} on {host} {reason}: {hint}", host=host, port=port) from error

@@ -1,0 +1,71 @@
+"""The model after each round as safetensors files that are whole or not there, equal weights giving equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgefl.wire import tensors
+from edgefl.wire.errors import ProtocolError, StoreError
+from edgefl.wire.tensors import Array, Arrays
+
+KEPT = 3
+
+
+class Checkpoints:
+    """``checkpoints/round-0007.safetensors`` and, at the end, ``model.safetensors`` below ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def model(self) -> Path:
+        return self._folder / "model.safetensors"
+
+    def path(self, number: int) -> Path:
+        """File of the model after round ``number``; 0 is the initial model."""
+        return self._folder / "checkpoints" / f"round-{number:04d}.safetensors"
+
+    def save(self, number: int, weights: Mapping[str, Array]) -> str:
+        """Write the model after a round; SHA-256 of the file. The round before is kept until this one is journaled."""
+        return write_whole(self.path(number), tensors.dump(weights))
+
+    def prune(self, newest: int) -> None:
+        """Delete all but the last files up to round ``newest``."""
+        for path in self.path(0).parent.glob("round-*.safetensors"):
+            number = path.stem.removeprefix("round-")
+            if number.isdigit() and int(number) <= newest - KEPT:
+                path.unlink(missing_ok=True)
+
+    def load(self, number: int) -> Arrays:
+        """The model after round ``number``; StoreError if the file is missing or damaged."""
+        path = self.path(number)
+        try:
+            return tensors.load(path.read_bytes())
+        except (OSError, ProtocolError) as error:
+            raise StoreError(
+                f"the journal says round {number} ended, but its checkpoint {path} cannot be read ({error}); "
+                "restore the file, or start over in another folder",
+                path=str(path),
+            ) from error
+
+    def finish(self, weights: Mapping[str, Array]) -> str:
+        """Write the trained model; SHA-256 of the file."""
+        return write_whole(self.model, tensors.dump(weights))
+
+
+def write_whole(path: Path, data: bytes) -> str:
+    """Replace ``path`` by ``data`` in one step, on disk before this returns; SHA-256 of ``data``."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error}); free some space", path=str(path)) from error
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,126 @@
+"""Retained blobs and the round's announcement: what any device may fetch at any time, published once for all.
+
+A blob's chunks go out before an announcement that names them and are cleared after one that no longer does, so a
+device that follows ``rounds/current`` never misses a chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, describe, split
+from edgefl.wire.messages import Round, encode
+from edgefl.wire.session import Delivery
+from edgefl.wire.tensors import Array
+from edgefl.wire.topics import Topics
+
+
+class Publishes(Protocol):
+    """The part of :class:`edgefl.wire.session.Session` that the publisher uses."""
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery: ...
+
+
+class Publisher:
+    """Keeps the live set of blobs and the announcement, here and at the broker.
+
+    Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
+    """
+
+    def __init__(self, session: Publishes, topics: Topics, chunk_bytes: int) -> None:
+        self._session = session
+        self._topics = topics
+        self._chunk = chunk_bytes
+        self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
+        self._sent: set[str] = set()
+        self._stale: dict[str, BlobRef] = {}
+        self._delivery: Delivery | None = None
+        self.current: Round | None = None
+        self.online = False
+
+    @property
+    def live(self) -> Mapping[str, BlobRef]:
+        """References of the blobs that devices may fetch, by SHA-256."""
+        return {sha256: ref for sha256, (ref, _) in self._blobs.items()}
+
+    def offer(self, data: bytes, chunk: int = 0) -> BlobRef:
+        """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 not in self._blobs:
+            self._blobs[sha256] = (describe(data, chunk or self._chunk), data)
+            self._stale.pop(sha256, None)
+            if self.online:
+                self._send(sha256)
+        return self._blobs[sha256][0]
+
+    def announce(self, message: Round) -> None:
+        """Make ``message`` the retained ``rounds/current``. Offer what it names first."""
+        self.current, self._delivery = message, None
+        if self.online:
+            topic = self._topics.current_round
+            self._delivery = self._session.publish(topic, encode(message), retain=True)
+
+    def wait_announced(self, timeout_s: float) -> bool:
+        """Whether the broker has the announcement, waiting ``timeout_s`` for its word."""
+        return self._delivery is not None and self._delivery.wait(timeout_s)
+
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        """Clear every live blob whose SHA-256 is not ``wanted``. Announce the round that no longer names it first."""
+        keep = set(wanted)
+        for sha256 in [name for name in self._blobs if name not in keep]:
+            self.clear(self._blobs.pop(sha256)[0])
+
+    def clear(self, ref: BlobRef) -> None:
+        """Take a blob's chunks off the broker, also one that an earlier process left there."""
+        if ref.sha256 in self._blobs:
+            return
+        self._sent.discard(ref.sha256)
+        if not self.online:
+            self._stale[ref.sha256] = ref
+            return
+        for index in range(ref.count):
+            self._session.publish(self._topics.blob_chunk(ref.sha256, index), b"", retain=True)
+
+    def connected(self, *, resumed: bool) -> None:
+        """The broker is there: publish what it lacks (all of it unless it remembers us), and the announcement."""
+        self.online = True
+        if not resumed:
+            self._sent.clear()
+        for sha256 in [name for name in self._blobs if name not in self._sent]:
+            self._send(sha256)
+        if self.current is not None:
+            self.announce(self.current)
+        stale, self._stale = self._stale, {}
+        for ref in stale.values():
+            self.clear(ref)
+
+    def disconnected(self) -> None:
+        """The broker is away; offers wait."""
+        self.online = False
+
+    def _send(self, sha256: str) -> None:
+        _, data = self._blobs[sha256]
+        for index, piece in enumerate(split(data, self._chunk)):
+            self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+        self._sent.add(sha256)
+
+
+def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, bytes]:
+    """One safetensors blob per unit with its tensors under their global names; a unit without tensors has none."""
+    blobs: dict[str, bytes] = {}
+    for unit in units:
+        own = {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        if own:
+            blobs[unit] = tensors.dump(own)
+    return blobs
+
+
+def version_of(units: Mapping[str, str]) -> str:
+    """The model version: SHA-256 over the SHA-256 of each unit's blob, by unit."""
+    whole = hashlib.sha256()
+    for unit in sorted(units):
+        whole.update(f"{unit}={units[unit]}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,180 @@
+"""Carries out what the coordinator decides: weights, sums, checkpoints, announcements and tasks of a run's rounds."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.messages import Round, Task, encode
+from edgefl.wire.session import Session
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.topics import Topics
+from server import coordinator
+from server.aggregator import Aggregator, layout_of
+from server.checkpoints import Checkpoints
+from server.coordinator import Assignment, OpenRound, State
+from server.journal import Journal, Run
+from server.plan import Plan
+from server.publisher import Publisher, unit_blobs, version_of
+
+_Units = dict[str, BlobRef]
+
+
+class Rounds:
+    """The current model of a run, and the round under way. Takes up the run it finds in the journal.
+
+    ConfigError if the journal's run has another configuration.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: Journal,
+        checkpoints: Checkpoints,
+        session: Session,
+        *,
+        device: str = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan = plan
+        self._journal = journal
+        self._checkpoints = checkpoints
+        self._session = session
+        self._device = device
+        self._clock = clock
+        self._topics = Topics(plan.federation)
+        self._egress_before = 0
+        self.publisher = Publisher(session, self._topics, plan.limits.chunk_bytes)
+        self.aggregator: Aggregator | None = None
+        known = journal.latest_run()
+        self.resumed = known is not None
+        self._start = known or self._begin()
+        self._check_configuration(self._start)
+        self.rules = replace(plan.rules, run=self._start.run)
+        self._bundles = self._offer_bundles()
+        self._fixed = frozenset(self.publisher.live)
+        self.weights: Arrays = {}
+        self._units: _Units = {}
+        self._use_checkpoint(self._start.number - 1)
+
+    # -- beginning and resuming ------------------------------------------------------------------------------
+
+    def _begin(self) -> Run:
+        self._checkpoints.save(0, self._plan.initial)
+        run = Run(uuid.uuid4().hex[:16], self._plan.digest, 1)
+        self._journal.begin_run(run)
+        return run
+
+    def _check_configuration(self, run: Run) -> None:
+        if run.digest != self._plan.digest:
+            raise ConfigError(
+                f"the journal holds run {run.run} of federation {self._plan.federation!r} under another "
+                "configuration; restore that configuration or choose another output folder",
+                run=run.run,
+            )
+
+    def initial_state(self) -> State:
+        """The coordinator's state as the journal has it. An open round's time starts anew: nobody could report."""
+        state = coordinator.initial(self.model_version, self._clock())
+        state = replace(state, next_round=self._start.number, devices=self._journal.devices())
+        opened = self._journal.current_round(self._start.run)
+        if opened is not None:
+            if opened.model_version != self.model_version:
+                raise StoreError(
+                    f"round {opened.number} began from model {opened.model_version[:12]}, its checkpoint holds "
+                    f"{self.model_version[:12]}: restore the file, or start over in another folder"
+                )
+            self.aggregator = self._new_aggregator(opened)
+            later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
+            state = replace(state, phase="open", round=later)
+        for units in self._journal.published_units(self._start.run):
+            for ref in msgspec.msgpack.decode(units, type=_Units).values():
+                self.publisher.clear(ref)  # what a killed process published and did not live to clear
+        return state
+
+    def _offer_bundles(self) -> dict[str, BlobRef]:
+        refs: dict[str, BlobRef] = {}
+        for tier, plan in self._plan.tiers.items():
+            refs[tier] = self.publisher.offer(plan.bundle.encoded)
+            for graph in plan.bundle.manifest.graphs:
+                self.publisher.offer(plan.bundle.blobs[graph.blob.sha256], graph.blob.chunk)
+        return refs
+
+    def _use_checkpoint(self, number: int) -> None:
+        """Make the checkpoint of round ``number`` the current weights."""
+        self.weights = self._checkpoints.load(number)
+        blobs = unit_blobs(self.weights, self._plan.units)
+        self._units = {unit: self.publisher.offer(data) for unit, data in blobs.items()}
+
+    def _new_aggregator(self, opened: OpenRound) -> Aggregator:
+        return Aggregator(layout_of(self.weights), weight_limit=opened.weight_limit, device=self._device)
+
+    @property
+    def model_version(self) -> str:
+        """Version of the current weights."""
+        return version_of({unit: ref.sha256 for unit, ref in self._units.items()})
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def open(self, opened: OpenRound) -> None:
+        """Journal the round, announce it, send every task."""
+        units = msgspec.msgpack.encode(self._units)
+        self._journal.open_round(self.rules.run, opened, units)
+        self.aggregator = self._new_aggregator(opened)
+        self._egress_before = self._session.sent_bytes
+        self.announce("open", opened, opened.number)
+        for assignment in opened.assignments.values():
+            self.send_task(opened, assignment)
+
+    def send_task(self, opened: OpenRound, assignment: Assignment) -> None:
+        task = Task(
+            run=self.rules.run,
+            round=opened.number,
+            tier=assignment.tier,
+            seed=assignment.seed,
+            nonce=assignment.nonce,
+            samples=self.rules.samples,
+        )
+        self._session.publish(self._topics.device(assignment.device).tasks, encode(task))
+
+    def end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> str:
+        """Save the round's model (the mean of its updates, or the old one), journal its end; the model version."""
+        if outcome == "closed" and self.aggregator is not None:
+            self.weights = self.aggregator.result(self.weights)
+        digest = self._checkpoints.save(ended.number, self.weights)
+        self._use_checkpoint(ended.number)
+        told: dict[str, Any] = {
+            **vars(self._journal.tally(self.rules.run, ended.number)),
+            "seconds": self._clock() - ended.opened,
+            "weights_sha256": digest,
+            "server_down_bytes": self._session.sent_bytes - self._egress_before,
+            "text": text,
+        }
+        self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=told)
+        self._checkpoints.prune(ended.number)
+        self.aggregator = None
+        return self.model_version
+
+    def announce(
+        self, state: Literal["open", "closed", "done"], current: OpenRound | None, number: int
+    ) -> None:
+        """Say where the run is, then clear the blobs that this no longer names. Its blobs have been offered before."""
+        message = Round(
+            run=self.rules.run,
+            round=number,
+            state=state,
+            model_version=self.model_version,
+            bundles=self._bundles,
+            units=self._units,
+            hyper=self._plan.hyper_at(max(1, number)),
+            deadline=current.deadline if current else 0.0,
+        )
+        self.publisher.announce(message)
+        self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._units.values()})

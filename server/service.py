@@ -1,0 +1,319 @@
+"""The server process: one broker session, one loop, one journal. All decisions are the coordinator's.
+
+    Service(plan, Address("localhost", 1883), Path("out"), emit=print).run()
+
+The order that makes ``kill -9`` harmless: journal an update, then acknowledge it; write a round's checkpoint, then
+journal its end, then announce the next round; announce a round, then clear the weights of the last.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edgefl.wire import session as broker
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.messages import Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.session import Address, Down, Incoming, Up
+from edgefl.wire.topics import Topics
+from server import coordinator, events
+from server.checkpoints import Checkpoints
+from server.coordinator import Abandon, Actions, Close, Finish, Open, OpenRound, SendTask, State
+from server.intake import Intake
+from server.journal import Journal
+from server.plan import Plan
+from server.rounds import Rounds
+from server.scoring import Scored, Scorer
+
+_LONGEST_WAIT_S = 60.0
+_FAREWELL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Put into the inbox to end the loop; the run can be taken up later."""
+
+
+class Service:
+    """A federation's server. ``run`` returns when all rounds are done or :meth:`stop` was called.
+
+    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        address: Address,
+        out: Path,
+        *,
+        emit: Callable[[events.Event], None],
+        database: str = "",
+        device: str = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan = plan
+        self._emit = emit
+        self._clock = clock
+        self._device = device
+        self._topics = Topics(plan.federation)
+        self._checkpoints = Checkpoints(out)
+        self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", plan.federation)
+        self._session = broker.Session(address, f"edgefl-server-{plan.federation}", limits=plan.limits)
+        self._inbox: queue.SimpleQueue[broker.Event | Scored | Stop] = self._session.inbox  # type: ignore[assignment]
+        self._scorer = Scorer(plan.evaluate, self._inbox.put)
+        self._rounds = Rounds(
+            plan, self._journal, self._checkpoints, self._session, device=device, clock=clock
+        )
+        self._rules = self._rounds.rules
+        self._intake = Intake(self._rules, plan.tiers, self._journal, plan.limits, emit)
+        self._down_since: float | None = clock()
+        self._waiting_said: tuple[int, int] | None = None
+        self._stopped = False
+        self._state = self._rounds.initial_state()
+        if self._state.round is not None and self._rounds.aggregator is not None:
+            self._intake.replay(self._state.round.number, self._rounds.aggregator)
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until all rounds are over."""
+        try:
+            self._say_started()
+            self._session.subscribe(self._topics.server_filters)
+            self._session.start()
+            self._announce_state()
+            self._score_untold()
+            self._advance(coordinator.Tick())
+            while not self._stopped and not self._is_over():
+                self._next()
+            if not self._stopped:
+                self._finish()
+        finally:
+            self._scorer.stop()
+            self._session.stop()
+            self._journal.close()
+
+    def stop(self) -> None:
+        """End :meth:`run` soon; callable from any thread and from a signal handler."""
+        self._inbox.put(Stop())
+
+    def _is_over(self) -> bool:
+        return self._state.phase == "done" and not self._scorer.pending and self._down_since is None
+
+    def _next(self) -> None:
+        try:
+            event = self._inbox.get(timeout=self._timeout())
+        except queue.Empty:
+            self._advance(coordinator.Tick())
+            return
+        match event:
+            case Incoming():
+                self._incoming(event)
+            case Up():
+                self._up(event.resumed)
+            case Down():
+                self._down(event)
+            case Scored():
+                self._scored(event)
+            case Stop():
+                self._stopped = True
+
+    def _timeout(self) -> float:
+        now = self._clock()
+        wake = coordinator.wake_at(self._rules, self._state, now)
+        if wake is None or self._down_since is not None:  # without a broker no device can meet a deadline
+            return _LONGEST_WAIT_S
+        return min(_LONGEST_WAIT_S, max(0.0, wake - now))
+
+    def _up(self, resumed: bool) -> None:
+        """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
+        if resumed:  # the broker kept our subscriptions; asking again brings the retained statuses
+            self._session.subscribe(self._topics.server_filters)
+        now = self._clock()
+        away, self._down_since = now - (self._down_since or now), None
+        self._advance(coordinator.Outage(away))
+        self._announce_state()
+        self._rounds.publisher.connected(resumed=resumed)
+        if self._state.round is not None:
+            for assignment in self._state.round.with_status("open"):
+                self._rounds.send_task(self._state.round, assignment)
+
+    def _down(self, event: Down) -> None:
+        self._rounds.publisher.disconnected()
+        if self._down_since is None:
+            self._down_since = self._clock()
+        self._emit(events.Offline(text=event.reason, retry_s=event.retry_s))
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def _incoming(self, message: Incoming) -> None:
+        if not message.payload:
+            return
+        device = "?"
+        try:
+            device, leaf, numbers = self._topics.parse_device(message.topic)
+            match leaf, numbers:
+                case "updates", (number, _):
+                    self._chunk(device, number, decode(UpdateChunk, message.payload))
+                case "progress", ():
+                    self._progress(device, decode(Progress, message.payload))
+                case "hello", ():
+                    self._hello(device, message.payload)
+                case "status", ():
+                    online = decode(Status, message.payload).online
+                    self._advance(coordinator.DeviceStatus(device, online))
+        except ProtocolError as error:
+            self._emit(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
+
+    def _hello(self, device: str, payload: bytes) -> None:
+        hello = decode(Hello, payload)
+        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, hello.samples), hello=payload)
+        tier = self._state.devices[device].tier
+        if not tier:
+            text = f"device {device} fits no tier: no pattern names it and {hello.memory_bytes} bytes are too few"
+            self._emit(events.Rejected(device=device, round=0, reason="no-tier", text=text))
+        elif hello.tier not in ("", tier):
+            text = (
+                f"device {device} asks for tier {hello.tier!r} and is given {tier!r}, by its name and memory"
+            )
+            self._emit(events.Rejected(device=device, round=0, reason="wrong-tier", text=text))
+
+    def _progress(self, device: str, progress: Progress) -> None:
+        fields = msgspec.structs.asdict(progress)
+        fields.pop("v")
+        self._emit(events.DeviceSeen(device=device, **fields))
+
+    def _chunk(self, device: str, number: int, chunk: UpdateChunk) -> None:
+        verdict = self._intake.take(device, number, chunk, self._state, self._rounds.aggregator)
+        if verdict.ack is not None:
+            self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
+        if verdict.answered is not None:
+            self._advance(verdict.answered)
+
+    # -- what the coordinator decides ------------------------------------------------------------------------
+
+    def _advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
+        before = self._state
+        self._state, actions = coordinator.step(self._rules, before, event, self._clock())
+        if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
+            self._journal_device(before, event.device, hello)
+        self._perform(actions)
+        current = self._rounds.publisher.current
+        if self._state.phase == "waiting" and current is not None and current.state == "open":
+            self._announce_state()
+        self._say_waiting()
+
+    def _journal_device(self, before: State, name: str, hello: bytes | None) -> None:
+        device = self._state.devices.get(name)
+        if device is None or device is before.devices.get(name):
+            return
+        if hello is not None:
+            self._journal.save_device(device, hello)
+        else:
+            self._journal.save_presence(device)
+
+    def _perform(self, actions: Actions) -> None:
+        for action in actions:
+            match action:
+                case Open():
+                    self._rounds.open(action.round)
+                    self._say_opened(action.round)
+                case SendTask() if self._state.round is not None:
+                    self._rounds.send_task(self._state.round, action.assignment)
+                case Close():
+                    version = self._end(action.round, "closed")
+                    self._advance(coordinator.ModelReady(version))
+                case Abandon():
+                    self._end(action.round, "abandoned", action.text)
+                case Finish():
+                    self._announce_state()
+
+    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> str:
+        version = self._rounds.end(ended, outcome, text)
+        self._intake.forget_unfinished()
+        due = self._plan.evaluates(ended.number, outcome)
+        self._scorer.submit(ended.number, self._rounds.weights if due else None)
+        return version
+
+    def _announce_state(self) -> None:
+        state = self._state
+        if state.round is not None:
+            self._rounds.announce("open", state.round, state.round.number)
+        else:
+            self._rounds.announce(
+                "done" if state.phase == "done" else "closed", None, max(0, state.next_round - 1)
+            )
+
+    def _finish(self) -> None:
+        """Write the model, make sure the devices know, and leave nothing queued for us at the broker."""
+        digest = self._checkpoints.finish(self._rounds.weights)
+        self._rounds.publisher.wait_announced(_FAREWELL_S)
+        self._session.unsubscribe(self._topics.server_filters)
+        _, last = self._journal.outcome(self._rules.run, self._rules.rounds)
+        self._emit(
+            events.Finished(
+                rounds=self._rules.rounds,
+                model=str(self._checkpoints.model),
+                weights_sha256=digest,
+                accuracy=last.get("accuracy"),
+                loss=last.get("loss"),
+            )
+        )
+
+    # -- telling people --------------------------------------------------------------------------------------
+
+    def _score_untold(self) -> None:
+        """Rounds that ended while a killed process had not yet told of them."""
+        for number, outcome, told in self._journal.outcomes(self._rules.run):
+            if outcome != "open" and not told.get("told"):
+                due = self._plan.evaluates(number, "closed" if outcome == "closed" else "abandoned")
+                self._scorer.submit(number, self._checkpoints.load(number) if due else None)
+
+    def _scored(self, scored: Scored) -> None:
+        """A round's evaluation is in: tell of the round, then journal that it was told."""
+        self._scorer.pending -= 1
+        metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
+        state, told = self._journal.outcome(self._rules.run, scored.round)
+        text = told["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
+        fields = {name: told[name] for name in events.RoundClosed.__struct_fields__ if name in told}
+        fields |= {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss"), "text": text}
+        self._emit(events.RoundClosed(round=scored.round, outcome=state, **fields))
+        self._journal.add_to_outcome(self._rules.run, scored.round, {**metrics, "told": True})
+
+    def _say_started(self) -> None:
+        self._emit(
+            events.Started(
+                federation=self._plan.federation,
+                run=self._rules.run,
+                rounds=self._rules.rounds,
+                next_round=self._state.next_round,
+                resumed=self._rounds.resumed,
+                model_version=self._state.model_version,
+                device=self._device,
+            )
+        )
+
+    def _say_opened(self, opened: OpenRound) -> None:
+        self._emit(
+            events.RoundOpened(
+                round=opened.number,
+                goal=opened.goal,
+                devices=tuple(opened.assignments),
+                deadline=opened.deadline,
+            )
+        )
+
+    def _say_waiting(self) -> None:
+        if self._state.phase != "waiting":
+            self._waiting_said = None
+            return
+        have, needed = coordinator.presence(self._rules, self._state, self._clock())
+        if (have, needed) != self._waiting_said:
+            self._waiting_said = (have, needed)
+            self._emit(events.Waiting(next_round=self._state.next_round, known=have, needed=needed))

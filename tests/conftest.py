@@ -1,0 +1,145 @@
+"""Fixtures that every room shares: real brokers on free ports, and broker sessions that are stopped at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgefl.wire.limits import Limits
+from edgefl.wire.session import Address, Session
+
+START_S = 10.0
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def find_mosquitto() -> str | None:
+    """Debian puts it outside a user's PATH."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+class Mosquitto:
+    """A real Mosquitto in its own process. What it keeps is in memory: a restart forgets sessions and retained messages."""
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self._config = folder / f"mosquitto-{self.port}.conf"
+        self._config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
+            + ("user root\n" if os.geteuid() == 0 else "")
+        )
+        self._log = folder / f"mosquitto-{self.port}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def allow_anonymous(self, allow: bool) -> None:
+        text = self._config.read_text()
+        self._config.write_text(text.replace("allow_anonymous true", f"allow_anonymous {str(allow).lower()}"))
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
+    def start(self) -> None:
+        program = find_mosquitto()
+        assert program, "mosquitto is missing: apt-get install mosquitto"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([program, "-c", str(self._config)], stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, self._log.read_text()
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.01)
+        raise AssertionError(f"mosquitto does not listen on {self.port}: {self._log.read_text()}")
+
+    def kill(self) -> None:
+        """End it at once, as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=10)
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """One broker for all tests that leave it alone; give each test its own ``federation``."""
+    broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def own_mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker that the test may kill and start again on the same port."""
+    broker = Mosquitto(tmp_path)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def federation() -> str:
+    """A name no other test uses, so that tests can share a broker."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def limits() -> Limits:
+    """Small sizes and short times: tests exercise windows and retries, not patience."""
+    return Limits(
+        chunk_bytes=1024,
+        fetch_window=4,
+        fetch_timeout_s=0.5,
+        fetch_retries=3,
+        ack_timeout_s=0.5,
+        reconnect_min_s=0.02,
+        reconnect_max_s=0.1,
+        retry_pause_s=0.05,
+        checkpoint_steps=1,
+    )
+
+
+SessionFactory = Callable[..., Session]
+
+
+@pytest.fixture
+def connect(limits: Limits) -> Iterator[SessionFactory]:
+    """``connect(address, client_id, **kwargs)``: a started session that is stopped when the test ends."""
+    sessions: list[Session] = []
+
+    def make(address: Address, client_id: str = "", *, start: bool = True, **kwargs: object) -> Session:
+        session = Session(
+            address,
+            client_id or f"test-{uuid.uuid4().hex[:12]}",
+            **{"limits": limits, **kwargs},  # type: ignore[arg-type]
+        )
+        sessions.append(session)
+        if start:
+            session.start()
+        return session
+
+    yield make
+    for session in sessions:
+        session.stop(drain_s=0.2)

@@ -1,0 +1,136 @@
+"""The zoo: sizes, seeds, names, and models of the user's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from edgefl.models.basic import bilstm, cnn, mlp
+from edgefl.models.layers import Dropout, visible
+from edgefl.models.resnet import resnet8, resnet20
+from edgefl.models.zoo import MODELS, build
+from edgefl.programs.contract import TensorSpec
+from edgefl.wire.errors import ModelError
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters"),
+    [
+        (resnet20(), 272_762),
+        (resnet8(), 78_042),
+        (resnet8(in_channels=3, size=32), 78_330),
+        (cnn(), 6_603_710),
+        (bilstm(), 3_611_137),
+        (mlp(hidden=(5,)), 784 * 5 + 5 + 5 * 10 + 10),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_parameter_counts(spec, parameters: int) -> None:  # type: ignore[no-untyped-def]
+    assert sum(parameter.numel() for parameter in spec.module.parameters()) == parameters
+    assert spec.boundary(len(spec.units)).shape in {(spec.classes,), (1,)}
+
+
+@pytest.mark.parametrize("name", ["resnet8", "mlp"])
+def test_a_seed_decides_every_byte_and_leaves_the_global_generator_alone(name: str) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, again, other = build(name, seed=1), build(name, seed=1), build(name, seed=2)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(first.weights[key], again.weights[key]) for key in first.weights)
+    assert any(not torch.equal(first.weights[key], other.weights[key]) for key in first.weights)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_weights_are_floats_named_by_their_unit(name: str) -> None:
+    spec = build(name)
+    assert all(tensor.is_floating_point() for tensor in spec.weights.values())
+    assert {key.partition(".")[0] for key in spec.weights} == set(spec.units)
+
+
+def test_unknown_models_and_options_name_what_exists() -> None:
+    with pytest.raises(ModelError, match="bilstm, cnn, mlp, resnet20, resnet8"):
+        build("resnet99")
+    with pytest.raises(ModelError, match=r"no option 'depth'.*widths"):
+        build("resnet8", depth=3)
+    with pytest.raises(ModelError, match="cannot load"):
+        build("no_such_package:model")
+    with pytest.raises(ModelError, match="batch norm mode"):
+        build("resnet8", bn="group")
+    with pytest.raises(ModelError, match=r"0\.\.5; found 9"):
+        resnet8().boundary(9)
+
+
+FACTORIES = """
+from torch import nn
+def plain(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU())
+        self.head = nn.Linear(3, 10)
+    def forward(self, x):
+        return self.head(self.features(x).mean((2, 3)))
+def cut():
+    return Net(), ["features"]
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_models.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "my_models"
+    sys.modules.pop("my_models", None)
+
+
+def test_a_factory_of_the_user_s_own_becomes_a_unit_list(factories: str) -> None:
+    plain = build(f"{factories}:plain", in_channels=1, size=4, classes=10, seed=3)
+    again = build(f"{factories}:plain", in_channels=1, size=4, classes=10, seed=3)
+    assert plain.units == ("0", "1", "2", "3", "4")
+    assert all(torch.equal(plain.weights[key], again.weights[key]) for key in plain.weights)
+    assert "2.num_batches_tracked" not in plain.weights
+    assert build(f"{factories}:cut", sample_shape=[1, 4, 4], classes=10).units == ("features", "tail")
+
+
+def test_a_factory_that_returns_something_else_is_refused(factories: str) -> None:
+    with pytest.raises(ModelError, match="found int"):
+        build(f"{factories}:wrong", sample_shape=[4], classes=2)
+    with pytest.raises(ModelError, match="'classes'"):
+        build(f"{factories}:cut", sample_shape=[1, 4, 4])
+    with pytest.raises(ModelError, match="'sample_shape'"):
+        build(f"{factories}:cut", classes=10)
+
+
+def test_dropout_takes_its_randomness_from_its_input_tensor() -> None:
+    drop, x = Dropout(0.25), torch.ones(2, 4)
+    uniform = torch.tensor([[0.0, 0.24, 0.25, 0.9]] * 2)
+    out = torch.func.functional_call(drop, {"uniform": uniform}, (x,))
+    torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 4 / 3, 4 / 3]] * 2))
+    assert torch.equal(drop.eval()(x), x)
+    assert not drop.state_dict()
+
+
+def test_visible_refuses_what_cannot_be_averaged() -> None:
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ModelError, match="one tensor"):
+        visible(tied)
+    with pytest.raises(ModelError, match="cumulative"):
+        visible(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
+    with pytest.raises(ModelError, match="Dropout2d '0'"):
+        visible(nn.Sequential(nn.Dropout2d(0.1)))
+
+
+def test_narrow_keeps_floor_of_the_product() -> None:
+    narrow = resnet8(widths=(100, 10, 10)).narrow
+    assert narrow is not None
+    assert narrow(0.29).weights["stem.conv.weight"].shape[0] == 29
+    assert narrow(0.01).sample == TensorSpec((1, 28, 28))

@@ -1,0 +1,198 @@
+"""The byte vectors in tests/wire/golden: what every implementation of protocol version 1 must read and write.
+
+They are frozen. Write them again only together with a version bump (docs/protocol.md, "Versions")::
+
+    python -m tests.wire.make_golden
+
+Values are chosen so that each msgpack type and each integer width that occurs in practice is present.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edgefl.wire import bundle, manifest, messages, tensors
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.messages import Ack, Hello, Message, Profile, Progress, Round, Status, Task, Update, UpdateChunk
+from edgefl.wire.topics import Topics
+
+FOLDER = Path(__file__).parent / "golden"
+
+BLOBS: dict[str, BlobRef] = {
+    "blobref_one_chunk": describe(b"edgefl", 131072),
+    "blobref_three_chunks": describe(bytes(range(10)), 4),
+    "blobref_empty": describe(b"", 131072),
+}
+
+TENSORS = {
+    "head.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 4,
+    "head.bias": np.array([-1.5, 2.25], dtype=np.float32),
+    "count": np.array(3, dtype=np.int64),
+    "empty": np.zeros((0, 2), dtype=np.float32),
+}
+
+MESSAGES: dict[str, Message] = {
+    "round_open": Round(
+        run="run-7",
+        round=3,
+        state="open",
+        model_version="9f" * 32,
+        bundles={"weak": describe(b"weak bundle", 131072)},
+        units={"stem": describe(b"stem weights", 131072), "head": describe(bytes(range(10)), 4)},
+        hyper={"lr": 0.05},
+        deadline=1767225600.5,
+    ),
+    "status_offline": Status(online=False),
+    "status_online": Status(online=True),
+    "hello": Hello(
+        agent="edgefl/0.1.0",
+        memory_bytes=4294967296,
+        cores=4,
+        samples=600,
+        engines={"onnxruntime": "1.22.0"},
+        tier="weak",
+        key=b"\x00\xff",
+    ),
+    "task": Task(run="run-7", round=3, tier="weak", seed=2**62 + 1, nonce="0011aabb", samples=128),
+    "progress": Progress(
+        round=3,
+        tier="weak",
+        stage="train",
+        step=4,
+        steps=10,
+        loss=1.25,
+        step_ms=17.5,
+        peak_bytes=73400320,
+        down_bytes=65536,
+        up_bytes=0,
+    ),
+    "update": Update(
+        run="run-7",
+        round=3,
+        device="phone-7",
+        nonce="0011aabb",
+        tier="weak",
+        model_version="9f" * 32,
+        samples=128,
+        metrics={"loss": 1.25},
+        profile=Profile(
+            step_ms=17.5, forward_ms=40.0, load_ms=8.25, idle_bytes=40000000, peak_bytes=73400320, down_bytes=1
+        ),
+        tensors=tensors.dump({"head.bias": TENSORS["head.bias"]}),
+    ),
+    "update_chunk": UpdateChunk(
+        nonce="0011aabb", sha256="ab" * 32, index=1, count=3, size=2500, data=b"\x00\x01\xfe\xff"
+    ),
+    "ack_accepted": Ack(round=3, nonce="0011aabb", status="accepted"),
+    "ack_missing": Ack(round=3, nonce="0011aabb", status="missing", missing=[0, 2, 300]),
+    "ack_rejected": Ack(
+        round=3, nonce="0011aabb", status="rejected", reason="closed-round", text="round 4 is open"
+    ),
+}
+
+GRAPHS = {"start": b"graph bytes: start", "train": b"graph bytes: train", "finish": b"graph bytes: finish"}
+
+
+def _port(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Port:
+    role = msgspec.convert(name.partition(".")[0], manifest.Role)
+    return Port(name=name, role=role, dtype=dtype, shape=shape)
+
+
+def _graph(name: str, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Graph:
+    return Graph(
+        name=name, format="onnx", blob=describe(GRAPHS[name], 131072), inputs=inputs, outputs=outputs
+    )
+
+
+def example_manifest() -> Manifest:
+    """A manifest with every field in use; its graphs are placeholders."""
+    weight, state, update = (
+        _port(f"{role}.head.weight", (2, 3)) for role in ("weights", "state", "update")
+    )
+    batch = (_port("batch.0.x", (4, 3)), _port("batch.0.y", (4,), "int64"))
+    extras = (_port("noise.mask", (4, 3)), _port("hyper.lr", ()))
+    return Manifest(
+        model="tiny",
+        program="sgd",
+        tier="weak",
+        parameters=6,
+        data=DataSpec(shape=(3,), dtype="float32", classes=2, scale=0.00392156862745098, shift=-0.5),
+        batch=4,
+        prefix=(Chunk(units=("stem",), graph="start"),),
+        suffix=("head",),
+        start="start",
+        phases=(PhaseSpec(name="train", graph="train", steps=10),),
+        finish="finish",
+        evaluate="start",
+        hyper={"lr": 0.1},
+        graphs=(
+            _graph("start", (weight,), (state,)),
+            _graph("train", (state, *batch, *extras), (state, _port("metric.loss", ()))),
+            _graph("finish", (state,), (update, _port("carry.head.weight", (2, 3)))),
+        ),
+    )
+
+
+def example_bundle() -> Bundle:
+    listed = example_manifest()
+    return Bundle(listed, {graph.blob.sha256: GRAPHS[graph.name] for graph in listed.graphs})
+
+
+def topic_table() -> list[str]:
+    """One topic of each kind, in the order of the table in docs/protocol.md."""
+    topics = Topics("demo")
+    device = topics.device("phone-7")
+    return [
+        topics.current_round,
+        topics.blob_chunk("ab" * 32, 12),
+        device.status,
+        device.hello,
+        device.progress,
+        device.tasks,
+        device.update(3, 0),
+        device.acks,
+    ]
+
+
+def _with_extra_field(message: Message) -> bytes:
+    fields = msgspec.msgpack.decode(messages.encode(message))
+    return msgspec.msgpack.encode({"added_later": {"deep": [1, None, b"x"]}, **fields})
+
+
+def bundle_bytes() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "example.edgefl"
+        bundle.write(example_bundle(), path)
+        return path.read_bytes()
+
+
+def vectors() -> dict[str, bytes]:
+    """Every vector by file name."""
+    found = {name: messages.encode(message) for name, message in MESSAGES.items()}
+    found |= {name: msgspec.msgpack.encode(ref) for name, ref in BLOBS.items()}
+    found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
+    found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
+    found["manifest"] = manifest.encode(example_manifest())
+    found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})
+    found["bundle"] = bundle_bytes()
+    found["tensors"] = tensors.dump(TENSORS)
+    found["topics"] = "\n".join(topic_table()).encode()
+    return {f"{name}.bin": data for name, data in sorted(found.items())}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, data in vectors().items():
+        (FOLDER / name).write_bytes(data)
+        sys.stdout.write(f"{name}: {len(data)} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

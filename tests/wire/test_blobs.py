@@ -1,0 +1,107 @@
+"""Blobs: cut, described, checked, joined."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.wire.blobs import BlobRef, describe, split, verified
+from edgefl.wire.errors import BundleError
+
+DATA = st.binary(max_size=300)
+CHUNK = st.integers(min_value=1, max_value=64)
+
+
+@given(DATA, CHUNK)
+def test_chunks_join_to_the_blob_and_each_is_accepted_in_its_place(data: bytes, chunk: int) -> None:
+    ref = describe(data, chunk)
+    pieces = list(split(data, chunk))
+
+    ref.check(limit=1000)
+    assert len(pieces) == ref.count
+    assert all(len(piece) <= chunk for piece in pieces)
+    assert all(ref.accepts(index, piece) for index, piece in enumerate(pieces))
+    assert verified(ref, b"".join(pieces)) == data
+
+
+@given(st.binary(min_size=1, max_size=300), CHUNK, st.data())
+def test_a_changed_byte_is_refused_in_the_chunk_and_in_the_blob(
+    data: bytes, chunk: int, draw: st.DataObject
+) -> None:
+    ref = describe(data, chunk)
+    place = draw.draw(st.integers(0, len(data) - 1))
+    damaged = data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :]
+
+    index = place // chunk
+    assert not ref.accepts(index, damaged[index * chunk : (index + 1) * chunk])
+    with pytest.raises(BundleError, match="is damaged"):
+        verified(ref, damaged)
+
+
+@given(DATA, CHUNK, st.integers(-3, 400))
+def test_an_index_that_does_not_exist_accepts_nothing(data: bytes, chunk: int, index: int) -> None:
+    ref = describe(data, chunk)
+
+    if not 0 <= index < ref.count:
+        assert not ref.accepts(index, b"")
+        assert not ref.accepts(index, data)
+
+
+def test_a_blob_of_one_chunk_carries_no_digest_list() -> None:
+    ref = describe(b"edgefl", 6)
+
+    assert (ref.count, ref.digests, ref.sha256) == (1, b"", hashlib.sha256(b"edgefl").hexdigest())
+
+
+def test_an_empty_blob_has_one_empty_chunk() -> None:
+    ref = describe(b"", 8)
+
+    assert (ref.count, list(split(b"", 8)), ref.accepts(0, b"")) == (1, [b""], True)
+
+
+GOOD = describe(bytes(20), 8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": -1},
+        {"chunk": 0},
+        {"chunk": -8},
+        {"sha256": "ab"},
+        {"sha256": "Z" * 64},
+        {"digests": b""},
+        {"digests": bytes(64)},
+        {"size": 8},
+        {"size": 1 << 62},
+    ],
+)
+def test_a_reference_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:
+    ref: BlobRef = msgspec.structs.replace(GOOD, **change)
+
+    with pytest.raises(BundleError, match="malformed"):
+        ref.check(limit=1 << 30)
+
+
+def test_a_blob_over_the_limit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(BundleError, match="20 bytes, more than the limit of 19") as caught:
+        GOOD.check(limit=19)
+    assert caught.value.details == {"size": 20, "limit": 19}
+
+
+@given(
+    st.builds(
+        BlobRef,
+        sha256=st.text(max_size=70),
+        size=st.integers(-(2**63), 2**63 - 1),
+        chunk=st.integers(-(2**63), 2**63 - 1),
+        digests=st.binary(max_size=100),
+    )
+)
+def test_whatever_a_server_sends_is_checked_without_a_traceback(ref: BlobRef) -> None:
+    with pytest.raises(BundleError):
+        ref.check(limit=1 << 30)

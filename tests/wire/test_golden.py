@@ -1,0 +1,114 @@
+"""The frozen bytes of protocol version 1. If one of these fails, phones in the field no longer understand us."""
+
+from __future__ import annotations
+
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.wire import bundle, manifest, messages, tensors
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import BundleError, ProtocolError
+from edgefl.wire.messages import Task
+from edgefl.wire.topics import Topics
+from tests.wire import make_golden
+from tests.wire.make_golden import BLOBS, FOLDER, MESSAGES, TENSORS
+
+
+def golden(name: str) -> bytes:
+    return (FOLDER / f"{name}.bin").read_bytes()
+
+
+def test_the_folder_holds_exactly_the_vectors_of_the_script() -> None:
+    assert sorted(file.name for file in FOLDER.glob("*")) == sorted(make_golden.vectors())
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message_encodes_to_its_vector(name: str) -> None:
+    assert messages.encode(MESSAGES[name]) == golden(name)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message_decodes_from_its_vector(name: str) -> None:
+    assert messages.decode(type(MESSAGES[name]), golden(name)) == MESSAGES[name]
+
+
+@pytest.mark.parametrize("name", BLOBS)
+def test_blob_reference_in_both_directions(name: str) -> None:
+    assert msgspec.msgpack.encode(BLOBS[name]) == golden(name)
+    assert msgspec.msgpack.decode(golden(name), type=BlobRef) == BLOBS[name]
+
+
+def test_unknown_field_is_ignored() -> None:
+    data = golden("task_with_unknown_field")
+
+    assert data != golden("task")
+    assert messages.decode(Task, data) == MESSAGES["task"]
+
+
+def test_other_version_is_refused_with_both_versions_in_the_message() -> None:
+    with pytest.raises(ProtocolError, match="Task has protocol version 2, this side speaks 1") as caught:
+        messages.decode(Task, golden("task_of_version_2"))
+    assert caught.value.details["version"] == 2
+
+
+def test_manifest_in_both_directions() -> None:
+    assert manifest.encode(make_golden.example_manifest()) == golden("manifest")
+    assert manifest.decode(golden("manifest")) == make_golden.example_manifest()
+
+
+def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_changed() -> None:
+    with pytest.raises(BundleError, match="version 2, this runtime reads 1"):
+        manifest.decode(golden("manifest_of_version_2"))
+
+
+def test_bundle_file_decodes_from_its_vector() -> None:
+    found = bundle.read(FOLDER / "bundle.bin")
+
+    assert found == make_golden.example_bundle()
+
+
+def test_bundle_file_has_the_entries_of_its_vector(tmp_path: Path) -> None:
+    """Entries, not file bytes: compressors may differ in how they deflate the same entry."""
+    bundle.write(make_golden.example_bundle(), tmp_path / "b.edgefl")
+
+    assert _entries((tmp_path / "b.edgefl").read_bytes()) == _entries(golden("bundle"))
+
+
+def _entries(data: bytes) -> list[tuple[str, tuple[int, ...], int, bytes]]:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        return [
+            (info.filename, info.date_time, info.compress_type, archive.read(info))
+            for info in archive.infolist()
+        ]
+
+
+def test_tensors_in_both_directions() -> None:
+    assert tensors.dump(TENSORS) == golden("tensors")
+    found = tensors.load(golden("tensors"))
+    assert found.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_topics_read_as_in_their_vector() -> None:
+    lines = golden("topics").decode().splitlines()
+
+    assert make_golden.topic_table() == lines
+    topics = Topics("demo")
+    assert topics.parse_blob(lines[1]) == ("ab" * 32, 12)
+    assert [topics.parse_device(line)[1] for line in lines[2:]] == [
+        "status",
+        "hello",
+        "progress",
+        "tasks",
+        "updates",
+        "acks",
+    ]
+    assert topics.parse_device(lines[6]) == ("phone-7", "updates", (3, 0))
