@@ -23,8 +23,9 @@ from device_runtime.engine.base import Engine
 from device_runtime.fetch import Fetcher
 from device_runtime.graphs import Settings, Step
 from device_runtime.job import Job
+from device_runtime.memory import peak_bytes, resident_bytes, return_memory_early, trim_memory
 from device_runtime.outbox import Outbox
-from device_runtime.profiler import Profiler, peak_bytes, resident_bytes, trim_memory
+from device_runtime.profiler import Profiler
 from device_runtime.runner import RoundResult, RoundRunner
 from device_runtime.store import Outgoing, PastRound, Store
 from edgefl.wire import manifest as manifests
@@ -97,6 +98,7 @@ class Agent:
 
     def run(self) -> None:
         """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
+        return_memory_early()
         self._session.subscribe([self._topics.current_round, self._mine.tasks, self._mine.acks])
         self._session.start()
         self._outbox.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +44,11 @@ class LocalData:
                 found=str(x.dtype),
                 expected=spec.dtype,
             )
+        if self.y.ndim != 1:
+            raise DataError(
+                f"{self.source}: labels have shape {self.y.shape}, the model takes one integer per sample",
+                found=self.y.shape,
+            )
         if not np.issubdtype(self.y.dtype, np.integer) or self.y.min() < 0 or self.y.max() >= spec.classes:
             raise DataError(
                 f"{self.source}: labels are {self.y.dtype} from {self.y.min()} to {self.y.max()}, "
@@ -66,11 +70,12 @@ class FittedData:
         return len(self.y)
 
     def rows(self, indices: Array) -> Array:
-        """float batch, shape (len(indices), *spec.shape)."""
+        """Batch of spec.dtype, shape (len(indices), *spec.shape)."""
         picked = self.x[indices]
-        if picked.dtype == np.dtype(self.spec.dtype):
-            return picked
-        floats = picked.astype(self.spec.dtype)
+        wanted = np.dtype(self.spec.dtype)
+        if picked.dtype == wanted or np.issubdtype(wanted, np.integer):
+            return picked.astype(wanted, copy=False)
+        floats = picked.astype(wanted)
         floats *= self.spec.scale
         floats += self.spec.shift
         return floats
@@ -89,8 +94,14 @@ def load(path: Path) -> LocalData:
     """
     try:
         data = _load(path)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
         raise DataError(f"{path} cannot be read as training data: {error}", path=str(path)) from error
+    if data.x.ndim == 0 or data.y.ndim == 0:
+        raise DataError(f"{path} should hold arrays of samples and labels, found single values")
     if len(data.x) != len(data.y) or len(data.y) == 0:
         raise DataError(
             f"{path} has {len(data.x)} samples and {len(data.y)} labels: it needs as many, and at least one"
@@ -138,7 +149,9 @@ def read_idx(path: Path) -> Array:
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES:
         raise DataError(f"{path} is not an idx file", path=str(path))
     shape = tuple(np.frombuffer(data, ">u4", count=data[3], offset=4).tolist())
-    return np.frombuffer(data, np.dtype(_IDX_TYPES[data[2]]), offset=4 + 4 * data[3]).reshape(shape)
+    stored = np.dtype(_IDX_TYPES[data[2]])
+    array = np.frombuffer(data, stored, offset=4 + 4 * data[3]).reshape(shape)
+    return array.astype(stored.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 from device_runtime.data import FittedData
 from device_runtime.graphs import Graphs, Settings, Step
 from device_runtime.job import Job
-from device_runtime.profiler import Profiler, trim_memory
+from device_runtime.memory import trim_memory
+from device_runtime.profiler import Profiler
 from device_runtime.record import Record
 from edgefl.wire.errors import BundleError, StaleRecordError
 from edgefl.wire.manifest import Manifest, Port

@@ -18,6 +18,19 @@ class _Meta(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def nbytes(self) -> int:
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+    def check(self, version: str) -> None:
+        if self.version != version:
+            raise StaleRecordError(
+                f"the record belongs to {self.version}, the round trains {version}: "
+                "the frozen units have changed, run the forward pass again",
+                recorded=self.version,
+                wanted=version,
+            )
+
 
 class Record:
     """Rows of shape ``shape[1:]`` on disk. Pages are given back after each access, so the record costs no memory."""
@@ -34,31 +47,27 @@ class Record:
         """An empty record; it counts as written only after :meth:`seal`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _meta_path(path).unlink(missing_ok=True)
+        meta = _Meta(version, shape, dtype)
         with path.open("wb") as file:
-            file.truncate(max(1, int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))))
-        return cls(path, _Meta(version, shape, dtype))
+            file.truncate(meta.nbytes)
+        return cls(path, meta)
 
     @classmethod
     def reopen(cls, path: Path, version: str) -> Record:
         """The sealed record at ``path``; StaleRecordError if it belongs to another model version or is not whole."""
         try:
             meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_Meta)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StaleRecordError(
-                f"there is no whole record at {path.name}; run the forward pass again"
-            ) from error
-        record = cls(path, meta)
-        record.check(version)
-        return record
+            whole = path.stat().st_size == meta.nbytes
+        except (OSError, TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
+            raise _not_whole(path) from error
+        if not whole:
+            raise _not_whole(path)
+        meta.check(version)
+        return cls(path, meta)
 
     def check(self, version: str) -> None:
-        if self._meta.version != version:
-            raise StaleRecordError(
-                f"the record belongs to model version {self._meta.version[:12]}, the round trains {version[:12]}: "
-                "the frozen units have changed, run the forward pass again",
-                recorded=self._meta.version,
-                wanted=version,
-            )
+        """StaleRecordError unless the record belongs to ``version``."""
+        self._meta.check(version)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +109,10 @@ class Record:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _not_whole(path: Path) -> StaleRecordError:
+    return StaleRecordError(f"there is no whole record at {path.name}; run the forward pass again")
 
 
 def _meta_path(path: Path) -> Path:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -68,18 +69,18 @@ class Store:
     """One agent's memory on disk. Thread-safe."""
 
     def __init__(self, folder: Path, *, limit_bytes: int, history_rounds: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._limit = limit_bytes
         self._history_rounds = history_rounds
         self._lock = threading.RLock()
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(folder / "store.sqlite3", check_same_thread=False, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, OSError) as error:
             raise StoreError(
                 f"{folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
             ) from error
@@ -97,26 +98,33 @@ class Store:
             try:
                 with self._db:
                     yield self._db
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 raise StoreError(
-                    f"the store in {self.folder} cannot be written: {error}; free some space"
+                    f"the store in {self.folder} cannot be written: {error}; free some space, "
+                    "or move it away to start afresh if it is damaged"
                 ) from error
             finally:
                 if durable:
                     self._db.execute("PRAGMA synchronous=NORMAL")
 
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            with self._lock:
+                return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the store in {self.folder} cannot be read: {error}; move it away to start afresh"
+            ) from error
+
     def _one(self, query: str, *values: object) -> bytes | None:
-        with self._lock:
-            row = self._db.execute(query, values).fetchone()
-        return _as_bytes(row[0]) if row else None
+        rows = self._all(query, *values)
+        return _as_bytes(rows[0][0]) if rows else None
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
     def missing_chunks(self, ref: BlobRef) -> list[int]:
         """Indices of the chunks of ``ref`` that are not here yet."""
-        with self._lock:
-            rows = self._db.execute("SELECT idx FROM chunks WHERE sha256 = ?", (ref.sha256,)).fetchall()
-        here = {row[0] for row in rows}
+        here = {row[0] for row in self._all("SELECT idx FROM chunks WHERE sha256 = ?", ref.sha256)}
         return [index for index in range(ref.count) if index not in here]
 
     def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
@@ -150,10 +158,9 @@ class Store:
 
     def blob(self, ref: BlobRef) -> bytes:
         """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
-        with self._lock:
-            rows = self._db.execute(
-                "SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)
-            ).fetchall()
+        with self._transaction() as db:
+            db.execute("UPDATE blobs SET used_at = ? WHERE sha256 = ?", (time.time(), ref.sha256))
+        rows = self._all("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", ref.sha256)
         return b"".join(row[0] for row in rows)
 
     def drop_blob(self, ref: BlobRef) -> None:
@@ -227,8 +234,7 @@ class Store:
 
     def history(self) -> list[PastRound]:
         """Past rounds, oldest first."""
-        with self._lock:
-            rows = self._db.execute("SELECT data FROM history ORDER BY finished_at").fetchall()
+        rows = self._all("SELECT data FROM history ORDER BY finished_at")
         return [msgspec.msgpack.decode(row[0], type=PastRound) for row in rows]
 
     def past(self, nonce: str) -> PastRound | None:

@@ -11,6 +11,7 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,6 +86,7 @@ def capture(function: Function) -> Captured:
 
     arguments = tuple(example.values())
     joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
+    _drop_outside_writes(function, joint)
     core = _trace(
         function,
         torch.func.functionalize(joint),
@@ -94,7 +96,6 @@ def capture(function: Function) -> Captured:
         _allow_non_fake_inputs=True,
     )
     _drop_copies(core)
-    _drop_outside_writes(function, core)
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
     used = _drop_unused_inputs(core, tuple(function.inputs))
@@ -169,7 +170,9 @@ def _constants_to_placeholders(graph: fx.Graph, module: fx.GraphModule) -> dict[
     return {node.name: target for target, node in placeholders.items()}
 
 
-def _trace(function: Function, traced: object, arguments: tuple[Tensor, ...], **options: object) -> fx.GraphModule:
+def _trace(
+    function: Function, traced: object, arguments: tuple[Tensor, ...], **options: object
+) -> fx.GraphModule:
     try:
         return make_fx(traced, **options)(*arguments)  # type: ignore[arg-type]
     except EdgeflError:
@@ -204,18 +207,20 @@ def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec
 
 def _drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
     """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them."""
+    reads = Counter(node.target for node in module.graph.find_nodes(op="get_attr"))
     for node in list(module.graph.nodes):
         schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
+        if schema is None or not schema.is_mutable or node.args[0].op != "get_attr":
             continue
-        target = node.args[0]
-        if node.users or target.op != "get_attr" or len(target.users) > 1:
+        constant = node.args[0]
+        if node.users or len(constant.users) > 1 or reads[constant.target] > 1:
             raise ExportError(
-                f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}); make it "
-                "an input and return the new value",
+                f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}, shape "
+                f"{tuple(getattr(module, constant.target).shape)}); make it an input and return the new value",
                 function=function.name,
             )
         module.graph.erase_node(node)
+    module.recompile()
 
 
 def _drop_copies(module: fx.GraphModule) -> None:
@@ -263,7 +268,11 @@ def _check_constants(function: Function, module: fx.GraphModule) -> None:
         if node.op != "get_attr":
             continue
         value = getattr(module, node.target)
-        if isinstance(value, torch.nn.Parameter) or value.requires_grad or value.numel() > MAX_CONSTANT_ELEMENTS:
+        if (
+            isinstance(value, torch.nn.Parameter)
+            or value.requires_grad
+            or value.numel() > MAX_CONSTANT_ELEMENTS
+        ):
             raise ExportError(
                 f"function {function.name!r} reads a tensor of shape {tuple(value.shape)} that is not among its "
                 "inputs; a weight must be an input, or every device would train a copy of the value at export",

@@ -19,18 +19,25 @@ _ROOMS = (Path(torch.__file__).parent, Path(__file__).parent)
 
 @dataclass(frozen=True)
 class Place:
-    """Module path as in ``named_modules`` and ``file:line`` of the call; empty where unknown."""
+    """The op as the user's code calls it, module path as in ``named_modules``, ``file:line``; empty if unknown."""
 
+    op: str = ""
     module: str = ""
     source: str = ""
 
     def __str__(self) -> str:
-        parts = [f"in module {self.module}" if self.module else "", f"at {self.source}" if self.source else ""]
+        parts = [
+            f"in module {self.module}" if self.module else "",
+            f"at {self.source}" if self.source else "",
+        ]
         return ", ".join(part for part in parts if part) or "in the backward pass or inside another op"
 
 
 def locate(function: Function, op: str) -> Place:
-    """Place of the first call of ``op`` (``aten.name.overload``); an empty Place if torch never calls it itself."""
+    """Place of the first call of ``op`` (``aten.name.overload``), or of the op that it is a part of.
+
+    An empty Place if torch never calls it itself, as for an op that only a decomposition uses.
+    """
     watch = _Watch(op)
     enter = register_module_forward_pre_hook(lambda module, args: watch.stack.append(module))
     leave = register_module_forward_hook(lambda module, args, out: watch.pop(), always_call=True)
@@ -56,8 +63,8 @@ class _Watch(TorchDispatchMode):
         self.stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.place == Place() and str(func).split(".")[1].strip("_") == self.name:
-            self.place = Place(_path(self.stack), _source())
+        if self.place == Place() and self.name in str(func).split(".")[1]:
+            self.place = Place(str(func), _path(self.stack), _source())
         return func(*args, **(kwargs or {}))
 
 

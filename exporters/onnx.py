@@ -38,6 +38,7 @@ def to_onnx(captured: Captured) -> bytes:
     """
     model = _translate(captured)
     _clean(model)
+    _separate_outputs(model.graph)
     _name_ports(captured, model)
     _name_the_rest(model)
     proto = ir.to_proto(model)
@@ -101,8 +102,8 @@ def _unsupported(captured: Captured, error: BaseException) -> ExportError:
             "exporters/decompositions",
             function=captured.name,
         )
-    op = found[1]
-    place = locate(captured.function, op)
+    place = locate(captured.function, found[1])
+    op = place.op or found[1]
     return ExportError(
         f"op {op} in function {captured.name!r} has no ONNX form ({place}). Use other ops there, or add a rule "
         "that rewrites it to core ops in exporters/decompositions",
@@ -131,6 +132,18 @@ def _clean(model: ir.Model) -> None:
     model.ir_version = IR_VERSION
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """One value per output: the clean-ups merge equal values, which outputs may be, but need not share."""
+    seen: set[ir.Value] = set()
+    for index, value in enumerate(graph.outputs):
+        if value in seen or value in graph.inputs:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].dtype, copy.outputs[0].shape = value.dtype, value.shape
+            graph.append(copy)
+            graph.outputs[index] = copy.outputs[0]
+        seen.add(graph.outputs[index])
 
 
 def output_names(captured: Captured) -> tuple[str, ...]:
@@ -174,7 +187,12 @@ def _check(captured: Captured, proto: onnx.ModelProto) -> None:
     outputs = [value.name for value in proto.graph.output]
     domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}
     weights = [value.name for value in proto.graph.initializer if value.name in captured.inputs]
-    if inputs != list(captured.inputs) or outputs != list(output_names(captured)) or domains - {""} or weights:
+    if (
+        inputs != list(captured.inputs)
+        or outputs != list(output_names(captured))
+        or domains - {""}
+        or weights
+    ):
         raise ExportError(
             f"the ONNX form of function {captured.name!r} lost its ports, folded a weight or uses custom ops "
             f"(domains {sorted(domains)}); report this with the function's source",

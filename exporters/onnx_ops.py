@@ -32,10 +32,10 @@ def expand(x: Value, size: Sequence[int], implicit: bool = False) -> Value:
     return op.Expand(x, _ints([1 if length == -1 else length for length in size]))
 
 
-def slice_(
-    x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Value:
-    return op.Slice(x, _ints([start or 0]), _ints([_END if end is None else end]), _ints([dim]), _ints([step]))
+def slice_(x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
+    return op.Slice(
+        x, _ints([start or 0]), _ints([_END if end is None else end]), _ints([dim]), _ints([step])
+    )
 
 
 def unsqueeze(x: Value, dim: int) -> Value:

@@ -57,8 +57,12 @@ class OnnxGraph:
         self._outputs = [port.name for port in session.get_outputs()]
         found, expected = {port.name for port in session.get_inputs()}, {port.name for port in graph.inputs}
         if found != expected or len(self._outputs) != len(graph.outputs):
-            wrong = sorted(found ^ expected)[:5] or [f"{len(self._outputs)} outputs instead of {len(graph.outputs)}"]
-            raise BundleError(f"graph {graph.name!r} and its manifest disagree on {wrong}; export the bundle again")
+            wrong = sorted(found ^ expected)[:5] or [
+                f"{len(self._outputs)} outputs instead of {len(graph.outputs)}"
+            ]
+            raise BundleError(
+                f"graph {graph.name!r} and its manifest disagree on {wrong}; export the bundle again"
+            )
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         binding = self._session.io_binding()

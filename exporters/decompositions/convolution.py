@@ -54,14 +54,26 @@ def convolution_backward(
 
 
 def _input_gradient_of_transposed(
-    grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Tensor:
     """Adjoint of the transposed convolution: the convolution with the same kernel."""
     return _aten.convolution(grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 def _input_gradient(
-    grad: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Tensor:
     """dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]

@@ -113,7 +113,10 @@ PARAMETERLESS = {
     "max pool 1d": (nn.MaxPool1d(3, stride=2), (2, 3, 9)),
     "avg pool": (nn.AvgPool2d(2), (2, 3, 6, 8)),
     "avg pool, overlapping and padded": (nn.AvgPool2d(3, stride=2, padding=1), (2, 3, 7, 8)),
-    "avg pool, padding not counted": (nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False), (2, 3, 7, 8)),
+    "avg pool, padding not counted": (
+        nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False),
+        (2, 3, 7, 8),
+    ),
     "avg pool, own divisor": (nn.AvgPool2d(3, stride=2, divisor_override=5), (2, 3, 7, 8)),
     "avg pool, ceil": (nn.AvgPool2d(3, stride=2, padding=1, ceil_mode=True), (2, 3, 6, 8)),
     "avg pool, ceil, padding not counted": (

@@ -1,0 +1,67 @@
+"""Resident memory of this process: measuring it, and keeping it low."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_LARGE_BYTES = 1 << 20
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def resident_bytes() -> int:
+    """Resident set size now; the peak where the system tells nothing better."""
+    return _status_bytes("VmRSS") or _peak_of_process()
+
+
+def peak_bytes() -> int:
+    """Highest resident set size since :func:`reset_peak`."""
+    return _status_bytes("VmHWM") or _peak_of_process()
+
+
+def reset_peak() -> None:
+    """Start a new peak measurement, where the system can (Linux)."""
+    with suppress(OSError):
+        _CLEAR_REFS.write_text("5")
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system, so that what was dropped is really gone."""
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status_bytes(field: str) -> int:
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return 0
+    return 0
+
+
+def _peak_of_process() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def return_memory_early() -> None:
+    """Make glibc hand every freed block of 1 MiB back to the system at once.
+
+    By default its threshold grows with the largest block freed, up to 32 MiB, and what a training step frees then
+    stays resident in a fragmented heap: 58 MB instead of 40 MB for the weak tier of ResNet-20. Costs page faults.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+            libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)

@@ -1,0 +1,230 @@
+"""From a federation file to a plan: the model, its tiers, their bundles, the initial weights and the evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from edgefl.config import Federation, TierTable
+from edgefl.data.dataset import Dataset
+from edgefl.models import zoo
+from edgefl.models.spec import ModelSpec
+from edgefl.programs import catalog
+from edgefl.programs.forward import chunk_forward
+from edgefl.programs.objective import Objective
+from edgefl.submodels.output_side import OutputSide
+from edgefl.wire import bundle as bundles
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.errors import BundleError, ConfigError, ModelError
+from edgefl.wire.manifest import DataSpec
+from edgefl.wire.tensors import Arrays
+from exporters.bundle import Label, Prefix, build_bundle
+from server.checkpoints import write_whole
+from server.coordinator import Rules
+from server.events import Event, Exporting
+from server.plan import Evaluate, Plan, TierPlan
+from server.roster import TierRule
+
+FORWARD_BATCH = 32
+"""Rows per group in a frozen forward pass (EmbracingFL Algorithm 1, b)."""
+
+EVALUATION_BATCH = 500
+"""Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""
+
+Emit = Callable[[Event], None]
+
+
+def compose(
+    federation: Federation, dataset: Dataset, out: Path, *, emit: Emit = lambda _: None, device: str = "auto"
+) -> Plan:
+    """The plan of a federation that is evaluated on ``dataset``. Exports the tiers' bundles into ``out/bundles``.
+
+    Raises ConfigError, ModelError or ExportError, each with what to change.
+    """
+    spec = build_model(federation, dataset)
+    tables = dict(federation.tiers) or {"strong": TierTable()}
+    submodels = {tier: OutputSide(spec, table.cut, table.chunks) for tier, table in tables.items()}
+    initial = _arrays(spec)
+    tiers = {
+        tier: TierPlan(_bundle(federation, dataset, submodel, tier, out / "bundles", emit), submodel.regions)
+        for tier, submodel in submodels.items()
+    }
+    defaults = next(iter(tiers.values())).bundle.manifest.hyper
+    return Plan(
+        federation=federation.federation.name,
+        digest=run_digest(federation),
+        rules=_rules(federation, tables),
+        tiers=tiers,
+        units=spec.units,
+        initial=initial,
+        hyper=defaults,
+        lr_decay_at=federation.round.lr_decay_at,
+        evaluate=evaluation(spec, dataset, device),
+        evaluate_every=federation.round.evaluate_every,
+        limits=federation.wire_limits,
+    )
+
+
+def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
+    """The model with initial weights by seed, fitted to the images and classes of ``dataset``."""
+    table = federation.model
+    channels, height, _ = dataset.shape
+    offered: dict[str, Any] = {"in_channels": channels, "size": height, "classes": dataset.classes}
+    factory = zoo.MODELS.get(table.name)
+    if factory is not None:
+        accepted = inspect.signature(factory).parameters
+        offered = {name: value for name, value in offered.items() if name in accepted}
+        if "bn" in accepted:
+            offered["bn"] = table.bn
+    spec = zoo.build(table.name, **{**offered, "seed": federation.federation.seed, **table.options})
+    if spec.sample.shape != dataset.shape or spec.classes != dataset.classes:
+        raise ConfigError(
+            f"model {table.name!r} takes samples of shape {spec.sample.shape} in {spec.classes} classes, "
+            f"{dataset.name} has {dataset.shape} in {dataset.classes}: change model.options or data.name",
+            model=table.name,
+        )
+    return spec
+
+
+def _arrays(spec: ModelSpec) -> Arrays:
+    for name, tensor in spec.weights.items():
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"tensor {name} of {spec.name} is {tensor.dtype}, and only floats can be averaged: "
+                "register it as a buffer with persistent=False",
+                name=name,
+            )
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in spec.weights.items()}
+
+
+def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
+    limits, table = federation.wire_limits, federation.round
+    return Rules(
+        run="",
+        seed=federation.federation.seed,
+        rounds=federation.federation.rounds,
+        tiers=tuple(TierRule(name, tier.devices, tier.memory_bytes) for name, tier in tables.items()),
+        min_devices=table.min_devices,
+        min_reports=table.min_reports,
+        fraction=table.fraction,
+        over_selection=table.over_selection,
+        weighted=table.weighting == "samples",
+        samples=table.samples,
+        deadline_s=limits.round_deadline_s,
+        ready_timeout_s=limits.ready_timeout_s,
+        offline_grace_s=limits.offline_grace_s,
+    )
+
+
+# -- bundles ---------------------------------------------------------------------------------------------------
+
+
+def _bundle(
+    federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str, folder: Path, emit: Emit
+) -> Bundle:
+    """The tier's bundle: the one in ``folder`` if it was made for this configuration, else a new one, kept there."""
+    digest = bundle_digest(federation, dataset, submodel)
+    path, mark = folder / f"{tier}.efl", folder / f"{tier}.efl.digest"
+    if mark.exists() and mark.read_text() == digest:
+        try:
+            return bundles.read(path)
+        except BundleError:
+            pass  # damaged on disk: made again below
+    mark.unlink(missing_ok=True)
+    made = export(federation, dataset, submodel, tier, emit)
+    bundles.write(made, path)
+    write_whole(mark, digest.encode())
+    return made
+
+
+def export(
+    federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str, emit: Emit = lambda _: None
+) -> Bundle:
+    """Export one tier; ExportError if a graph cannot be made or disagrees with torch."""
+    options = federation.program.model_dump(exclude={"name"})
+    program = catalog.build(federation.program.name, Objective.of(submodel), **options)
+    prefix = [
+        Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
+        for chunk in submodel.prefix
+    ]
+    return build_bundle(
+        program,
+        prefix,
+        tuple(name for name, _ in submodel.suffix.named_children()),
+        label=Label(model=federation.model.name, tier=tier),
+        data=data_spec(dataset),
+        chunk_bytes=federation.wire_limits.chunk_bytes,
+        progress=lambda text: emit(Exporting(tier=tier, text=text)),
+    )
+
+
+def data_spec(dataset: Dataset) -> DataSpec:
+    """What the devices' samples look like."""
+    return DataSpec(
+        shape=dataset.shape,
+        dtype="float32",
+        classes=dataset.classes,
+        scale=float(dataset.scale),
+        shift=float(dataset.shift),
+    )
+
+
+def run_digest(federation: Federation) -> str:
+    """Digest of every key that has a say in the trained weights: a run goes on under the same one only."""
+    tables = federation.model_dump(
+        mode="json", exclude={"broker": True, "limits": True, "data": {"dir", "download"}}
+    )
+    for tier in tables["tiers"].values():
+        tier.pop("count")
+    return _digest(tables)
+
+
+def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide) -> str:
+    """Digest of all that decides a tier's bundle."""
+    return _digest(
+        {
+            "model": federation.model.model_dump(mode="json"),
+            "program": federation.program.model_dump(mode="json"),
+            "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
+            "groups": submodel.groups,
+            "cut": submodel.cut,
+            "data": data_spec(dataset),
+            "chunk": federation.wire_limits.chunk_bytes,
+            "torch": str(torch.__version__),
+        }
+    )
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------
+
+
+def evaluation(spec: ModelSpec, dataset: Dataset, device: str = "auto") -> Evaluate:
+    """``weights -> {"accuracy", "loss"}`` of the whole model on the test set, in inference mode."""
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    objective = Objective.of(OutputSide(spec, 0))
+    count = len(dataset.test_y)
+    batches = np.array_split(np.arange(count), max(1, -(-count // EVALUATION_BATCH)))
+
+    @torch.inference_mode()
+    def evaluate(weights: Arrays) -> Mapping[str, float]:
+        named = {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
+        loss, correct = 0.0, 0.0
+        for rows in batches:
+            x = torch.from_numpy(dataset.floats(dataset.test_x[rows])).to(where)
+            y = torch.from_numpy(dataset.test_y[rows]).to(where)
+            losses, found = objective.evaluate(named, x, y)
+            loss, correct = loss + float(losses.double().sum()), correct + float(found.double().sum())
+        return {"accuracy": correct / count, "loss": loss / count}
+
+    return evaluate

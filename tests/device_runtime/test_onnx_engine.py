@@ -1,0 +1,189 @@
+"""The ONNX Runtime engine on graphs made by hand."""
+
+from __future__ import annotations
+
+import gc
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device_runtime.engine.onnx import OnnxEngine
+from edgefl.wire import tensors
+from edgefl.wire.errors import BundleError
+from edgefl.wire.manifest import Graph
+from edgefl.wire.tensors import Arrays
+from tests.device_runtime import tiny
+from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, WIDTH, V, W, X, Y, node, onnx_bytes, port
+
+ENGINE = OnnxEngine()
+START, START_BYTES = tiny.start()
+TRAIN, TRAIN_BYTES = tiny.train()
+FINISH, FINISH_BYTES = tiny.finish()
+
+
+def start_feeds() -> Arrays:
+    return {"weights.head.w": np.ones((WIDTH, 1), np.float32), "carry.v": np.zeros((WIDTH, 1), np.float32)}
+
+
+def train_feeds(lr: float = 0.1) -> Arrays:
+    rng = np.random.default_rng(0)
+    return {
+        X.name: rng.standard_normal(X.shape).astype(np.float32),
+        Y.name: np.array([0, 1, 1, 0]),
+        NOISE.name: rng.random(NOISE.shape, dtype=np.float32),
+        LR.name: np.array(lr, np.float32),
+    }
+
+
+def test_it_says_what_it_is() -> None:
+    assert (ENGINE.name, ENGINE.format, ENGINE.version) == ("onnxruntime", "onnx", ort.__version__)
+
+
+def test_outputs_are_sorted_by_role() -> None:
+    outputs = ENGINE.load(START, START_BYTES).run(start_feeds(), {})
+
+    assert outputs.state.keys() == {W.name, V.name, COUNT.name}
+    assert outputs.arrays == {}
+    finished = ENGINE.load(FINISH, FINISH_BYTES).run({}, outputs.state)
+    assert finished.arrays.keys() == {"update.head.w", "carry.v"}
+    np.testing.assert_array_equal(finished.arrays["update.head.w"], np.ones((WIDTH, 1), np.float32))
+
+
+def test_scalars_stay_scalars_on_their_way_in_and_out() -> None:
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+
+    outputs = ENGINE.load(TRAIN, TRAIN_BYTES).run(train_feeds(), state)
+
+    assert outputs.arrays["metric.loss"].shape == ()
+    assert outputs.state[COUNT.name].numpy().shape == ()
+
+
+def test_state_stays_inside_the_engine_between_calls() -> None:
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+    graph = ENGINE.load(TRAIN, TRAIN_BYTES)
+
+    for _ in range(3):
+        state = graph.run(train_feeds(), state).state
+        assert all(isinstance(value, ort.OrtValue) for value in state.values())
+
+    assert float(ENGINE.read_state(state)[COUNT.name]) == 3.0
+
+
+def test_a_step_does_not_change_the_state_it_was_given() -> None:
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+    before = ENGINE.read_state(state)
+
+    ENGINE.load(TRAIN, TRAIN_BYTES).run(train_feeds(), state)
+
+    for name, array in ENGINE.read_state(state).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_state_that_a_graph_does_not_read_is_ignored() -> None:
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+    surplus = {**state, "state.other": state[COUNT.name]}
+
+    assert ENGINE.load(FINISH, FINISH_BYTES).run({}, surplus).arrays.keys() == {"update.head.w", "carry.v"}
+
+
+def test_a_checkpoint_is_a_copy_that_outlives_the_state() -> None:
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+    graph = ENGINE.load(TRAIN, TRAIN_BYTES)
+    saved = ENGINE.read_state(state)
+    expected = {name: array.copy() for name, array in saved.items()}
+
+    for _ in range(20):
+        state = graph.run(train_feeds(), state).state
+    del state, graph
+    gc.collect()
+
+    for name, array in expected.items():
+        np.testing.assert_array_equal(saved[name], array)
+
+
+def test_state_written_back_goes_on_with_the_same_bits() -> None:
+    graph = ENGINE.load(TRAIN, TRAIN_BYTES)
+    state = graph.run(train_feeds(), ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state).state
+    restored = ENGINE.write_state(tensors.load(tensors.dump(ENGINE.read_state(state))))
+    gc.collect()
+
+    straight, resumed = graph.run(train_feeds(), state), graph.run(train_feeds(), restored)
+
+    for name, value in straight.state.items():
+        assert value.numpy().tobytes() == resumed.state[name].numpy().tobytes()
+
+
+@pytest.mark.parametrize("layout", ["F", "strided", "readonly"])
+def test_arrays_of_any_layout_may_be_fed(layout: str) -> None:
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+    graph = ENGINE.load(TRAIN, TRAIN_BYTES)
+    feeds = train_feeds()
+    plain = graph.run(feeds, state).arrays["metric.loss"]
+    x = feeds[X.name]
+    if layout == "F":
+        x = np.asfortranarray(x)
+    elif layout == "strided":
+        x = np.repeat(x, 2, axis=1)[:, ::2]
+    else:
+        x.flags.writeable = False
+
+    assert graph.run({**feeds, X.name: x}, state).arrays["metric.loss"] == plain
+
+
+# -- what does not load ----------------------------------------------------------------------------------------
+
+
+def _changed(**fields: object) -> Graph:
+    return msgspec.structs.replace(TRAIN, **fields)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        _changed(inputs=TRAIN.inputs[:-1]),
+        _changed(inputs=(*TRAIN.inputs, port("hyper.rho", ()))),
+        _changed(outputs=TRAIN.outputs[:-1]),
+        _changed(outputs=(*TRAIN.outputs, port("metric.acc", ()))),
+        _changed(inputs=(port(W.name, (WIDTH, 2)), *TRAIN.inputs[1:])),
+        _changed(inputs=(port(W.name, (WIDTH,)), *TRAIN.inputs[1:])),
+        _changed(inputs=(port(W.name, W.shape, "float64"), *TRAIN.inputs[1:])),
+        _changed(outputs=(port(W.name, (1, 1)), *TRAIN.outputs[1:])),
+        _changed(outputs=(port(W.name, W.shape, "int64"), *TRAIN.outputs[1:])),
+    ],
+    ids=["input", "input+", "output", "output+", "in-shape", "in-rank", "in-dtype", "out-shape", "out-dtype"],
+)
+def test_ports_that_differ_from_the_manifest_are_refused(graph: Graph) -> None:
+    with pytest.raises(BundleError, match="graph 'train' and its manifest disagree"):
+        ENGINE.load(graph, TRAIN_BYTES)
+
+
+@pytest.mark.parametrize("artifact", [b"", b"no graph", TRAIN_BYTES[:40], TRAIN_BYTES[: len(TRAIN_BYTES) // 2]])
+def test_bytes_that_are_no_graph_are_refused_by_name(artifact: bytes) -> None:
+    with pytest.raises(BundleError, match="graph 'train'"):
+        ENGINE.load(TRAIN, artifact)
+
+
+@settings(deadline=None, max_examples=60)
+@given(place=st.integers(0, len(TRAIN_BYTES) - 1), value=st.integers(0, 255))
+def test_a_damaged_graph_raises_nothing_but_bundle_error(place: int, value: int) -> None:
+    damaged = TRAIN_BYTES[:place] + bytes([value]) + TRAIN_BYTES[place + 1 :]
+    try:
+        ENGINE.load(TRAIN, damaged)
+    except BundleError:
+        return
+
+
+def test_an_operator_the_runtime_lacks_is_refused() -> None:
+    data = onnx_bytes([node("Relu", "batch.0.x", "out.record.x")], [X], [port("record.x", X.shape)])
+    unknown = data.replace(b"Relu", b"Rrlu")
+
+    with pytest.raises(BundleError, match="Rrlu"):
+        ENGINE.load(tiny.graph_of("f", unknown, [X], [port("record.x", X.shape)]), unknown)
+
+
+def test_the_static_batch_is_that_of_the_manifest() -> None:
+    assert X.shape[0] == Y.shape[0] == BATCH

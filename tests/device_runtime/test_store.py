@@ -1,0 +1,297 @@
+"""The device's memory: bounded, durable, and never half-written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from device_runtime.store import Checkpoint, Outgoing, PastRound, Store
+from edgefl.wire.blobs import BlobRef, describe, split
+from edgefl.wire.errors import StoreError
+
+CHUNK = 100
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path)
+    yield opened
+    opened.close()
+
+
+def open_store(folder: Path, *, limit: int = 1000, history: int = 5) -> Store:
+    return Store(folder, limit_bytes=limit, history_rounds=history)
+
+
+def put(store: Store, data: bytes) -> BlobRef:
+    ref = describe(data, CHUNK)
+    store.make_room([ref])
+    for index, piece in enumerate(split(data, CHUNK)):
+        store.put_chunk(ref, index, piece)
+    return ref
+
+
+def outgoing(nonce: str, data: bytes = b"update") -> Outgoing:
+    return Outgoing("run", 3, nonce, data)
+
+
+def past(nonce: str, outcome: str = "accepted") -> PastRound:
+    return PastRound(run="run", round=3, tier="weak", nonce=nonce, outcome=outcome, loss=0.5)
+
+
+# -- blobs -----------------------------------------------------------------------------------------------------
+
+
+def test_chunks_in_any_order_join_to_the_blob(store: Store) -> None:
+    data = bytes(range(250))
+    ref = describe(data, CHUNK)
+    pieces = list(split(data, CHUNK))
+
+    store.put_chunk(ref, 2, pieces[2])
+    assert store.missing_chunks(ref) == [0, 1]
+    store.put_chunk(ref, 0, pieces[0])
+    store.put_chunk(ref, 1, pieces[1])
+    store.put_chunk(ref, 1, pieces[1])
+
+    assert store.missing_chunks(ref) == []
+    assert store.blob(ref) == data
+
+
+def test_the_least_recently_used_blob_leaves_first(store: Store) -> None:
+    first, second, third = (put(store, bytes([tag]) * 300) for tag in (1, 2, 3))
+    store.blob(first)
+
+    put(store, b"\4" * 300)
+
+    assert [store.missing_chunks(ref) for ref in (first, second, third)] == [[], [0, 1, 2], []]
+
+
+def test_blobs_that_are_needed_now_stay(store: Store) -> None:
+    first, second = put(store, b"\1" * 400), put(store, b"\2" * 400)
+    third = describe(b"\3" * 400, CHUNK)
+
+    store.make_room([first, third])
+
+    assert store.missing_chunks(first) == []
+    assert store.missing_chunks(second) != []
+
+
+def test_more_than_the_store_may_hold_is_refused_and_nothing_is_dropped(store: Store) -> None:
+    first = put(store, b"\1" * 400)
+
+    with pytest.raises(StoreError, match="needs 1001 bytes of blobs, the store may hold 1000") as caught:
+        store.make_room([describe(bytes(1001), CHUNK)])
+
+    assert caught.value.details == {"needed": 1001, "limit": 1000}
+    assert store.missing_chunks(first) == []
+
+
+def test_a_dropped_blob_is_missing_whole(store: Store) -> None:
+    ref = put(store, bytes(250))
+
+    store.drop_blob(ref)
+
+    assert store.missing_chunks(ref) == [0, 1, 2]
+    assert store.blob(ref) == b""
+
+
+# -- the open round --------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_belongs_to_its_task(store: Store) -> None:
+    saved = Checkpoint(4, b"tensors", {"loss": 0.1 + 0.2})
+    store.save_checkpoint("n1", Checkpoint(3, b"older", {}))
+    store.save_checkpoint("n1", saved)
+
+    assert store.checkpoint("n1") == saved
+    assert store.checkpoint("n2") is None
+
+
+def test_a_closed_job_takes_its_checkpoint_along(store: Store) -> None:
+    store.open_job(b"job")
+    store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
+
+    store.close_job()
+
+    assert (store.job(), store.checkpoint("n1")) == (None, None)
+
+
+def test_job_and_checkpoint_survive_a_process_that_did_not_close(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.open_job(b"job")
+    store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
+
+    again = open_store(tmp_path)
+
+    assert (again.job(), again.checkpoint("n1")) == (b"job", Checkpoint(3, b"t", {}))
+    again.close()
+    store.close()
+
+
+# -- outbox ----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_job_becomes_an_update_that_waits(store: Store) -> None:
+    store.open_job(b"job")
+    store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
+
+    store.finish_job(outgoing("n1"), b"carry bytes", "run/sgd")
+
+    assert store.outgoing() == outgoing("n1")
+    assert store.waits("n1")
+    assert (store.job(), store.checkpoint("n1")) == (None, None)
+    assert store.carry("run/sgd") == b"carry bytes"
+
+
+def test_the_oldest_update_goes_first(store: Store) -> None:
+    for nonce in ("b", "a", "c"):
+        store.finish_job(outgoing(nonce), None, "")
+
+    assert store.outgoing() == outgoing("b")
+    store.settle(past("b"))
+    assert store.outgoing() == outgoing("a")
+
+
+def test_a_round_without_carry_keeps_the_carry_of_the_round_before(store: Store) -> None:
+    store.finish_job(outgoing("n1"), b"carry", "run/fafed")
+    store.finish_job(outgoing("n2"), None, "run/fafed")
+
+    assert store.carry("run/fafed") == b"carry"
+
+
+def test_an_update_survives_a_process_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from device_runtime.store import *;"
+        "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); s.open_job(b'job');"
+        "s.finish_job(Outgoing('run', 3, 'n1', b'update'), b'carry', 'c'); os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=30)
+
+    store = open_store(tmp_path)
+
+    assert ended.returncode == -9
+    assert (store.outgoing(), store.job(), store.carry("c")) == (outgoing("n1"), None, b"carry")
+    store.close()
+
+
+def test_finishing_a_job_happens_whole_or_not_at_all(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.open_job(b"job")
+    store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
+    store._db.execute("CREATE TRIGGER fail BEFORE DELETE ON checkpoint BEGIN SELECT RAISE(ABORT, 'full'); END")
+
+    with pytest.raises(StoreError, match="full"):
+        store.finish_job(outgoing("n1"), b"carry", "c")
+
+    assert (store.outgoing(), store.carry("c")) == (None, None)
+    assert store.job() == b"job"
+    assert store.checkpoint("n1") == Checkpoint(3, b"t", {})
+    store.close()
+
+
+# -- history ---------------------------------------------------------------------------------------------------
+
+
+def test_a_settled_update_leaves_the_outbox_and_enters_history(store: Store) -> None:
+    store.finish_job(outgoing("n1"), None, "")
+
+    store.settle(past("n1", "rejected"))
+
+    assert (store.outgoing(), store.waits("n1")) == (None, False)
+    assert store.past("n1") == past("n1", "rejected")
+    assert store.past("n2") is None
+
+
+def test_history_is_bounded_and_forgets_the_oldest(store: Store) -> None:
+    for index in range(9):
+        store.settle(past(f"n{index}"))
+
+    assert [entry.nonce for entry in store.history()] == ["n4", "n5", "n6", "n7", "n8"]
+
+
+# -- what cannot be used ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    file.write_bytes(b"this is my diary, not a database. " * 100)
+
+    with pytest.raises(StoreError, match="move it away to start afresh"):
+        open_store(tmp_path)
+    assert file.read_bytes().startswith(b"this is my diary")
+
+
+def test_a_folder_where_the_file_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite3").mkdir()
+
+    with pytest.raises(StoreError, match="unusable"):
+        open_store(tmp_path)
+
+
+def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("x")
+
+    with pytest.raises(StoreError, match="state"):
+        open_store(tmp_path / "state")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+
+    with pytest.raises(StoreError):
+        open_store(tmp_path)
+
+
+def test_a_store_damaged_while_in_use_raises_store_error_and_no_traceback_of_sqlite(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    ref = put(store, bytes(250))
+    store.close()
+    file = tmp_path / "store.sqlite3"
+    data = bytearray(file.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    file.write_bytes(bytes(data))
+
+    with pytest.raises(StoreError):
+        damaged = open_store(tmp_path)
+        damaged.blob(ref)
+        damaged.settle(past("n1"))
+
+
+def test_every_method_of_a_store_with_missing_tables_raises_store_error(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    other = sqlite3.connect(tmp_path / "store.sqlite3")
+    for table in ("chunks", "blobs", "job", "checkpoint", "outbox", "carry", "history"):
+        other.execute(f"DROP TABLE {table}")
+    other.commit()
+    other.close()
+    ref = describe(b"x", CHUNK)
+
+    for call in (
+        lambda: store.missing_chunks(ref),
+        lambda: store.put_chunk(ref, 0, b"x"),
+        lambda: store.make_room([ref]),
+        lambda: store.blob(ref),
+        lambda: store.drop_blob(ref),
+        lambda: store.open_job(b""),
+        store.job,
+        store.close_job,
+        lambda: store.save_checkpoint("n", Checkpoint(0, b"", {})),
+        lambda: store.checkpoint("n"),
+        lambda: store.finish_job(outgoing("n"), None, ""),
+        store.outgoing,
+        lambda: store.waits("n"),
+        lambda: store.settle(past("n")),
+        lambda: store.carry("c"),
+        store.history,
+        lambda: store.past("n"),
+    ):
+        with pytest.raises(StoreError):
+            call()
+    store.close()

@@ -1,0 +1,140 @@
+"""Whole rounds on the device runtime, from a bundle in memory, and the same rounds in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_runtime.data import Batches, FittedData, LocalData
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.graphs import Residency, Settings
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from device_runtime.runner import RoundResult, RoundRunner
+from device_runtime.store import Checkpoint
+from edgefl import programs
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import Function, Program, Tensors
+from edgefl.programs.forward import chunk_forward
+from edgefl.programs.objective import Objective
+from edgefl.simulation import round as simulation
+from edgefl.submodels.output_side import OutputSide
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.manifest import DataSpec
+from exporters.bundle import Label, Prefix, build_bundle
+
+CHUNK_BYTES = 4096
+
+
+@dataclass
+class MemoryBlobs:
+    """Blobs that need no broker."""
+
+    blobs: dict[str, bytes]
+
+    def get(self, ref: BlobRef) -> bytes:
+        return self.blobs[ref.sha256]
+
+    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
+        return [self.get(ref) for ref in refs]
+
+
+@dataclass
+class NoMemory:
+    """A device that was never killed."""
+
+    kept: list[int] = field(default_factory=list)
+
+    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
+        self.kept.append(checkpoint.step)
+
+    def checkpoint(self, nonce: str) -> Checkpoint | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One tier: its program in torch, its bundle, and the forward functions of its prefix."""
+
+    spec: ModelSpec
+    submodel: OutputSide
+    program: Program
+    forward: tuple[Function, ...]
+    bundle: Bundle
+
+
+def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float) -> Exported:
+    spec = submodel.spec
+    program = programs.build("sgd", Objective.of(submodel), batch=batch, steps=steps, lr=lr)
+    forward = tuple(chunk_forward(chunk.module, chunk.sample, batch=batch) for chunk in submodel.prefix)
+    bundle = build_bundle(
+        program,
+        [Prefix(chunk.units, function) for chunk, function in zip(submodel.prefix, forward, strict=True)],
+        tuple(name for name, _ in submodel.suffix.named_children()),
+        label=Label(spec.name, "tier"),
+        data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
+    )
+    return Exported(spec, submodel, program, forward, bundle)
+
+
+def local_data(spec: ModelSpec, samples: int, seed: int) -> LocalData:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((samples, *spec.sample.shape)).astype(np.float32)
+    return LocalData(x, rng.integers(0, spec.classes, samples), "random")
+
+
+def on_device(tier: Exported, data: LocalData, seed: int, folder: Path) -> tuple[RoundResult, Residency]:
+    """The round as the device runtime runs it."""
+    weights = {name: tensor.numpy() for name, tensor in tier.spec.weights.items()}
+    blobs, units = dict(tier.bundle.blobs), {}
+    for unit in tier.spec.units:
+        content = tensors.dump(
+            {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        )
+        units[unit] = describe(content, CHUNK_BYTES)
+        blobs[units[unit].sha256] = content
+    job = Job(
+        run="run",
+        round=1,
+        tier="tier",
+        seed=seed,
+        nonce="nonce",
+        samples=0,
+        model_version="version",
+        bundle=tier.bundle.ref(CHUNK_BYTES),
+        units=units,
+        hyper={},
+    )
+    runner = RoundRunner(
+        engine=OnnxEngine(),
+        manifest=tier.bundle.manifest,
+        blobs=MemoryBlobs(blobs),
+        memory=NoMemory(),
+        profiler=Profiler(),
+        settings=Settings(folder=folder, checkpoint_steps=2),
+    )
+    result = runner.run(job, data.fitted(tier.bundle.manifest.data), {})
+    return result, runner.graphs.residency
+
+
+def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
+    """The update of the same round from the same functions in torch."""
+    fitted: FittedData = data.fitted(tier.bundle.manifest.data)
+    x = torch.from_numpy(fitted.rows(np.arange(len(fitted))))
+    y = torch.from_numpy(fitted.y)
+    weights = {name: tensor.clone() for name, tensor in tier.spec.weights.items()}
+    rows = simulation.multi_step_forward(tier.forward, weights, x) if tier.forward else x
+    batches = Batches(seed, len(fitted), tier.bundle.manifest.batch)
+
+    def feed(_: Function, step: int) -> dict[str, Tensor]:
+        indices = torch.from_numpy(batches.indices(0, step))
+        return {"batch.0.x": rows[indices], "batch.0.y": y[indices]}
+
+    return simulation.run_round(tier.program, weights, feed).update

@@ -1,0 +1,334 @@
+"""A tiny plan and scripted devices: real broker sessions that answer tasks with made-up weights, and do as told."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, describe, split, verified
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.limits import Limits
+from edgefl.wire.manifest import DataSpec, Graph, Manifest
+from edgefl.wire.messages import (
+    Ack,
+    Hello,
+    Message,
+    Profile,
+    Round,
+    Status,
+    Task,
+    Update,
+    UpdateChunk,
+    decode,
+    encode,
+)
+from edgefl.wire.session import Address, Incoming, Session, Up, Will
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.topics import Topics
+from server.coordinator import Rules
+from server.events import Event
+from server.plan import Plan, TierPlan
+from server.roster import TierRule
+from server.service import Service
+
+PATIENCE_S = 10.0
+WEIGHTS: Arrays = {
+    "stem.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "body.weight": np.linspace(-1, 1, 600, dtype=np.float32).reshape(20, 30),
+    "body.bias": np.zeros(20, np.float32),
+    "head.weight": np.full((4, 5), 0.5, np.float32),
+}
+UNITS = ("stem", "body", "head")
+HELD = {"strong": UNITS, "weak": ("head",)}
+
+
+def bundle(tier: str) -> Bundle:
+    """A manifest with one graph that nobody runs."""
+    blob = b"graph of " + tier.encode()
+    graph = Graph(name="g", format="onnx", blob=describe(blob, 1024), inputs=(), outputs=())
+    manifest = Manifest(
+        model="tiny",
+        program="sgd",
+        tier=tier,
+        parameters=1,
+        data=DataSpec(shape=(1,), dtype="float32", classes=2),
+        batch=1,
+        prefix=(),
+        suffix=HELD[tier],
+        start="g",
+        phases=(),
+        finish="g",
+        evaluate="g",
+        hyper={"lr": 0.1},
+        graphs=(graph,),
+    )
+    return Bundle(manifest, {graph.blob.sha256: blob})
+
+
+def names_of(tier: str) -> list[str]:
+    return [name for name in WEIGHTS if name.partition(".")[0] in HELD[tier]]
+
+
+def plan_for(federation: str, limits: Limits, **rules: Any) -> Plan:
+    """Two rounds for one strong device unless ``rules`` say otherwise."""
+    tiers = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
+    chosen = Rules(**{"run": "", "seed": 7, "rounds": 2, "tiers": tiers, "deadline_s": PATIENCE_S, **rules})
+    return Plan(
+        federation=federation,
+        digest="d" * 64,
+        rules=chosen,
+        tiers={tier: TierPlan(bundle(tier), dict.fromkeys(names_of(tier))) for tier in HELD},
+        units=UNITS,
+        initial=WEIGHTS,
+        hyper={"lr": 0.1},
+        evaluate=lambda weights: {"accuracy": 0.5, "loss": float(weights["head.weight"].mean())},
+        limits=limits,
+    )
+
+
+def trained(device: str, task: Task) -> Arrays:
+    """What a scripted device sends: values that depend on the device and the round only."""
+    seed = int.from_bytes(hashlib.sha256(f"{device}/{task.round}".encode()).digest()[:8], "big")
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=WEIGHTS[name].shape).astype(np.float32) for name in names_of(task.tier)}
+
+
+def update_for(device: str, task: Task, version: str, arrays: Mapping[str, Any], **changes: Any) -> Update:
+    update = Update(
+        run=task.run,
+        round=task.round,
+        device=device,
+        nonce=task.nonce,
+        tier=task.tier,
+        model_version=version,
+        samples=10,
+        metrics={"loss": 1.5},
+        profile=Profile(step_ms=1, forward_ms=1, load_ms=1, idle_bytes=1, peak_bytes=2, down_bytes=3),
+        tensors=tensors.dump(arrays),
+    )
+    return Update(**{**{name: getattr(update, name) for name in update.__struct_fields__}, **changes})
+
+
+def chunks_of(data: bytes, nonce: str, size: int) -> list[UpdateChunk]:
+    pieces = list(split(data, size))
+    sha256 = hashlib.sha256(data).hexdigest()
+    return [
+        UpdateChunk(nonce=nonce, sha256=sha256, index=index, count=len(pieces), size=len(data), data=piece)
+        for index, piece in enumerate(pieces)
+    ]
+
+
+def silent(_device: ScriptedDevice, _task: Task, _opened: Round) -> None:
+    """Takes the task and does nothing by itself."""
+
+
+class ScriptedDevice:
+    """Says hello after each connection and for each new run, and hands every task to ``answer``.
+
+    ``acks``, ``tasks`` and ``rounds`` are queues of what it was sent.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        federation: str,
+        name: str,
+        limits: Limits,
+        answer: Callable[[ScriptedDevice, Task, Round], None] | None = None,
+        **hello: Any,
+    ) -> None:
+        self.name = name
+        self.topics = Topics(federation)
+        self.mine = self.topics.device(name)
+        self.limits = limits
+        self.acks: queue.Queue[Ack] = queue.Queue()
+        self.tasks: queue.Queue[Task] = queue.Queue()
+        self.rounds: queue.Queue[Round] = queue.Queue()
+        self._hello = {"agent": "scripted", "memory_bytes": 1 << 30, "cores": 1, "samples": 10, "engines": {}}
+        self._hello.update(hello)
+        self._answer = answer or (lambda device, task, opened: device.report(task, opened))
+        self._round: Round | None = None
+        self._task: Task | None = None
+        self._answered: set[str] = set()
+        will = Will(self.mine.status, encode(Status(online=False)))
+        self.session = Session(address, f"edgefl-{federation}-{name}", limits=limits, will=will)
+        self.session.subscribe([self.topics.current_round, self.mine.tasks, self.mine.acks])
+        self.session.start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.session.inbox.put(Incoming("stop", b""))
+        self._thread.join(PATIENCE_S)
+        self.session.stop(drain_s=0.2)
+
+    def wait_open(self, round_number: int = 0) -> Round:
+        """The next announcement of an open round (of that number, if one is given)."""
+        while True:
+            opened = self.rounds.get(timeout=PATIENCE_S)
+            if opened.state == "open" and round_number in (0, opened.round):
+                return opened
+
+    def done(self) -> Round:
+        """The announcement that all rounds are over."""
+        while True:
+            announced = self.rounds.get(timeout=PATIENCE_S)
+            if announced.state == "done":
+                return announced
+
+    def vanish(self) -> None:
+        """Cut the connection without goodbye, so that the broker speaks the will; stay away."""
+        self.session._stopping.set()
+        sock = self.session._client.socket()
+        assert sock is not None
+        sock.shutdown(2)
+
+    def say(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        self.session.publish(topic, encode(message), retain=retain)
+
+    def greet(self) -> None:
+        self.say(self.mine.status, Status(online=True), retain=True)
+        self.say(self.mine.hello, Hello(**self._hello))
+
+    def report(self, task: Task, opened: Round, **changes: Any) -> None:
+        """Send an honest update, or one with ``changes`` to its fields."""
+        arrays = trained(self.name, task)
+        self.send(encode(update_for(self.name, task, opened.model_version, arrays, **changes)), task)
+
+    def send(self, data: bytes, task: Task, indices: list[int] | None = None) -> None:
+        for chunk in chunks_of(data, task.nonce, self.limits.chunk_bytes):
+            if indices is None or chunk.index in indices:
+                self.say(self.mine.update(task.round, chunk.index), chunk)
+
+    def _serve(self) -> None:
+        while True:
+            event = self.session.inbox.get()
+            if isinstance(event, Up):
+                self.greet()
+            elif isinstance(event, Incoming):
+                if event.topic == "stop":
+                    return
+                self._receive(event)
+
+    def _receive(self, event: Incoming) -> None:
+        if event.topic == self.topics.current_round and event.payload:
+            opened = decode(Round, event.payload)
+            if self._round is None or self._round.run != opened.run:
+                self.greet()
+            self._round = opened
+            self.rounds.put(opened)
+        elif event.topic == self.mine.tasks:
+            self._task = decode(Task, event.payload)
+            self.tasks.put(self._task)
+        elif event.topic == self.mine.acks:
+            self.acks.put(decode(Ack, event.payload))
+        self._maybe_answer()
+
+    def _maybe_answer(self) -> None:
+        task, opened = self._task, self._round
+        if task is None or opened is None or opened.state != "open" or task.nonce in self._answered:
+            return
+        if (task.run, task.round) == (opened.run, opened.round):
+            self._answered.add(task.nonce)
+            self._answer(self, task, opened)
+
+
+@dataclass
+class RunningServer:
+    """A service in a thread of its own; its events by type, and whatever ended it."""
+
+    service: Service
+    events: queue.Queue[Event] = field(default_factory=queue.Queue)
+    seen: list[Event] = field(default_factory=list)
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
+
+    @classmethod
+    def start(cls, plan: Plan, address: Address, out: Path, **options: Any) -> RunningServer:
+        events: queue.Queue[Event] = queue.Queue()
+        running = cls(Service(plan, address, out, emit=events.put, **options), events)
+        running.thread = threading.Thread(target=running._run, daemon=True)
+        running.thread.start()
+        return running
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except BaseException as error:
+            self.error = error
+
+    def wait_for(self, kind: type, condition: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The next event of ``kind`` for which ``condition`` holds."""
+        while True:
+            assert self.error is None, self.error
+            event = self.events.get(timeout=PATIENCE_S)
+            self.seen.append(event)
+            if isinstance(event, kind) and condition(event):
+                return event
+
+    def seen_of(self, kind: type) -> list[Any]:
+        """Every event of ``kind`` so far."""
+        while not self.events.empty():
+            self.seen.append(self.events.get())
+        return [event for event in self.seen if isinstance(event, kind)]
+
+    def join(self) -> None:
+        assert self.thread is not None
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive(), "the server should have ended"
+        assert self.error is None, self.error
+
+    def stop(self) -> None:
+        self.service.stop()
+        self.join()
+
+
+def fetch(session: Session, federation: str, ref: BlobRef) -> bytes:
+    """A blob's bytes, as a device gets them: by subscribing to its chunks."""
+    topics = Topics(federation)
+    pieces: dict[int, bytes] = {}
+    session.subscribe([topics.blob_chunk(ref.sha256, index) for index in range(ref.count)], standing=True)
+    while len(pieces) < ref.count:
+        event = session.inbox.get(timeout=PATIENCE_S)
+        if isinstance(event, Incoming):
+            _, index = topics.parse_blob(event.topic)
+            assert ref.accepts(index, event.payload)
+            pieces[index] = event.payload
+    return verified(ref, b"".join(pieces[index] for index in range(ref.count)))
+
+
+def retained(session: Session, federation: str) -> set[str]:
+    """Topics of the federation on which the broker keeps a message: all that come before an echo of our own."""
+    topics, echo = Topics(federation), f"echo/{federation}"
+    found: set[str] = set()
+    session.subscribe([f"{topics.root}/#"], standing=True)
+    session.subscribe([echo], standing=True)
+    session.publish(echo, b"all", retain=True)
+    while True:
+        event = session.inbox.get(timeout=PATIENCE_S)
+        if isinstance(event, Incoming):
+            if event.topic == echo:
+                session.publish(echo, b"", retain=True)
+                return found
+            found.add(event.topic)
+
+
+def expected_mean(old: Arrays, tasks: list[tuple[str, str, int]]) -> Arrays:
+    """The model after a round in which (device, tier, round) reported honestly."""
+    new = dict(old)
+    for name, before in old.items():
+        values = [
+            trained(device, Task(run="", round=number, tier=tier, seed=0, nonce=""))[name].astype(np.float64)
+            for device, tier, number in tasks
+            if name in names_of(tier)
+        ]
+        new[name] = (sum(values) / len(values)).astype(np.float32) if values else before
+    return new

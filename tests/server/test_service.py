@@ -1,0 +1,327 @@
+"""The whole server against a real Mosquitto, with scripted devices."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.messages import Task, encode
+from server.events import DeviceSeen, Finished, Offline, Rejected, RoundClosed, RoundOpened, Started, Waiting
+from tests.conftest import Mosquitto
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    RunningServer,
+    ScriptedDevice,
+    expected_mean,
+    fetch,
+    plan_for,
+    retained,
+    silent,
+    trained,
+    update_for,
+)
+
+MakeDevice = Callable[..., ScriptedDevice]
+
+
+@pytest.fixture
+def device(mosquitto: Mosquitto, federation: str, limits: Limits) -> Iterator[MakeDevice]:
+    made: list[ScriptedDevice] = []
+
+    def make(name: str, answer: Any = None, **hello: Any) -> ScriptedDevice:
+        made.append(ScriptedDevice(mosquitto.address, federation, name, limits, answer, **hello))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def serve(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> Iterator[Callable[..., RunningServer]]:
+    running: list[RunningServer] = []
+
+    def start(**rules: Any) -> RunningServer:
+        plan = plan_for(federation, limits, **rules)
+        running.append(RunningServer.start(plan, mosquitto.address, tmp_path / "out"))
+        return running[-1]
+
+    yield start
+    for each in running:
+        if each.thread and each.thread.is_alive():
+            each.stop()
+
+
+def test_a_mixed_fleet_trains_to_the_end(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
+    for name in ("strong-0", "strong-1", "weak-0"):
+        device(name)
+    server = serve(min_devices=3)
+    rounds = [server.wait_for(RoundClosed) for _ in range(2)]
+    finished = server.wait_for(Finished)
+    server.join()
+
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    last = [("strong-0", "strong", 2), ("strong-1", "strong", 2), ("weak-0", "weak", 2)]
+    for name, value in expected_mean(WEIGHTS, last).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+    assert [(closed.round, closed.reports, closed.rejected) for closed in rounds] == [(1, 3, 0), (2, 3, 0)]
+    assert all(closed.accuracy == 0.5 and closed.train_loss == 1.5 for closed in rounds)
+    digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
+    assert finished.weights_sha256 == digest == rounds[-1].weights_sha256
+
+
+def nan_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    arrays = trained(device.name, task)
+    arrays["head.weight"] = np.full_like(arrays["head.weight"], np.nan)
+    device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
+
+
+def reshaped_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    arrays = {name: array.ravel() for name, array in trained(device.name, task).items()}
+    device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
+
+
+def changed(**changes: Any) -> Callable[..., None]:
+    return lambda device, task, opened: device.report(task, opened, **changes)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (nan_update, "not-finite"),
+        (reshaped_update, "wrong-shape"),
+        (changed(tier="weak"), "wrong-tier"),
+        (changed(run="another"), "wrong-run"),
+        (changed(model_version="0" * 64), "wrong-model"),
+        (changed(tensors=b"no tensors"), "malformed"),
+        (lambda device, task, opened: device.send(b"no message", task), "malformed"),
+    ],
+    ids=["nan", "shape", "tier", "run", "version", "tensors", "message"],
+)
+def test_a_bad_update_is_refused_and_recorded_and_the_round_goes_on(
+    device: MakeDevice, serve: Any, tmp_path: Path, bad: Any, reason: str
+) -> None:
+    culprit = device("strong-1", bad)
+    device("strong-0")
+    server = serve(min_devices=2, rounds=1)
+    refused = server.wait_for(Rejected)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    ack = culprit.acks.get(timeout=PATIENCE_S)
+    assert (refused.device, refused.reason) == ("strong-1", reason)
+    assert (ack.status, ack.reason) == ("rejected", reason) and ack.text == refused.text
+    assert (closed.outcome, closed.reports, closed.rejected) == ("closed", 1, 1)
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    np.testing.assert_array_equal(
+        model["body.weight"], expected_mean(WEIGHTS, [("strong-0", "strong", 1)])["body.weight"]
+    )
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
+        assert journal.execute("select device, reason from updates where reason != ''").fetchall() == [
+            ("strong-1", reason)
+        ]
+
+
+def test_a_second_copy_is_acknowledged_and_counted_once(device: MakeDevice, serve: Any) -> None:
+    eager, slow = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=1, min_devices=2)
+    opened = eager.wait_open()
+    task = eager.tasks.get(timeout=PATIENCE_S)
+    eager.report(task, opened)
+    eager.report(task, opened)
+    statuses = [eager.acks.get(timeout=PATIENCE_S).status for _ in range(2)]
+    slow.report(slow.tasks.get(timeout=PATIENCE_S), opened)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    assert statuses == ["accepted", "accepted"]
+    assert (closed.reports, closed.rejected) == (2, 0)
+
+
+def test_a_copy_of_an_accepted_update_after_the_round_is_still_good_news(
+    device: MakeDevice, serve: Any
+) -> None:
+    first = device("strong-0", silent)
+    serve(rounds=2)
+    opened, task = first.wait_open(), first.tasks.get(timeout=PATIENCE_S)
+    first.report(task, opened)
+    assert first.acks.get(timeout=PATIENCE_S).status == "accepted"
+    assert first.tasks.get(timeout=PATIENCE_S).round == 2
+    first.report(task, opened)
+    assert first.acks.get(timeout=PATIENCE_S).status == "accepted"
+
+
+def test_an_update_for_a_closed_round_is_refused(device: MakeDevice, serve: Any) -> None:
+    fast, late = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=3, min_devices=2, over_selection=2.0, fraction=0.5)
+    opened = fast.wait_open()
+    fast.report(fast.tasks.get(timeout=PATIENCE_S), opened)
+    server.wait_for(RoundClosed)
+    late.report(late.tasks.get(timeout=PATIENCE_S), opened)
+    refused = server.wait_for(Rejected)
+    assert refused.reason == "closed-round" and late.acks.get(timeout=PATIENCE_S).reason == "closed-round"
+
+
+def test_an_update_from_a_device_without_a_task_is_refused(device: MakeDevice, serve: Any) -> None:
+    stranger = device("strong-9", silent)
+    server = serve(rounds=1)
+    opened, task = stranger.wait_open(), stranger.tasks.get(timeout=PATIENCE_S)
+    for changes in ({"nonce": "0" * 24}, {"round": 8}):
+        forged = Task(**{**{name: getattr(task, name) for name in task.__struct_fields__}, **changes})
+        stranger.report(forged, opened)
+    reasons = {server.wait_for(Rejected).reason for _ in range(2)}
+    assert reasons == {"wrong-nonce", "closed-round"}
+
+
+def test_missing_chunks_are_asked_for(device: MakeDevice, serve: Any, limits: Limits) -> None:
+    gappy = device("strong-0", silent)
+    serve(rounds=1)
+    opened, task = gappy.wait_open(), gappy.tasks.get(timeout=PATIENCE_S)
+    data = encode(update_for("strong-0", task, opened.model_version, trained("strong-0", task)))
+    last = len(data) // limits.chunk_bytes
+    gappy.send(data, task, indices=[0, last])
+    ack = gappy.acks.get(timeout=PATIENCE_S)
+    gappy.send(data, task, indices=ack.missing)
+    assert (ack.status, ack.missing) == ("missing", list(range(1, last)))
+    assert gappy.acks.get(timeout=PATIENCE_S).status == "accepted"
+
+
+def test_a_device_that_vanishes_does_not_block_the_round(device: MakeDevice, serve: Any) -> None:
+    device("strong-0")
+    device("strong-1", lambda device, task, opened: device.vanish())
+    server = serve(rounds=1, min_devices=2, deadline_s=0.5)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    assert (closed.outcome, closed.reports) == ("closed", 1)
+
+
+def test_a_round_with_too_few_reports_is_abandoned_and_the_model_unchanged(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    device("strong-0")
+    device("strong-1", silent)
+    server = serve(rounds=1, min_devices=2, min_reports=2, deadline_s=0.3)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    assert closed.outcome == "abandoned" and "1 of 2 devices" in closed.text
+    assert all(np.array_equal(model[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
+    device: MakeDevice, serve: Any, connect: Any, mosquitto: Mosquitto, federation: str
+) -> None:
+    strong = device("strong-0", silent)
+    server = serve(rounds=2)
+    first, task = strong.wait_open(), strong.tasks.get(timeout=PATIENCE_S)
+    fetched = fetch(connect(mosquitto.address), federation, first.units["body"])
+    strong.report(task, first)
+    second = strong.wait_open(round_number=2)
+    strong.report(strong.tasks.get(timeout=PATIENCE_S), second)
+    server.join()
+    np.testing.assert_array_equal(tensors.load(fetched)["body.weight"], WEIGHTS["body.weight"])
+    assert first.bundles == second.bundles and first.model_version != second.model_version
+    left = retained(connect(mosquitto.address), federation)
+    assert not any(first.units["body"].sha256 in topic for topic in left)
+    assert sum("/blobs/" in topic for topic in left) == sum(
+        ref.count for ref in [*strong.done().units.values(), *second.bundles.values()]
+    ) + len(second.bundles)
+
+
+def test_a_hello_that_asks_for_another_tier_is_answered_with_the_given_one(
+    device: MakeDevice, serve: Any
+) -> None:
+    weak = device("weak-0", silent, tier="strong")
+    server = serve(rounds=1)
+    assert server.wait_for(Rejected).reason == "wrong-tier"
+    assert weak.tasks.get(timeout=PATIENCE_S).tier == "weak"
+
+
+def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
+    fast, slow = device("strong-0", silent), device("strong-1", silent)
+    first = serve(rounds=1, min_devices=2)
+    opened = fast.wait_open()
+    fast.report(fast.tasks.get(timeout=PATIENCE_S), opened)
+    assert fast.acks.get(timeout=PATIENCE_S).status == "accepted"
+    task = slow.tasks.get(timeout=PATIENCE_S)
+    first.stop()
+
+    second = serve(rounds=1, min_devices=2)
+    again = slow.tasks.get(timeout=PATIENCE_S)
+    slow.report(again, slow.wait_open())
+    closed = second.wait_for(RoundClosed)
+    second.join()
+    assert second.seen_of(Started)[0].resumed and again == task
+    assert closed.reports == 2
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    both = [("strong-0", "strong", 1), ("strong-1", "strong", 1)]
+    for name, value in expected_mean(WEIGHTS, both).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+def test_a_finished_run_is_not_trained_again(device: MakeDevice, serve: Any) -> None:
+    device("strong-0")
+    first = serve(rounds=1)
+    one = first.wait_for(Finished)
+    first.join()
+    second = serve(rounds=1)
+    two = second.wait_for(Finished)
+    second.join()
+    assert one == two and not second.seen_of(RoundOpened) and not second.seen_of(RoundClosed)
+
+
+def test_a_run_is_not_resumed_under_another_configuration(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    plan = plan_for(federation, limits)
+    RunningServer.start(plan, mosquitto.address, tmp_path).stop()
+    with pytest.raises(ConfigError, match="another configuration"):
+        RunningServer.start(replace(plan, digest="e" * 64), mosquitto.address, tmp_path)
+
+
+def test_a_broker_that_forgets_everything_costs_time_only(
+    own_mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    names = ("strong-0", "strong-1")
+    devices = [ScriptedDevice(own_mosquitto.address, federation, name, limits, silent) for name in names]
+    server = RunningServer.start(
+        plan_for(federation, limits, rounds=1, min_devices=2), own_mosquitto.address, tmp_path / "out"
+    )
+    opened = devices[0].wait_open()
+    devices[0].report(devices[0].tasks.get(timeout=PATIENCE_S), opened)
+    assert devices[0].acks.get(timeout=PATIENCE_S).status == "accepted"
+    before = devices[1].tasks.get(timeout=PATIENCE_S)
+    own_mosquitto.kill()
+    server.wait_for(Offline)
+    own_mosquitto.start()
+    after = devices[1].tasks.get(timeout=PATIENCE_S)
+    devices[1].report(after, devices[1].wait_open())
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    for device in devices:
+        device.stop()
+    assert after == before and closed.reports == 2
+
+
+def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -> None:
+    server = serve(rounds=1, min_devices=2)
+    assert (first := server.wait_for(Waiting)).known == 0 and first.needed == 2
+    device("strong-0")
+    assert server.wait_for(Waiting).known == 1
+    device("weak-0")
+    assert server.wait_for(RoundOpened).devices == ("strong-0", "weak-0")
+    seen = server.wait_for(DeviceSeen, lambda event: event.device == "weak-0")
+    assert (seen.tier, seen.stage, seen.loss) == ("weak", "reported", 1.5) and seen.up_bytes > 0
+    server.wait_for(Finished)
