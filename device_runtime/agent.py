@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -146,7 +147,8 @@ class Agent:
             engines={self._engine.name: self._engine.version},
             tier=self._config.tier,
         )
-        self._session.publish(self._mine.hello, encode(hello))
+        # Retained: a server that starts after its devices must still learn of them.
+        self._session.publish(self._mine.hello, encode(hello), retain=True)
         self._fetcher.poke()
         self._outbox.wake()
         self._say(
@@ -185,7 +187,7 @@ class Agent:
             return True
         if job is None or announced is None:
             return False
-        return (announced.run, announced.round) != (job.run, job.round) or announced.state != "open"
+        return not job.is_open(announced)
 
     def _is_done(self) -> bool:
         announced = self._announced
@@ -228,13 +230,10 @@ class Agent:
         if data is None or self._announced is None:
             return None
         job = jobs.decode(data)
-        if (job.run, job.round) == (
-            self._announced.run,
-            self._announced.round,
-        ) and self._announced.state == "open":
-            return job
-        self._store.close_job()
-        return None
+        if job is None or not job.is_open(self._announced):
+            self._store.close_job()
+            return None
+        return job
 
     def _work(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
@@ -321,27 +320,28 @@ class Agent:
 
     def _settled(self, outgoing: Outgoing, ack: Ack) -> None:
         """The outbox thread: the server accepted or refused an update."""
-        update = decode(Update, outgoing.data)
         past = PastRound(
-            run=update.run,
-            round=update.round,
-            tier=update.tier,
-            nonce=update.nonce,
+            run=outgoing.run,
+            round=outgoing.round,
+            tier="",
+            nonce=outgoing.nonce,
             outcome=ack.status,
             reason=ack.reason,
-            loss=update.metrics.get("loss", float("nan")),
-            step_ms=update.profile.step_ms,
-            peak_bytes=update.profile.peak_bytes,
-            down_bytes=update.profile.down_bytes,
             up_bytes=len(outgoing.data),
         )
+        with suppress(ProtocolError):  # another release of the runtime may have computed it
+            update = decode(Update, outgoing.data)
+            past = msgspec.structs.replace(
+                past,
+                tier=update.tier,
+                loss=update.metrics.get("loss", float("nan")),
+                step_ms=update.profile.step_ms,
+                peak_bytes=update.profile.peak_bytes,
+                down_bytes=update.profile.down_bytes,
+            )
         self._store.settle(past)
-        self._say(
-            ack.status,
-            f"round {update.round}: {ack.status} {ack.text}".rstrip(),
-            round=update.round,
-            loss=past.loss,
-        )
+        text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
+        self._say(ack.status, text, round=past.round, loss=past.loss)
 
     # -- telling people --------------------------------------------------------------------------------------
 

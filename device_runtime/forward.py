@@ -20,8 +20,8 @@ Source = FittedData | Record
 
 
 def record_tag(job: Job) -> str:
-    """What a record belongs to: the run, the model version, and how many rows went in."""
-    return f"{job.run}/{job.model_version}/{job.samples}"
+    """What a record belongs to: the run, the model version, the bundle (which cuts the model) and the rows."""
+    return f"run {job.run}, model {job.model_version}, bundle {job.bundle.sha256}, samples {job.samples}"
 
 
 class MultiStepForward:
@@ -48,11 +48,12 @@ class MultiStepForward:
     def _sealed(self, job: Job, data: FittedData) -> tuple[int, Source]:
         for index in reversed(range(len(self._manifest.prefix))):
             try:
-                return index + 1, Record.reopen(
-                    self._settings.folder / f"record-{index}.bin", record_tag(job)
-                )
+                record = Record.reopen(self._settings.folder / f"record-{index}.bin", record_tag(job))
             except StaleRecordError:
                 continue
+            if record.shape[0] == len(data):
+                return index + 1, record
+            record.close()  # the local data have changed since
         return 0, data
 
     def _chunk(self, index: int, job: Job, source: Source, rows: int) -> Record:

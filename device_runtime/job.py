@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.messages import Round, Task
+from edgefl.wire.messages import MALFORMED, Round, Task
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +41,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             hyper=announced.hyper,
         )
 
+    def is_open(self, announced: Round) -> bool:
+        """Whether ``announced`` is this job's round, and still open."""
+        return (self.run, self.round, "open") == (announced.run, announced.round, announced.state)
+
 
 def encode(job: Job) -> bytes:
     return msgspec.msgpack.encode(job)
 
 
-def decode(data: bytes) -> Job:
-    return msgspec.msgpack.decode(data, type=Job)
+def decode(data: bytes) -> Job | None:
+    """The job in ``data``; None if another release of the runtime wrote it and it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(data, type=Job)
+    except MALFORMED:
+        return None

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 
 from device_runtime.store import Outgoing, Store
 from edgefl.wire.blobs import split
+from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Ack, UpdateChunk, encode
+from edgefl.wire.messages import ENVELOPE_BYTES, Ack, UpdateChunk, encode
 from edgefl.wire.session import Delivery, Session
 from edgefl.wire.topics import DeviceTopics
 
@@ -44,7 +45,8 @@ class Outbox:
     def stop(self) -> None:
         self._stopping.set()
         self.wake()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def wake(self) -> None:
         """There is something to send, or a reason to send it again."""
@@ -57,15 +59,22 @@ class Outbox:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            outgoing = self._store.outgoing() if self._session.connected else None
-            if outgoing is None:
-                self._work.wait(timeout=1.0)
-                self._work.clear()
+            try:
+                outgoing = self._store.outgoing() if self._session.connected else None
+                if outgoing is not None:
+                    self._send_until_settled(outgoing)
+                    continue
+            except (
+                StoreError
+            ):  # a full disk: the update waits, and with it the server's word is asked for again
+                self._stopping.wait(self._limits.retry_pause_s)
                 continue
-            self._send_until_settled(outgoing)
+            self._work.wait(timeout=1.0)
+            self._work.clear()
 
     def _send_until_settled(self, outgoing: Outgoing) -> None:
-        pieces = list(split(outgoing.data, self._limits.chunk_bytes))
+        room = max(self._limits.chunk_bytes // 2, self._limits.chunk_bytes - ENVELOPE_BYTES)
+        pieces = list(split(outgoing.data, room))
         sha256 = hashlib.sha256(outgoing.data).hexdigest()
         wanted: Iterable[int] = range(len(pieces))
         while not self._stopping.is_set() and self._session.connected:

@@ -90,7 +90,9 @@ class RoundRunner:
         finally:
             if record is not None:
                 record.close()
-        outputs = self._graphs.load(self._manifest.finish).run({}, state).arrays
+        finish = self._manifest.graph(self._manifest.finish)
+        feeds = _complete(finish, _hyper(current, finish))
+        outputs = self._graphs.load(finish.name).run(feeds, state).arrays
         if record is not None:
             record.delete()
         steps = max(1, self._manifest.steps)
@@ -104,7 +106,7 @@ class RoundRunner:
     def _train(self, current: _Round, carry: Arrays) -> tuple[State, dict[str, float]]:
         saved = self._memory.checkpoint(current.job.nonce)
         if saved is None:
-            state, done, sums = self._start(current.job, carry), 0, {}
+            state, done, sums = self._start(current, carry), 0, {}
         else:
             state = self._engine.write_state(tensors.load(saved.tensors))
             done, sums = saved.step, dict(saved.sums)
@@ -119,12 +121,14 @@ class RoundRunner:
             position += phase.steps
         return state, sums
 
-    def _start(self, job: Job, carry: Arrays) -> State:
+    def _start(self, current: _Round, carry: Arrays) -> State:
         spec = self._manifest.graph(self._manifest.start)
-        feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(job, self._manifest.suffix))
+        feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(current.job, self._manifest.suffix))
         for port in spec.inputs_of("carry"):
             feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
-        return self._graphs.load(spec.name).run(feeds, {}).state
+            check_port(port, feeds[port.name])
+        feeds |= _hyper(current, spec)
+        return self._graphs.load(spec.name).run(_complete(spec, feeds), {}).state
 
     def _step(
         self, current: _Round, name: str, graph: LoadedGraph, state: State, step: int, sums: dict[str, float]
@@ -142,22 +146,40 @@ class RoundRunner:
 
     def _feeds(self, current: _Round, spec: Graph, step: int) -> Arrays:
         """Batches, hyper-parameters and noise of one step."""
-        feeds: Arrays = {}
+        feeds = _hyper(current, spec)
         for port in spec.inputs_of("batch"):
             feeds[port.name] = _batch(current, port, step)
             check_port(port, feeds[port.name])
-        for port in spec.inputs_of("hyper"):
-            if port.label not in current.hyper:
-                raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")
-            feeds[port.name] = np.full(port.shape, current.hyper[port.label], port.dtype)
         for number, port in enumerate(spec.inputs_of("noise")):
             feeds[port.name] = local_data.noise(current.job.seed, step, number, port.shape, port.dtype)
-        return feeds
+        return _complete(spec, feeds)
 
     def _keep(self, job: Job, state: State, step: int, sums: dict[str, float]) -> None:
         if step % self._settings.checkpoint_steps == 0 or step == self._manifest.steps:
             saved = Checkpoint(step, tensors.dump(self._engine.read_state(state)), dict(sums))
             self._memory.save_checkpoint(job.nonce, saved)
+
+
+def _hyper(current: _Round, spec: Graph) -> Arrays:
+    """The scalars of the task that ``spec`` reads."""
+    feeds: Arrays = {}
+    for port in spec.inputs_of("hyper"):
+        if port.label not in current.hyper:
+            raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")
+        feeds[port.name] = np.full(port.shape, current.hyper[port.label], port.dtype)
+    return feeds
+
+
+def _complete(spec: Graph, feeds: Arrays) -> Arrays:
+    """``feeds`` if every input of ``spec`` but its state is there, else BundleError."""
+    hungry = [port.name for port in spec.inputs if port.role != "state" and port.name not in feeds]
+    if hungry:
+        raise BundleError(
+            f"graph {spec.name!r} reads {hungry}, which nobody feeds there (see the roles in docs/protocol.md); "
+            "export the bundle again",
+            ports=hungry,
+        )
+    return feeds
 
 
 def _batch(current: _Round, port: Port, step: int) -> Array:

@@ -8,10 +8,12 @@ optimizer of torch.onnx stays off, because it folds and renames; the few clean-u
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -20,12 +22,17 @@ from onnx_ir.passes import PassManager
 from onnx_ir.passes import common as passes
 from torch.export import ExportedProgram
 
+try:
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+except ImportError:  # private, so it may move
+    onnxscript_apis = None
+
 from edgefl.wire.errors import ExportError
 from exporters.capture import Captured, exported_program
 from exporters.locate import locate
 from exporters.onnx_ops import OPSET, TRANSLATIONS
 
-# Read by every onnxruntime since 1.17; newer files are refused by older devices.
+# The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
 REWRITTEN = ".next"
 _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
@@ -63,7 +70,7 @@ def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
         program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
     else:
         del program.run_decompositions
-    with _quiet():
+    with _quiet(), _torchlib_read_once():
         exported = torch.onnx.export(
             program,
             opset_version=OPSET,
@@ -87,6 +94,30 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _torchlib_read_once() -> Iterator[None]:
+    """torch.onnx parses the source of its 500 op functions again for each export: most of a small graph's time.
+
+    The list never changes, so it is kept. Where torch has moved the function, exports are slower, nothing else.
+    """
+    try:
+        apis = importlib.import_module(onnxscript_apis._name)
+        read = apis.get_torchlib_ops
+    except (AttributeError, ImportError):
+        yield
+        return
+    apis.get_torchlib_ops = lambda: _torchlib(read)
+    try:
+        yield
+    finally:
+        apis.get_torchlib_ops = read
+
+
+@functools.cache
+def _torchlib(read: Callable[[], object]) -> object:
+    return read()
 
 
 def _unsupported(captured: Captured, error: BaseException) -> ExportError:

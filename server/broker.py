@@ -38,7 +38,8 @@ class _Filters(dict[str, Any]):
 class LeanBroker(Broker):
     """amqtt 0.12.1 without what makes it slow or wrong for many retained chunks and large messages.
 
-    * A client that connects got every retained message matching anybody's filter; here only its own.
+    * A client that connects got every retained message that matched anybody's filter; here it gets what it
+      subscribes to, when it does.
     * Filters nobody holds any more stayed for ever and were matched against each message; here they go.
     * Each message was formatted, payload and all, for a debug line that nobody sees.
     * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
@@ -50,6 +51,7 @@ class LeanBroker(Broker):
         self._subscriptions = _Filters()
         self._wildcards: dict[str, list[str]] = {}
         self._sending: set[asyncio.Task[Any]] = set()
+        self._greeting: set[str | None] = set()
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -61,7 +63,12 @@ class LeanBroker(Broker):
         )
         session.keep_alive = int(session.keep_alive * _KEEPALIVE_GRACE)
         handler.handle_read_timeout = lambda: self._spawn(handler.handle_connection_closed())  # type: ignore[method-assign]
+        self._greeting.add(session.client_id)
         return handler, session
+
+    async def _client_message_loop(self, client_session: Session, handler: BrokerProtocolHandler) -> None:
+        self._greeting.discard(client_session.client_id)
+        await super()._client_message_loop(client_session, handler)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run ``work`` beside everything else; a lost connection is not worth a traceback."""
@@ -116,8 +123,9 @@ class LeanBroker(Broker):
     ) -> None:
         name, qos = subscription
         handler = self._get_handler(session)
-        holders = self._subscriptions.get(name, ())
-        if handler is None or all(holder.client_id != session.client_id for holder, _ in holders):
+        if (
+            handler is None or session.client_id in self._greeting
+        ):  # amqtt tries everybody's filters on connect
             return
         levels = self._wildcards.get(name)
         topics = [name] if levels is None else [t for t in self._retained_messages if _matches(levels, t)]

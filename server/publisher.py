@@ -102,8 +102,8 @@ class Publisher:
         self.online = False
 
     def _send(self, sha256: str) -> None:
-        _, data = self._blobs[sha256]
-        for index, piece in enumerate(split(data, self._chunk)):
+        ref, data = self._blobs[sha256]
+        for index, piece in enumerate(split(data, ref.chunk)):
             self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
         self._sent.add(sha256)
 

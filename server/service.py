@@ -133,8 +133,6 @@ class Service:
 
     def _up(self, resumed: bool) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
-        if resumed:  # the broker kept our subscriptions; asking again brings the retained statuses
-            self._session.subscribe(self._topics.server_filters)
         now = self._clock()
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))

@@ -10,10 +10,11 @@ import onnxruntime as ort
 
 from device_runtime.engine.base import Outputs, State
 from edgefl.wire.errors import BundleError
-from edgefl.wire.manifest import Graph
+from edgefl.wire.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 
 _DEVICE = "cpu"
+_DTYPES = {"float": "float32", "double": "float64"}
 
 
 class OnnxEngine:
@@ -54,14 +55,17 @@ class OnnxGraph:
     def __init__(self, graph: Graph, session: Any) -> None:
         self._graph = graph
         self._session = session
-        self._outputs = [port.name for port in session.get_outputs()]
-        found, expected = {port.name for port in session.get_inputs()}, {port.name for port in graph.inputs}
-        if found != expected or len(self._outputs) != len(graph.outputs):
-            wrong = sorted(found ^ expected)[:5] or [
-                f"{len(self._outputs)} outputs instead of {len(graph.outputs)}"
-            ]
+        inputs, outputs = {arg.name: arg for arg in session.get_inputs()}, session.get_outputs()
+        self._outputs = [arg.name for arg in outputs]
+        wrong = sorted(inputs.keys() ^ {port.name for port in graph.inputs})
+        wrong += [_differs(port, inputs[port.name]) for port in graph.inputs if port.name in inputs]
+        wrong += [_differs(port, arg) for port, arg in zip(graph.outputs, outputs, strict=False)]
+        if len(outputs) != len(graph.outputs):
+            wrong.append(f"{len(outputs)} outputs instead of {len(graph.outputs)}")
+        if any(wrong):
+            listed = "; ".join([text for text in wrong if text][:5])
             raise BundleError(
-                f"graph {graph.name!r} and its manifest disagree on {wrong}; export the bundle again"
+                f"graph {graph.name!r} and its manifest disagree on {listed}: export the bundle again"
             )
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
@@ -70,10 +74,27 @@ class OnnxGraph:
             if port.role == "state":
                 binding.bind_ortvalue_input(port.name, state[port.name])
             else:
-                binding.bind_cpu_input(port.name, np.ascontiguousarray(feeds[port.name]))
+                binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
         for name in self._outputs:
             binding.bind_output(name, _DEVICE)
         self._session.run_with_iobinding(binding)
         values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
         kept = {port.name: values.pop(port.name) for port in self._graph.outputs_of("state")}
         return Outputs(kept, {name: value.numpy() for name, value in values.items()})
+
+
+def _differs(port: Port, arg: Any) -> str:
+    """What onnxruntime says of a port where it contradicts the manifest, else "". Unknown sizes contradict nothing."""
+    held = arg.type.removeprefix("tensor(").removesuffix(")")
+    dtype, shape = _DTYPES.get(held, held), tuple(arg.shape)
+    same_rank = len(shape) == len(port.shape)
+    if (
+        dtype == port.dtype
+        and same_rank
+        and all(
+            size == wanted or not isinstance(size, int)
+            for size, wanted in zip(shape, port.shape, strict=True)
+        )
+    ):
+        return ""
+    return f"{port.name}: {port.dtype} {port.shape} listed, {dtype} {shape} in the graph"

@@ -19,9 +19,8 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError
 from edgefl.wire.messages import MALFORMED, VERSION, Message
 
-DTYPES = frozenset(
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
-)
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 """What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
 
 Role = Literal["weights", "state", "carry", "batch", "noise", "hyper", "update", "metric", "record"]

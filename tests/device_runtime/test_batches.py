@@ -19,7 +19,7 @@ def test_batches_are_a_pure_function_of_the_step(seed: int, samples: int, batch:
 
     np.testing.assert_array_equal(forwards[step], once_more)
     assert once_more.shape == (batch,)
-    assert ((0 <= once_more) & (once_more < samples)).all()
+    assert ((once_more >= 0) & (once_more < samples)).all()
 
 
 @given(SEEDS, st.integers(1, 60), st.integers(1, 12))
@@ -69,7 +69,11 @@ def test_noise_is_uniform_and_reproducible() -> None:
 def test_noise_of_other_steps_ports_and_seeds_differs() -> None:
     base = noise(5, 2, 0, (8,), "float32")
 
-    for other in (noise(6, 2, 0, (8,), "float32"), noise(5, 3, 0, (8,), "float32"), noise(5, 2, 1, (8,), "float32")):
+    for other in (
+        noise(6, 2, 0, (8,), "float32"),
+        noise(5, 3, 0, (8,), "float32"),
+        noise(5, 2, 1, (8,), "float32"),
+    ):
         assert not np.array_equal(base, other)
 
 

@@ -172,7 +172,12 @@ FILES = {
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
-@given(name=st.sampled_from(sorted(FILES)), place=st.integers(0, 2000), value=st.binary(max_size=2), cut=st.booleans())
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    place=st.integers(0, 2000),
+    value=st.binary(max_size=2),
+    cut=st.booleans(),
+)
 def test_damaged_files_raise_nothing_but_data_error(
     tmp_path: Path, name: str, place: int, value: bytes, cut: bool
 ) -> None:

@@ -62,6 +62,24 @@ def test_scalars_stay_scalars_on_their_way_in_and_out() -> None:
     assert outputs.state[COUNT.name].numpy().shape == ()
 
 
+def test_a_scalar_input_reaches_the_graph_without_dimensions() -> None:
+    update = port("update.lr", ())
+    data = onnx_bytes([node("Identity", LR.name, "out.update.lr")], [LR], [update])
+    graph = ENGINE.load(tiny.graph_of("f", data, [LR], [update]), data)
+
+    assert graph.run({LR.name: np.array(0.5, np.float32)}, {}).arrays["update.lr"].shape == ()
+
+
+def test_outputs_are_matched_by_position_not_by_name() -> None:
+    first, second = port("update.a", ()), port("update.b", ())
+    nodes = [node("Identity", "zero", "out.update.a"), node("Identity", "one", "out.update.b")]
+    data = onnx_bytes(nodes, [], [first, second], ["zero", "one"])
+
+    swapped = ENGINE.load(tiny.graph_of("f", data, [], [second, first]), data).run({}, {}).arrays
+
+    assert {name: float(value) for name, value in swapped.items()} == {"update.b": 0.0, "update.a": 1.0}
+
+
 def test_state_stays_inside_the_engine_between_calls() -> None:
     state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
     graph = ENGINE.load(TRAIN, TRAIN_BYTES)
@@ -161,7 +179,9 @@ def test_ports_that_differ_from_the_manifest_are_refused(graph: Graph) -> None:
         ENGINE.load(graph, TRAIN_BYTES)
 
 
-@pytest.mark.parametrize("artifact", [b"", b"no graph", TRAIN_BYTES[:40], TRAIN_BYTES[: len(TRAIN_BYTES) // 2]])
+@pytest.mark.parametrize(
+    "artifact", [b"", b"no graph", TRAIN_BYTES[:40], TRAIN_BYTES[: len(TRAIN_BYTES) // 2]]
+)
 def test_bytes_that_are_no_graph_are_refused_by_name(artifact: bytes) -> None:
     with pytest.raises(BundleError, match="graph 'train'"):
         ENGINE.load(TRAIN, artifact)

@@ -184,7 +184,9 @@ def test_finishing_a_job_happens_whole_or_not_at_all(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.open_job(b"job")
     store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
-    store._db.execute("CREATE TRIGGER fail BEFORE DELETE ON checkpoint BEGIN SELECT RAISE(ABORT, 'full'); END")
+    store._db.execute(
+        "CREATE TRIGGER fail BEFORE DELETE ON checkpoint BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
 
     with pytest.raises(StoreError, match="full"):
         store.finish_job(outgoing("n1"), b"carry", "c")

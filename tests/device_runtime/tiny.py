@@ -39,6 +39,7 @@ _CONSTANTS = {
     "zero": np.array(0, np.float32),
     "rows": np.array(BATCH, np.float32),
     "hundredth": np.array(0.01, np.float32),
+    "shape": np.array([WIDTH, 1], np.int64),
     "axis": np.array([1], np.int64),
 }
 
@@ -217,7 +218,9 @@ class World:
         return msgspec.structs.replace(job, hyper=dict(hyper or {}))
 
 
-def expected_round(world: World, job: Job, rows: int, carry: Array | None = None) -> tuple[Array, Array, float]:
+def expected_round(
+    world: World, job: Job, rows: int, carry: Array | None = None
+) -> tuple[Array, Array, float]:
     """(update, carry, mean loss) of a round in plain numpy, float32."""
     data = local(rows).fitted(DATA).first(job.samples)
     x = data.rows(np.arange(len(data)))

@@ -158,6 +158,7 @@ class ScriptedDevice:
         self._round: Round | None = None
         self._task: Task | None = None
         self._answered: set[str] = set()
+        self._acked: set[str] = set()
         will = Will(self.mine.status, encode(Status(online=False)))
         self.session = Session(address, f"edgefl-{federation}-{name}", limits=limits, will=will)
         self.session.subscribe([self.topics.current_round, self.mine.tasks, self.mine.acks])
@@ -228,8 +229,12 @@ class ScriptedDevice:
         elif event.topic == self.mine.tasks:
             self._task = decode(Task, event.payload)
             self.tasks.put(self._task)
+            if self._task.nonce not in self._acked:  # sent again: the server has not got our answer
+                self._answered.discard(self._task.nonce)
         elif event.topic == self.mine.acks:
-            self.acks.put(decode(Ack, event.payload))
+            ack = decode(Ack, event.payload)
+            self._acked.add(ack.nonce)
+            self.acks.put(ack)
         self._maybe_answer()
 
     def _maybe_answer(self) -> None:

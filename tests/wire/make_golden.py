@@ -20,7 +20,18 @@ from edgefl.wire import bundle, manifest, messages, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.messages import Ack, Hello, Message, Profile, Progress, Round, Status, Task, Update, UpdateChunk
+from edgefl.wire.messages import (
+    Ack,
+    Hello,
+    Message,
+    Profile,
+    Progress,
+    Round,
+    Status,
+    Task,
+    Update,
+    UpdateChunk,
+)
 from edgefl.wire.topics import Topics
 
 FOLDER = Path(__file__).parent / "golden"
@@ -83,7 +94,12 @@ MESSAGES: dict[str, Message] = {
         samples=128,
         metrics={"loss": 1.25},
         profile=Profile(
-            step_ms=17.5, forward_ms=40.0, load_ms=8.25, idle_bytes=40000000, peak_bytes=73400320, down_bytes=1
+            step_ms=17.5,
+            forward_ms=40.0,
+            load_ms=8.25,
+            idle_bytes=40000000,
+            peak_bytes=73400320,
+            down_bytes=1,
         ),
         tensors=tensors.dump({"head.bias": TENSORS["head.bias"]}),
     ),
@@ -113,9 +129,7 @@ def _graph(name: str, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Gr
 
 def example_manifest() -> Manifest:
     """A manifest with every field in use; its graphs are placeholders."""
-    weight, state, update = (
-        _port(f"{role}.head.weight", (2, 3)) for role in ("weights", "state", "update")
-    )
+    weight, state, update = (_port(f"{role}.head.weight", (2, 3)) for role in ("weights", "state", "update"))
     batch = (_port("batch.0.x", (4, 3)), _port("batch.0.y", (4,), "int64"))
     extras = (_port("noise.mask", (4, 3)), _port("hyper.lr", ()))
     return Manifest(

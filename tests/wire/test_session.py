@@ -14,7 +14,7 @@ from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Address, Down, Incoming, Session, Will
 from tests.conftest import Mosquitto, SessionFactory, free_port
-from tests.wire.events import wait_for, wait_message, wait_until, wait_up
+from tests.wire.events import wait_for, wait_message, wait_up
 
 # -- addresses -------------------------------------------------------------------------------------------------
 
@@ -33,7 +33,8 @@ def test_addresses_parse(text: str, expected: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1883", "host:", "host:x", "host:0", "host:65536", "host:99999999", "host:²", "host:-1", "::1"]
+    "text",
+    ["", ":1883", "host:", "host:x", "host:0", "host:65536", "host:99999999", "host:²", "host:-1", "::1"],
 )
 def test_addresses_that_do_not_parse_say_how_one_reads(text: str) -> None:
     if text == "host:":
@@ -280,7 +281,9 @@ def test_a_client_that_stops_says_goodbye_and_its_will_is_not_said(
     wait_up(leaving)
 
     leaving.stop()
-    again = connect(mosquitto.address, federation)  # had the old connection lived, the broker would end it now
+    again = connect(
+        mosquitto.address, federation
+    )  # had the old connection lived, the broker would end it now
     wait_up(again)
     watcher.publish(topic, b"nothing before this")
 

@@ -13,7 +13,9 @@ from hypothesis.extra import numpy as hnp
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError
 
-DTYPES = st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_])
+DTYPES = st.sampled_from(
+    [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_]
+)
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
 
 

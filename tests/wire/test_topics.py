@@ -32,9 +32,9 @@ def test_blob_topics_read_back(federation: str, sha256: str, index: int) -> None
 
 @pytest.mark.parametrize("name", ["", "+", "#", "a/b", "a+", "-a", ".a", "a" * 64, "é", "a b", "a\n", "a\0"])
 def test_names_that_would_break_a_topic_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="federation .* is not usable"):
+    with pytest.raises(ConfigError, match=r"federation .* is not usable"):
         Topics(name)
-    with pytest.raises(ConfigError, match="device .* is not usable"):
+    with pytest.raises(ConfigError, match=r"device .* is not usable"):
         Topics("demo").device(name)
 
 
@@ -103,9 +103,7 @@ def test_arbitrary_topics_raise_nothing_but_protocol_error(text: str) -> None:
 def test_the_servers_filters_cover_what_devices_publish_and_nothing_the_server_does() -> None:
     topics = Topics("demo")
     mine = topics.device("phone")
-    patterns = [
-        re.compile(one.replace("+", "[^/]+").replace("#", ".*")) for one in topics.server_filters
-    ]
+    patterns = [re.compile(one.replace("+", "[^/]+").replace("#", ".*")) for one in topics.server_filters]
 
     def covered(topic: str) -> bool:
         return any(pattern.fullmatch(topic) for pattern in patterns)

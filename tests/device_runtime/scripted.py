@@ -1,0 +1,172 @@
+"""An agent in a thread and a server that follows a script, on a real broker."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.engine.onnx import OnnxEngine
+from edgefl.wire import messages, tensors
+from edgefl.wire.limits import Limits
+from edgefl.wire.messages import Ack, Hello, Progress, Round, Status, Task, Update, UpdateChunk
+from edgefl.wire.session import Address, Incoming, Session
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.topics import Topics
+from tests.device_runtime import tiny
+from tests.device_runtime.link import publish_blob
+from tests.device_runtime.tiny import World
+from tests.wire.events import PATIENCE_S, wait_for, wait_message, wait_up
+
+DEVICE = "phone"
+
+
+def write_data(folder: Path, rows: int = tiny.ROWS) -> Path:
+    data = tiny.local(rows)
+    path = folder / "data.npz"
+    np.savez(path, x=data.x, y=data.y)
+    return path
+
+
+class RunningAgent:
+    """An agent and the events it reports. ``stop`` ends it as a clean shutdown would."""
+
+    def __init__(
+        self,
+        federation: str,
+        broker: Address,
+        folder: Path,
+        limits: Limits,
+        *,
+        data: Path | None = None,
+        until_done: bool = False,
+    ) -> None:
+        config = AgentConfig(
+            federation=federation,
+            device=DEVICE,
+            broker=broker,
+            data=data or write_data(folder),
+            folder=folder / "state",
+            tier="weak",
+            memory_bytes=1 << 30,
+            until_done=until_done,
+            limits=limits,
+        )
+        self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self.agent = Agent(config, OnnxEngine(), self.events.put)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.agent.run()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def event(self, *names: str) -> AgentEvent:
+        """The next event of one of these names."""
+        deadline = time.monotonic() + PATIENCE_S
+        seen = []
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                found = self.events.get(timeout=left)
+            except queue.Empty:
+                break
+            if found.event in names:
+                return found
+            seen.append(f"{found.event}: {found.text}")
+        raise AssertionError(f"no event {names}; there were {seen}")
+
+    def ended(self) -> BaseException | None:
+        """Wait for the end; what it raised."""
+        self._thread.join(PATIENCE_S)
+        assert not self.alive
+        return self.error
+
+    def stop(self) -> None:
+        self.agent.stop()
+        self.ended()
+
+
+class ScriptedServer:
+    """Publishes rounds and reads answers, one by one, as the test says."""
+
+    def __init__(self, session: Session, federation: str) -> None:
+        self.session = session
+        self.topics = Topics(federation)
+        self.mine = self.topics.device(DEVICE)
+        session.subscribe(self.topics.server_filters)
+        wait_up(session)
+        session.publish(self.topics.device("mark").hello, b"mark")
+        wait_message(session, self.topics.device("mark").hello)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        assert self.session.publish(topic, payload, retain=retain).wait(PATIENCE_S)
+
+    def publish_blobs(self, world: World) -> None:
+        for data in world.blobs.values():
+            publish_blob(self.session, self.topics, data, tiny.CHUNK)
+
+    def announce(self, announcement: Round) -> None:
+        self.publish(self.topics.current_round, messages.encode(announcement), retain=True)
+
+    def assign(self, task: Task) -> None:
+        self.publish(self.mine.tasks, messages.encode(task))
+
+    def open(self, world: World, *, number: int = 1, run: str = "run") -> None:
+        self.publish_blobs(world)
+        self.announce(world.announcement(number=number, run=run))
+        self.assign(world.task(number=number, run=run))
+
+    def ack(self, update: Update, status: str = "accepted", reason: str = "") -> None:
+        ack = Ack(round=update.round, nonce=update.nonce, status=status, reason=reason)  # type: ignore[arg-type]
+        self.publish(self.mine.acks, messages.encode(ack))
+
+    def status(self, accept: Callable[[Status], bool] = lambda _: True) -> Status:
+        event = wait_for(
+            self.session,
+            Incoming,
+            lambda event: event.topic == self.mine.status and accept(messages.decode(Status, event.payload)),
+        )
+        return messages.decode(Status, event.payload)
+
+    def hello(self) -> Hello:
+        return messages.decode(Hello, wait_message(self.session, self.mine.hello))
+
+    def progress(self, stage: str = "train") -> Progress:
+        event = wait_for(
+            self.session,
+            Incoming,
+            lambda event: (
+                event.topic == self.mine.progress and messages.decode(Progress, event.payload).stage == stage
+            ),
+        )
+        return messages.decode(Progress, event.payload)
+
+    def update(self, number: int = 1) -> Update:
+        """The next whole update of round ``number``."""
+        pieces: dict[int, bytes] = {}
+        while True:
+            event = wait_for(
+                self.session,
+                Incoming,
+                lambda event: event.topic.startswith(self.mine.update(number, 0)[:-1]),
+            )
+            chunk = messages.decode(UpdateChunk, event.payload)
+            pieces[chunk.index] = chunk.data
+            if len(pieces) == chunk.count:
+                return messages.decode(Update, b"".join(pieces[index] for index in sorted(pieces)))
+
+
+def weights_of(update: Update) -> Arrays:
+    return tensors.load(update.tensors)

@@ -1,0 +1,51 @@
+"""A device installs numpy, onnxruntime and paho, and nothing of the server."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import device_runtime
+
+HEAVY = (
+    "torch",
+    "onnx",
+    "onnxscript",
+    "pydantic",
+    "sqlalchemy",
+    "sklearn",
+    "amqtt",
+    "ray",
+    "server",
+    "exporters",
+)
+MODULES = ["edgefl.wire.session", "edgefl.wire.bundle"] + [
+    module.name
+    for module in pkgutil.walk_packages(device_runtime.__path__, "device_runtime.")
+    if "executorch" not in module.name
+]
+
+
+def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
+    script = (
+        f"import importlib, sys\nfor name in {MODULES!r}: importlib.import_module(name)\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "name", ["device_runtime.agent", "device_runtime.runner", "device_runtime.engine.onnx"]
+)
+def test_a_module_imports_on_a_machine_that_has_none_of_it(name: str) -> None:
+    """Even an import that is only tried would be found out here."""
+    script = f"import sys\nfor heavy in {HEAVY!r}: sys.modules[heavy] = None\nimport {name}"
+
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,190 @@
+"""The aggregator: exact, independent of order, partial, and closed to bad updates."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.submodels.submodel import Region, slices
+from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.tensors import Arrays
+from server.accumulator import CpuAccumulator, TorchAccumulator, cover
+from server.aggregator import VALUE_LIMIT, Aggregator, layout_of
+
+OLD: Arrays = {
+    "a.weight": np.arange(24, dtype=np.float32).reshape(4, 6),
+    "b.bias": np.array([np.float32(0.1), np.float32(-7e-30), np.float32(3)]),
+    "b.scale": np.array(2.5, np.float32),
+}
+WHOLE: dict[str, Region] = dict.fromkeys(OLD)
+SUFFIX: dict[str, Region] = {"b.bias": None, "b.scale": None}
+SLICE: dict[str, Region] = {"a.weight": ((1, 3), (0, 2)), "b.bias": ((0, 2),)}
+
+
+def drawn(rng: np.random.Generator, regions: dict[str, Region], scale: float = 1.0) -> Arrays:
+    return {
+        name: (rng.normal(size=OLD[name][slices(region)].shape) * scale).astype(np.float32)
+        for name, region in regions.items()
+    }
+
+
+def aggregate(updates: list[tuple[Arrays, dict[str, Region], int]], limit: int = 0) -> Arrays:
+    total = limit or sum(weight for _, _, weight in updates)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=total, device="cpu")
+    for arrays, regions, weight in updates:
+        aggregator.add(aggregator.check(arrays, regions), weight)
+    return aggregator.result(OLD)
+
+
+def by_hand(updates: list[tuple[Arrays, dict[str, Region], int]]) -> Arrays:
+    new: Arrays = {}
+    for name, old in OLD.items():
+        total, weights = np.zeros(old.shape), np.zeros(old.shape)
+        for arrays, regions, weight in updates:
+            if name in regions:
+                total[slices(regions[name])] += weight * arrays[name].astype(np.float64)
+                weights[slices(regions[name])] += weight
+        mean = np.divide(total, weights, out=np.zeros(old.shape), where=weights > 0)
+        new[name] = np.where(weights > 0, mean.astype(np.float32), old)
+    return new
+
+
+CHOICES = st.lists(
+    st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 70_000), st.integers(0, 2**32)),
+    min_size=1,
+    max_size=9,
+)
+
+
+def realised(choices: list[tuple[int, int, int]]) -> list[tuple[Arrays, dict[str, Region], int]]:
+    kinds = (WHOLE, SUFFIX, SLICE)
+    return [(drawn(np.random.default_rng(seed), kinds[kind]), kinds[kind], w) for kind, w, seed in choices]
+
+
+@given(CHOICES, st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_arrival_changes_no_bit(choices: list[tuple[int, int, int]], random: object) -> None:
+    updates = realised(choices)
+    shuffled = list(updates)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = aggregate(updates), aggregate(shuffled)
+    assert all(one[name].tobytes() == other[name].tobytes() for name in OLD)
+
+
+@given(CHOICES)
+@settings(max_examples=60, deadline=None)
+def test_each_entry_is_the_weighted_mean_over_the_updates_that_hold_it(
+    choices: list[tuple[int, int, int]],
+) -> None:
+    updates = realised(choices)
+    found, expected = aggregate(updates), by_hand(updates)
+    for name in OLD:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6, rtol=2e-7)
+        assert found[name].dtype == np.float32 and found[name].shape == OLD[name].shape
+
+
+def test_an_entry_that_nobody_held_keeps_its_bits() -> None:
+    new = aggregate([(drawn(np.random.default_rng(0), SUFFIX), SUFFIX, 1)])
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    assert not np.array_equal(new["b.bias"], OLD["b.bias"])
+    untouched = aggregate([], limit=1)
+    assert all(untouched[name].tobytes() == OLD[name].tobytes() for name in OLD)
+
+
+def test_the_largest_values_and_weights_do_not_overflow() -> None:
+    high = {name: np.full(array.shape, VALUE_LIMIT, np.float32) for name, array in OLD.items()}
+    low = {name: -array for name, array in high.items()}
+    for arrays, expected in ((high, VALUE_LIMIT), (low, -VALUE_LIMIT)):
+        new = aggregate([(arrays, WHOLE, 1 << 24)] * 64)
+        assert all(np.array_equal(new[name], np.full(OLD[name].shape, expected)) for name in OLD)
+
+
+def test_small_weights_under_a_large_limit_stay_accurate() -> None:
+    updates = [(drawn(np.random.default_rng(n), WHOLE), WHOLE, 3) for n in range(16)]
+    found, expected = aggregate(updates, limit=16 * 60_000), by_hand(updates)
+    assert max(np.abs(found[name] - expected[name]).max() for name in OLD) < 1e-6
+
+
+def test_weights_beyond_the_limit_are_refused_before_anything_is_added() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
+    checked = aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE)
+    aggregator.add(checked, 2)
+    before = aggregator.result(OLD)
+    with pytest.raises(ValueError, match="passes the limit"):
+        aggregator.add(checked, 1)
+    assert all(np.array_equal(aggregator.result(OLD)[name], before[name]) for name in OLD)
+
+
+def bad(name: str, array: np.ndarray | None) -> Arrays:
+    arrays = drawn(np.random.default_rng(1), WHOLE)
+    if array is None:
+        del arrays[name]
+    else:
+        arrays[name] = array
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        (bad("b.bias", None), "wrong-names"),
+        (bad("c.more", np.zeros(1, np.float32)), "wrong-names"),
+        (bad("b.bias", np.zeros(4, np.float32)), "wrong-shape"),
+        (bad("b.bias", np.zeros((3, 1), np.float32)), "wrong-shape"),
+        (bad("b.bias", np.zeros(3, np.int64)), "wrong-dtype"),
+        (bad("b.bias", np.array([0, np.nan, 0], np.float32)), "not-finite"),
+        (bad("b.bias", np.array([0, np.inf, 0], np.float32)), "not-finite"),
+        (bad("b.bias", np.array([0, -np.inf, 0], np.float32)), "not-finite"),
+        (bad("b.bias", np.array([0, -VALUE_LIMIT * 1.01, 0], np.float32)), "too-large"),
+    ],
+)
+def test_a_bad_update_is_refused_with_a_reason(arrays: Arrays, reason: str) -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu")
+    with pytest.raises(UpdateRejected) as refused:
+        aggregator.check(arrays, WHOLE)
+    assert refused.value.reason == reason
+
+
+def test_both_engines_give_the_same_bits() -> None:
+    import torch
+
+    layout = layout_of(OLD)
+    engines = (CpuAccumulator(layout.size), TorchAccumulator(layout.size, torch.device("cpu")))
+    rng = np.random.default_rng(3)
+    for regions in (WHOLE, SLICE, SUFFIX, WHOLE):
+        coverage = cover(layout, regions)
+        values = rng.normal(size=coverage.size).astype(np.float32)
+        for engine in engines:
+            engine.add(values, coverage, 5, 5 * 2.0**30)
+    (one, held), (other, also) = (engine.mean(2.0**30) for engine in engines)
+    assert np.array_equal(held, also) and np.array_equal(one[held], other[held])
+
+
+def test_slices_that_cut_many_pieces_are_added_by_index() -> None:
+    weights = {"w": np.zeros((3000, 4), np.float32)}
+    regions: dict[str, Region] = {"w": ((0, 3000), (1, 3))}
+    aggregator = Aggregator(layout_of(weights), weight_limit=2, device="cpu")
+    ones = {"w": np.ones((3000, 2), np.float32)}
+    assert aggregator.coverage(regions).index is not None
+    aggregator.add(aggregator.check(ones, regions), 2)
+    new = aggregator.result(weights)["w"]
+    assert (new[:, 1:3] == 1).all() and (new[:, [0, 3]] == 0).all()
+
+
+def test_sixteen_resnet20_updates_take_well_under_100_ms() -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"u{n}.weight": rng.normal(size=(50, 50)).astype(np.float32) for n in range(110)}
+    regions: dict[str, Region] = dict.fromkeys(weights)
+    seconds = []
+    for _ in range(3):
+        begun = time.process_time()
+        aggregator = Aggregator(layout_of(weights), weight_limit=16, device="cpu")
+        for _ in range(16):
+            aggregator.add(aggregator.check(weights, regions), 1)
+        aggregator.result(weights)
+        seconds.append(time.process_time() - begun)
+    assert min(seconds) < 0.1

@@ -1,0 +1,140 @@
+"""The embedded broker, as a process of its own: what plain amqtt gets wrong, and what edgefl needs of any broker."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl.wire.errors import BrokerError
+from edgefl.wire.session import Address, Incoming, Session, Up, Will
+from server.broker import LeanBroker, check_port, mosquitto_command, run_amqtt
+from tests.conftest import free_port
+from tests.server.fleet import PATIENCE_S
+
+Connect = Callable[..., Session]
+
+
+@pytest.fixture(scope="module")
+def amqtt() -> Iterator[Address]:
+    port = free_port()
+    code = f"from server.broker import run_amqtt; print('up', flush=True); run_amqtt('127.0.0.1', {port})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    yield Address("127.0.0.1", port)
+    process.terminate()
+    process.wait(10)
+
+
+def received(session: Session, count: int) -> list[tuple[str, bytes]]:
+    """The next ``count`` messages, sorted."""
+    found: list[tuple[str, bytes]] = []
+    while len(found) < count:
+        event = session.inbox.get(timeout=PATIENCE_S)
+        if isinstance(event, Incoming):
+            found.append((event.topic, event.payload))
+    return sorted(found)
+
+
+def wait_up(session: Session) -> Up:
+    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Up):
+        pass
+    return event
+
+
+def test_retained_chunks_arrive_once_per_subscription(amqtt: Address, connect: Connect) -> None:
+    sender, receiver = connect(amqtt), connect(amqtt)
+    chunks = {f"t1/blobs/{n}": bytes([n]) * 60_000 for n in range(20)}
+    for topic, data in chunks.items():
+        sender.publish(topic, data, retain=True).wait(PATIENCE_S)
+    receiver.subscribe(chunks)
+    assert received(receiver, 20) == sorted(chunks.items())
+
+
+def test_a_reconnecting_client_gets_its_own_retained_messages_only(amqtt: Address, connect: Connect) -> None:
+    sender, other, own = connect(amqtt), connect(amqtt), connect(amqtt, "t2-own")
+    for topic in ("t2/mine", "t2/theirs"):
+        sender.publish(topic, b"kept", retain=True).wait(PATIENCE_S)
+    other.subscribe(["t2/theirs"])
+    own.subscribe(["t2/mine"])
+    assert received(other, 1) and received(own, 1) == [("t2/mine", b"kept")]
+    own._client.socket().shutdown(2)  # type: ignore[union-attr]
+    wait_up(own)
+    assert received(own, 1) == [("t2/mine", b"kept")]
+    own.subscribe(["t2/last"])
+    sender.publish("t2/last", b"live", retain=True)
+    assert received(own, 1) == [("t2/last", b"live")], "nothing of anybody else's came in between"
+
+
+def test_cleared_chunks_are_gone(amqtt: Address, connect: Connect) -> None:
+    sender, receiver = connect(amqtt), connect(amqtt)
+    sender.publish("t3/blobs/0", b"old", retain=True)
+    sender.publish("t3/blobs/0", b"", retain=True)
+    sender.publish("t3/blobs/1", b"new", retain=True).wait(PATIENCE_S)
+    receiver.subscribe(["t3/blobs/0", "t3/blobs/1"])
+    assert received(receiver, 1) == [("t3/blobs/1", b"new")]
+
+
+def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
+    watcher = connect(amqtt)
+    watcher.subscribe(["t4/devices/+/status", "t4/devices/+/updates/#"])
+    wait_up(watcher)
+    device = connect(amqtt, will=Will("t4/devices/a/status", b"offline"))
+    device.publish("t4/devices/a/updates/1/0", b"chunk")
+    device.publish("t4/devices/a/acks", b"not for the watcher")
+    device.publish("t4/devices/a/status", b"online")
+    assert received(watcher, 2) == [
+        ("t4/devices/a/status", b"online"),
+        ("t4/devices/a/updates/1/0", b"chunk"),
+    ]
+    device._stopping.set()
+    device._client.socket().shutdown(2)  # type: ignore[union-attr]
+    assert received(watcher, 1) == [("t4/devices/a/status", b"offline")]
+
+
+def test_filters_that_nobody_holds_are_forgotten() -> None:
+    from amqtt.session import Session as AmqttSession
+
+    async def scenario() -> tuple[Any, Any]:
+        broker = LeanBroker({"listeners": {"default": {"type": "tcp", "bind": "127.0.0.1:1"}}, "plugins": {}})
+        session = AmqttSession()
+        session.client_id = "a"
+        for topic in ("blobs/1", "devices/+/hello"):
+            await broker.add_subscription((topic, 1), session)
+        broker._del_subscription("blobs/1", session)
+        await broker._del_all_subscriptions(session)
+        return broker._subscriptions, broker._wildcards
+
+    assert asyncio.run(scenario()) == ({}, {})
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for attempt in (
+            lambda: run_amqtt("127.0.0.1", port),
+            lambda: mosquitto_command(port, Path("/nonexistent")),
+        ):
+            with pytest.raises(BrokerError, match=f"port {port} on 127.0.0.1 is in use"):
+                attempt()
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(BrokerError, match=r"192\.0\.2\.1"):
+        check_port("192.0.2.1", 1883)
+
+
+def test_mosquitto_gets_a_configuration(tmp_path: Path) -> None:
+    port = free_port()
+    command = mosquitto_command(port, tmp_path / "broker")
+    assert command[1] == "-c" and f"listener {port} 127.0.0.1" in Path(command[2]).read_text()
