@@ -24,7 +24,7 @@ from device_runtime.engine.base import Engine
 from device_runtime.fetch import Fetcher
 from device_runtime.graphs import Settings, Step
 from device_runtime.job import Job
-from device_runtime.memory import peak_bytes, resident_bytes, return_memory_early, trim_memory
+from device_runtime.memory import peak_bytes, resident_bytes, return_memory_early
 from device_runtime.outbox import Outbox
 from device_runtime.profiler import Profiler
 from device_runtime.runner import RoundResult, RoundRunner
@@ -287,11 +287,10 @@ class Agent:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            peak_bytes=peak_bytes(),
+            peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
             down_bytes=self._fetcher.received_bytes - received,
         )
         self._hand_over(job, result, profile, carry_name)
-        trim_memory()
 
     def _check_formats(self, manifest: manifests.Manifest) -> None:
         wrong = {graph.format for graph in manifest.graphs} - {self._engine.format}

@@ -23,6 +23,7 @@ from device_runtime.engine.base import Engine, LoadedGraph, State
 from device_runtime.forward import MultiStepForward, record_tag
 from device_runtime.graphs import Blobs, Graphs, Memory, Settings, Step, check_port, labelled
 from device_runtime.job import Job
+from device_runtime.memory import trim_memory
 from device_runtime.profiler import Profiler
 from device_runtime.record import Record
 from device_runtime.store import Checkpoint
@@ -118,6 +119,7 @@ class RoundRunner:
                     state = self._step(current, phase.graph, graph, state, step, sums)
                     self._keep(current.job, state, step + 1, sums)
                 del graph
+                trim_memory()
             position += phase.steps
         return state, sums
 

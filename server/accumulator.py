@@ -6,6 +6,7 @@ processor is shared, and fresh 2 MB temporaries cost page faults.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgefl.submodels.submodel import Region, slices
+from edgefl.submodels.submodel import Region, shape_of, slices
 from edgefl.wire.tensors import Array
 
 Floats = npt.NDArray[np.floating]
@@ -61,22 +62,33 @@ class Coverage:
 def cover(layout: Layout, regions: Mapping[str, Region]) -> Coverage:
     """Compile ``regions`` for ``layout``; KeyError for a tensor the model does not have."""
     shapes: dict[str, tuple[int, ...]] = {}
-    pieces: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    runs: list[tuple[int, int, int]] = []
+    size = 0
     for name in sorted(regions):
-        whole = layout.shapes[name]
-        count = int(np.prod(whole, dtype=np.int64))
-        positions = np.arange(count, dtype=np.int64).reshape(whole) + layout.offsets[name]
-        positions = positions[slices(regions[name])]
-        shapes[name] = positions.shape
-        pieces.append(positions.ravel())
-    index = np.concatenate(pieces)
-    breaks = np.concatenate(([0], np.flatnonzero(np.diff(index) != 1) + 1, [index.size]))
-    if len(breaks) - 1 > _MOST_RUNS:
-        return Coverage(shapes, index.size, (), index)
-    runs = tuple(
-        (int(start), int(index[start]), int(stop - start)) for start, stop in pairwise(breaks) if stop > start
-    )
-    return Coverage(shapes, index.size, runs, None)
+        whole, region = layout.shapes[name], regions[name]
+        shapes[name] = shape_of(region, whole)
+        for target, length in _stretches(layout.offsets[name], whole, region):
+            last = runs[-1] if runs else (0, 0, 0)
+            if last[1] + last[2] == target and last[2]:
+                runs[-1] = (last[0], last[1], last[2] + length)
+            else:
+                runs.append((size, target, length))
+            size += length
+    if len(runs) <= _MOST_RUNS:
+        return Coverage(shapes, size, tuple(runs), None)
+    index = np.concatenate([np.arange(target, target + length) for _, target, length in runs])
+    return Coverage(shapes, size, (), index)
+
+
+def _stretches(offset: int, whole: tuple[int, ...], region: Region) -> list[tuple[int, int]]:
+    """(start in the model, length) of the contiguous parts of a tensor's region, in the region's own order."""
+    count = math.prod(whole)
+    if region is None:
+        return [(offset, count)] if count else []
+    positions = np.arange(offset, offset + count).reshape(whole)[slices(region)].ravel()
+    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+    edges = [0, *breaks.tolist(), positions.size]
+    return [(int(positions[start]), stop - start) for start, stop in pairwise(edges) if stop > start]
 
 
 class Accumulator(Protocol):

@@ -117,7 +117,7 @@ def _check_form(name: str, array: Array, shape: tuple[int, ...]) -> None:
             f"tensor {name} should have shape {shape}, found {array.shape}; fetch the tier's bundle again",
             name=name,
         )
-    if not np.issubdtype(array.dtype, np.floating):
+    if array.dtype.kind != "f":
         raise UpdateRejected(
             "wrong-dtype", f"tensor {name} should be float32, found {array.dtype}; send floats", name=name
         )

@@ -92,7 +92,7 @@ class State:
 
 @dataclass(frozen=True)
 class DeviceHello:
-    """A device introduced itself; it does so after every connection."""
+    """A device's introduction: live, after each connection it makes, or retained, after each of ours."""
 
     device: str
     memory_bytes: int
@@ -208,8 +208,12 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
 
 
 def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[State, Actions]:
+    """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
-    device = Device(event.device, tier, event.samples, online=True, seen=now)
+    known = state.devices.get(event.device)
+    online = known is None or known.online
+    seen = known.seen if known is not None and not online else now
+    device = Device(event.device, tier, event.samples, online, seen)
     state = replace(state, devices={**state.devices, event.device: device})
     state, actions = _settle(rules, state, now)
     if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
@@ -222,9 +226,12 @@ def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[
 
 def _seen(state: State, event: DeviceStatus, now: float) -> State:
     known = state.devices.get(event.device)
-    if known is None or known.online == event.online:
-        return state  # a stranger has to say hello first; "offline" twice does not restart its grace
-    device = replace(known, online=event.online, seen=now)
+    if known is None:  # a stranger has no tier before its hello; gone already, it is gone for good
+        device = Device(event.device, "", 0, event.online, now if event.online else 0.0)
+    elif known.online == event.online:
+        return state  # "offline" twice does not restart the grace
+    else:
+        device = replace(known, online=event.online, seen=now)
     return replace(state, devices={**state.devices, event.device: device})
 
 

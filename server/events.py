@@ -66,6 +66,8 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
     peak_bytes: int = 0
     down_bytes: int = 0
     up_bytes: int = 0
+    idle_bytes: int = 0
+    forward_ms: float = 0.0
 
 
 class Rejected(Event, frozen=True, kw_only=True):

@@ -176,4 +176,6 @@ def _report(update: Update, up_bytes: int) -> DeviceSeen:
         peak_bytes=update.profile.peak_bytes,
         down_bytes=update.profile.down_bytes,
         up_bytes=up_bytes,
+        idle_bytes=update.profile.idle_bytes,
+        forward_ms=update.profile.forward_ms,
     )

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,32 +33,25 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
-class Mosquitto:
-    """A real Mosquitto in its own process. What it keeps is in memory: a restart forgets sessions and retained messages."""
+class BrokerProcess:
+    """A broker in its own process. What it keeps is in memory: a restart forgets sessions and retained messages."""
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self._config = folder / f"mosquitto-{self.port}.conf"
-        self._config.write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
-            + ("user root\n" if os.geteuid() == 0 else "")
-        )
-        self._log = folder / f"mosquitto-{self.port}.log"
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._folder = folder
+        self._log = folder / f"broker-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
-
-    def allow_anonymous(self, allow: bool) -> None:
-        text = self._config.read_text()
-        self._config.write_text(text.replace("allow_anonymous true", f"allow_anonymous {str(allow).lower()}"))
 
     @property
     def address(self) -> Address:
         return Address("127.0.0.1", self.port)
 
+    def _command(self) -> list[str]:
+        raise NotImplementedError
+
     def start(self) -> None:
-        program = find_mosquitto()
-        assert program, "mosquitto is missing: apt-get install mosquitto"
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen([program, "-c", str(self._config)], stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self._log.read_text()
@@ -65,7 +59,7 @@ class Mosquitto:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.01)
-        raise AssertionError(f"mosquitto does not listen on {self.port}: {self._log.read_text()}")
+        raise AssertionError(f"no broker listens on {self.port}: {self._log.read_text()}")
 
     def kill(self) -> None:
         """End it at once, as a power cut would."""
@@ -81,6 +75,37 @@ class Mosquitto:
             self._process = None
 
 
+class Mosquitto(BrokerProcess):
+    """The real thing, as people run it."""
+
+    def __init__(self, folder: Path, *, allow_anonymous: bool = True) -> None:
+        super().__init__(folder)
+        self._allow_anonymous = allow_anonymous
+
+    def _command(self) -> list[str]:
+        program = find_mosquitto()
+        assert program, "mosquitto is missing: apt-get install mosquitto"
+        lines = [
+            f"listener {self.port} 127.0.0.1",
+            f"allow_anonymous {str(self._allow_anonymous).lower()}",
+            "persistence false",
+            "set_tcp_nodelay true",
+        ]
+        if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
+            lines.append("user root")
+        config = self._folder / f"mosquitto-{self.port}.conf"
+        config.write_text("\n".join(lines) + "\n")
+        return [program, "-c", str(config)]
+
+
+class Amqtt(BrokerProcess):
+    """The broker inside ``edgefl run``."""
+
+    def _command(self) -> list[str]:
+        script = f"from server.broker import run_amqtt; run_amqtt('127.0.0.1', {self.port})"
+        return [sys.executable, "-c", script]
+
+
 @pytest.fixture(scope="session")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """One broker for all tests that leave it alone; give each test its own ``federation``."""
@@ -88,6 +113,25 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     broker.start()
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def amqtt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Amqtt]:
+    """The embedded broker, shared like :func:`mosquitto`."""
+    broker = Amqtt(tmp_path_factory.mktemp("amqtt"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> BrokerProcess:
+    """Mosquitto; with :data:`on_both_brokers` the test runs once on each."""
+    found: BrokerProcess = request.getfixturevalue(getattr(request, "param", "mosquitto"))
+    return found
+
+
+on_both_brokers = pytest.mark.parametrize("broker", ["mosquitto", "amqtt"], indirect=True)
 
 
 @pytest.fixture

@@ -93,5 +93,6 @@ def _one_round(model: str, batch: int, steps: int) -> dict[str, dict[str, Any]]:
             events = [item.event for item in lab.events() if isinstance(item, Said)]
         finally:
             lab.supervisor.stop()
+    order = list(federation.tiers)
     reports = [event for event in events if event.get("event") == "deviceseen" and event.get("idle_bytes")]
-    return {event["tier"]: event for event in reports}
+    return {event["tier"]: event for event in sorted(reports, key=lambda event: order.index(event["tier"]))}

@@ -35,7 +35,7 @@ def measure(*, devices: int, model: str = "resnet20", rounds: int = 8, broker: s
     tables: dict[str, Any] = {
         "federation": {"name": "bench-round", "rounds": rounds},
         "model": {"name": model},
-        "program": {"steps": 0},
+        "program": {"name": "edgefl.bench.echo:echo", "steps": 0},
         "data": {"name": "random", "partition": "iid", "train_samples": 32 * devices},
         "round": {"evaluate_every": 0},
         "tiers": {"strong": {"cut": 0, "count": devices}},

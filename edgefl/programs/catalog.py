@@ -22,8 +22,10 @@ def build(name: str, objective: Objective, **options: object) -> Program:
         raise ConfigError(
             f"no program {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
         )
-    accepted = [name for name in inspect.signature(factory).parameters if name != "objective"]
-    unknown = sorted(set(options) - set(accepted))
+    parameters = inspect.signature(factory).parameters
+    accepted = [name for name in parameters if name != "objective"]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [] if takes_any else sorted(set(options) - set(accepted))
     if unknown:
         raise ConfigError(
             f"program {name!r} has no option {unknown[0]!r}; it takes {', '.join(accepted)}",

@@ -103,6 +103,7 @@ class ScriptedServer:
 
     def __init__(self, session: Session, federation: str) -> None:
         self.session = session
+        self._greeted = False
         self.topics = Topics(federation)
         self.mine = self.topics.device(DEVICE)
         session.subscribe(self.topics.server_filters)
@@ -124,6 +125,9 @@ class ScriptedServer:
         self.publish(self.mine.tasks, messages.encode(task))
 
     def open(self, world: World, *, number: int = 1, run: str = "run") -> None:
+        """Publish a round and its task, once the device has said hello: then it is subscribed."""
+        if not self._greeted:
+            self.hello()
         self.publish_blobs(world)
         self.announce(world.announcement(number=number, run=run))
         self.assign(world.task(number=number, run=run))
@@ -141,6 +145,7 @@ class ScriptedServer:
         return messages.decode(Status, event.payload)
 
     def hello(self) -> Hello:
+        self._greeted = True
         return messages.decode(Hello, wait_message(self.session, self.mine.hello))
 
     def progress(self, stage: str = "train") -> Progress:

@@ -15,7 +15,7 @@ from edgefl.wire.errors import DataError
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, Status
 from edgefl.wire.session import Session
-from tests.conftest import Mosquitto, SessionFactory
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime import tiny
 from tests.device_runtime.scripted import RunningAgent, ScriptedServer, weights_of, write_data
 from tests.device_runtime.tiny import World
@@ -37,19 +37,19 @@ def endless() -> World:
 
 
 @pytest.fixture
-def server(mosquitto: Mosquitto, connect: SessionFactory, federation: str) -> ScriptedServer:
-    return ScriptedServer(connect(mosquitto.address), federation)
+def server(broker: BrokerProcess, connect: SessionFactory, federation: str) -> ScriptedServer:
+    return ScriptedServer(connect(broker.address), federation)
 
 
 @pytest.fixture
-def start(mosquitto: Mosquitto, federation: str, tmp_path: Path, limits: Limits) -> Iterator[StartAgent]:
+def start(broker: BrokerProcess, federation: str, tmp_path: Path, limits: Limits) -> Iterator[StartAgent]:
     """Start an agent; each call is a new process of the same device."""
     agents: list[RunningAgent] = []
 
     def make(**options: object) -> RunningAgent:
         agent = RunningAgent(
             federation,
-            mosquitto.address,
+            broker.address,
             tmp_path,
             options.pop("limits", limits),  # type: ignore[arg-type]
             **options,  # type: ignore[arg-type]
@@ -69,6 +69,7 @@ def store_of(folder: Path) -> Store:
 # -- a round ---------------------------------------------------------------------------------------------------
 
 
+@on_both_brokers
 def test_the_agent_says_that_it_is_online_and_what_it_is(server: ScriptedServer, start: StartAgent) -> None:
     start()
 
@@ -79,6 +80,7 @@ def test_the_agent_says_that_it_is_online_and_what_it_is(server: ScriptedServer,
     assert hello.cores >= 1
 
 
+@on_both_brokers
 def test_one_round_from_announcement_to_history(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_progress_is_told_on_the_way(server: ScriptedServer, start: StartAgent, 
     assert progress.down_bytes > 0
 
 
+@on_both_brokers
 def test_the_next_round_gets_the_carry_of_this_one(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
@@ -270,6 +273,7 @@ def test_a_task_for_a_tier_that_is_not_offered_is_left_alone(
 # -- stopped and started again ---------------------------------------------------------------------------------
 
 
+@on_both_brokers
 def test_an_agent_started_again_takes_the_round_up_where_it_was(
     server: ScriptedServer, start: StartAgent, endless: World, tmp_path: Path
 ) -> None:
@@ -288,6 +292,7 @@ def test_an_agent_started_again_takes_the_round_up_where_it_was(
     assert server.progress().step > saved.step
 
 
+@on_both_brokers
 def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
@@ -398,6 +403,7 @@ def test_an_empty_message_is_no_message(server: ScriptedServer, start: StartAgen
     assert agent.event("refused", "round").event == "round"
 
 
+@on_both_brokers
 def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mended(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
@@ -461,6 +467,7 @@ def test_data_that_cannot_be_read_are_refused_before_anything_is_published(
         start(data=tmp_path / "nowhere.npz")
 
 
+@on_both_brokers
 def test_an_agent_that_stops_is_offline_for_everybody_who_asks_later(
     server: ScriptedServer, start: StartAgent, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from edgefl.wire.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Session
 from edgefl.wire.topics import Topics
-from tests.conftest import Mosquitto, SessionFactory
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.device_runtime.link import Inbox, Recorder, publish_blob
 
 CHUNK = 1000
@@ -56,16 +56,22 @@ class Device:
         self.store.close()
 
 
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request: pytest.FixtureRequest) -> BrokerProcess:
+    found: BrokerProcess = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture
-def server(mosquitto: Mosquitto, connect: SessionFactory) -> Session:
-    return connect(mosquitto.address)
+def server(broker: BrokerProcess, connect: SessionFactory) -> Session:
+    return connect(broker.address)
 
 
 @pytest.fixture
 def device(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str, tmp_path: Path, limits: Limits
+    broker: BrokerProcess, connect: SessionFactory, federation: str, tmp_path: Path, limits: Limits
 ) -> Iterator[Device]:
-    made = Device(connect(mosquitto.address), Topics(federation), tmp_path, limits)
+    made = Device(connect(broker.address), Topics(federation), tmp_path, limits)
     yield made
     made.close()
 

@@ -18,7 +18,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, UpdateChunk
 from edgefl.wire.session import Address, Incoming, Session
 from edgefl.wire.topics import Topics
-from tests.conftest import Mosquitto, SessionFactory
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.wire.events import PATIENCE_S, wait_for, wait_until, wait_up
 
 DATA = bytes(range(256)) * 8
@@ -110,6 +110,12 @@ class Device:
         self._open(session)
 
 
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request: pytest.FixtureRequest) -> BrokerProcess:
+    found: BrokerProcess = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture
 def topics(federation: str) -> Topics:
     return Topics(federation)
@@ -117,9 +123,9 @@ def topics(federation: str) -> Topics:
 
 @pytest.fixture
 def device(
-    mosquitto: Mosquitto, connect: SessionFactory, topics: Topics, tmp_path: Path, limits: Limits
+    broker: BrokerProcess, connect: SessionFactory, topics: Topics, tmp_path: Path, limits: Limits
 ) -> Iterator[Device]:
-    session = connect(mosquitto.address)
+    session = connect(broker.address)
     wait_up(session)
     made = Device(session, topics, tmp_path, limits)
     yield made
@@ -127,8 +133,8 @@ def device(
 
 
 @pytest.fixture
-def server(mosquitto: Mosquitto, connect: SessionFactory, topics: Topics) -> Server:
-    return Server(connect(mosquitto.address), topics, "phone")
+def server(broker: BrokerProcess, connect: SessionFactory, topics: Topics) -> Server:
+    return Server(connect(broker.address), topics, "phone")
 
 
 def test_an_update_arrives_in_chunks_that_name_it(server: Server, device: Device) -> None:
@@ -236,12 +242,12 @@ def test_a_wake_up_sends_again_at_once(server: Server, device: Device) -> None:
 
 
 def test_an_update_survives_the_agent(
-    server: Server, device: Device, mosquitto: Mosquitto, connect: SessionFactory
+    server: Server, device: Device, broker: BrokerProcess, connect: SessionFactory
 ) -> None:
     device.add("n1")
     first = server.chunk()
     device.session.stop()
-    again = connect(mosquitto.address)
+    again = connect(broker.address)
     wait_up(again)
 
     device.restart(again)

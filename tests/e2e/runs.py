@@ -106,7 +106,9 @@ class Run:
         return self.process.stderr.read().decode() if self.process.stderr else ""
 
     def logs(self) -> str:
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in (self.folder / "logs").glob("*.log"))
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text()[-1500:]}" for log in (self.folder / "logs").glob("*.log")
+        )
 
 
 def run_to_the_end(folder: Path, arguments: Sequence[str], config: str = SMALL) -> list[dict[str, Any]]:

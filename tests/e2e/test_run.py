@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,36 +19,51 @@ pytestmark = pytest.mark.e2e
 ROUNDS = 5
 
 
+@dataclass(frozen=True)
+class Calm:
+    """Its folder, and the digest of its final weights."""
+
+    folder: Path
+    weights_sha256: str
+
+    def exported(self, folder: Path) -> Path:
+        """A folder for another run that need not export the same bundles again."""
+        shutil.copytree(self.folder / "bundles", folder / "bundles")
+        return folder
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the final weights of a run nobody disturbs."""
-    rounds = run_to_the_end(tmp_path_factory.mktemp("calm") / "run", ["--rounds", str(ROUNDS), "--seed", "7"])
-    return str(rounds[-1]["weights_sha256"])
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """A run nobody disturbs."""
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    rounds = run_to_the_end(folder, ["--rounds", str(ROUNDS), "--seed", "7"])
+    return Calm(folder, str(rounds[-1]["weights_sha256"]))
 
 
 def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(
-    tmp_path: Path, undisturbed: str
+    tmp_path: Path, calm: Calm
 ) -> None:
     again = run_to_the_end(tmp_path / "again", ["--rounds", str(ROUNDS), "--seed", "7"])
-    other = run_to_the_end(tmp_path / "other", ["--rounds", "1", "--seed", "8"])
+    other = run_to_the_end(calm.exported(tmp_path / "other"), ["--rounds", "1", "--seed", "8"])
 
     assert [row["round"] for row in again] == [1, 2, 3, 4, 5]
-    assert again[-1]["weights_sha256"] == undisturbed
+    assert again[-1]["weights_sha256"] == calm.weights_sha256
     assert other[-1]["weights_sha256"] != again[0]["weights_sha256"]
     assert all(row["reports"] == 3 and row["rejected"] == 0 for row in again)
     assert len(load_file(tmp_path / "again" / "model.safetensors")) > 10
 
 
-def test_run_over_mosquitto_gives_the_same_weights(tmp_path: Path, undisturbed: str) -> None:
-    rounds = run_to_the_end(tmp_path / "m", ["--rounds", str(ROUNDS), "--seed", "7", "--broker", "mosquitto"])
+def test_run_over_mosquitto_gives_the_same_weights(tmp_path: Path, calm: Calm) -> None:
+    rounds = run_to_the_end(calm.exported(tmp_path / "m"), ["--rounds", str(ROUNDS), "--seed", "7", "--broker", "mosquitto"])
 
-    assert rounds[-1]["weights_sha256"] == undisturbed
+    assert rounds[-1]["weights_sha256"] == calm.weights_sha256
 
 
 @pytest.mark.parametrize("broker", ["amqtt", "mosquitto"])
 @pytest.mark.parametrize("victim", ["device in training", "device in upload", "server", "broker"])
-def test_a_killed_process_changes_nothing(tmp_path: Path, undisturbed: str, victim: str, broker: str) -> None:
-    run = Run.start(tmp_path / "run", ["--rounds", str(ROUNDS), "--seed", "7", "--broker", broker])
+def test_a_killed_process_changes_nothing(tmp_path: Path, calm: Calm, victim: str, broker: str) -> None:
+    folder = calm.exported(tmp_path / "run")
+    run = Run.start(folder, ["--rounds", str(ROUNDS), "--seed", "7", "--broker", broker])
     run.wait_until(lambda: len(run.rounds) >= 2, "second round")
 
     if victim == "device in training":
@@ -60,12 +77,12 @@ def test_a_killed_process_changes_nothing(tmp_path: Path, undisturbed: str, vict
 
     rounds = run.finish()
     assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5]
-    assert rounds[-1]["weights_sha256"] == undisturbed
+    assert rounds[-1]["weights_sha256"] == calm.weights_sha256
 
 
-def test_a_device_that_hangs_does_not_block_a_round(tmp_path: Path) -> None:
+def test_a_device_that_hangs_does_not_block_a_round(tmp_path: Path, calm: Calm) -> None:
     config = SMALL.replace("[limits]", "[limits]\nround_deadline_s = 5\nkeepalive_s = 2\noffline_grace_s = 0")
-    run = Run.start(tmp_path / "run", ["--rounds", "4", "--seed", "7"], config)
+    run = Run.start(calm.exported(tmp_path / "run"), ["--rounds", "4", "--seed", "7"], config)
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     os.kill(run.pids()["weak-0"], signal.SIGSTOP)
 
@@ -74,8 +91,8 @@ def test_a_device_that_hangs_does_not_block_a_round(tmp_path: Path) -> None:
     assert rounds[-1]["reports"] == 2
 
 
-def test_damaged_local_data_end_the_run_with_a_clear_message(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", ["--rounds", "50", "--seed", "7"])
+def test_damaged_local_data_end_the_run_with_a_clear_message(tmp_path: Path, calm: Calm) -> None:
+    run = Run.start(calm.exported(tmp_path / "run"), ["--rounds", "50", "--seed", "7"])
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     (run.folder / "devices" / "weak-0" / "data.npz").write_bytes(b"gone")
     run.kill("weak-0")
@@ -86,6 +103,9 @@ def test_damaged_local_data_end_the_run_with_a_clear_message(tmp_path: Path) -> 
 
 def _rows(run: Run, device: str, table: str) -> int:
     store = run.folder / "devices" / device / "store" / "store.sqlite3"
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=0.1)) as db:
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=0.1)) as db,
+    ):
         return int(db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
     return 0

@@ -131,7 +131,7 @@ def silent(_device: ScriptedDevice, _task: Task, _opened: Round) -> None:
 
 
 class ScriptedDevice:
-    """Says hello after each connection and for each new run, and hands every task to ``answer``.
+    """Says hello (retained) after each connection, and hands every task to ``answer``.
 
     ``acks``, ``tasks`` and ``rounds`` are queues of what it was sent.
     """
@@ -197,7 +197,7 @@ class ScriptedDevice:
 
     def greet(self) -> None:
         self.say(self.mine.status, Status(online=True), retain=True)
-        self.say(self.mine.hello, Hello(**self._hello))
+        self.say(self.mine.hello, Hello(**self._hello), retain=True)
 
     def report(self, task: Task, opened: Round, **changes: Any) -> None:
         """Send an honest update, or one with ``changes`` to its fields."""
@@ -221,11 +221,8 @@ class ScriptedDevice:
 
     def _receive(self, event: Incoming) -> None:
         if event.topic == self.topics.current_round and event.payload:
-            opened = decode(Round, event.payload)
-            if self._round is None or self._round.run != opened.run:
-                self.greet()
-            self._round = opened
-            self.rounds.put(opened)
+            self._round = decode(Round, event.payload)
+            self.rounds.put(self._round)
         elif event.topic == self.mine.tasks:
             self._task = decode(Task, event.payload)
             self.tasks.put(self._task)

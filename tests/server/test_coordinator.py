@@ -165,6 +165,21 @@ def test_a_device_that_says_hello_again_gets_its_task_again_until_it_has_answere
     assert hello(rules, state, "strong-1", now=2.0)[1] == []
 
 
+def test_a_retained_hello_of_a_device_that_is_gone_does_not_bring_it_back() -> None:
+    state, _ = c.step(RULES, c.initial(VERSION, 0.0), c.DeviceStatus("strong-0", online=False), 100.0)
+    state, actions = hello(RULES, state, "strong-0", now=100.0)
+    assert state.phase == "waiting" and not actions
+    state, actions = c.step(RULES, state, c.DeviceStatus("strong-0", online=True), 101.0)  # type: ignore[assignment]
+    assert isinstance(actions[0], Open)
+
+
+def test_a_retained_hello_does_not_renew_the_grace_of_a_device_that_left() -> None:
+    rules, state = opened()
+    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = hello(rules, state, "weak-0", now=5.0)
+    assert not state.devices["weak-0"].online and state.devices["weak-0"].seen == 1.0
+
+
 def test_after_the_last_round_it_is_done() -> None:
     rules, state = opened(("strong-0",), rounds=1)
     state, _ = answer(rules, state, "strong-0")

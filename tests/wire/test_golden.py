@@ -13,7 +13,8 @@ import pytest
 from edgefl.wire import bundle, manifest, messages, tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError, ProtocolError
-from edgefl.wire.messages import Task
+from edgefl.wire.manifest import DataSpec, Graph, Manifest, Port
+from edgefl.wire.messages import Profile, Task
 from edgefl.wire.topics import Topics
 from tests.wire import make_golden
 from tests.wire.make_golden import BLOBS, FOLDER, MESSAGES, TENSORS
@@ -112,3 +113,33 @@ def test_topics_read_as_in_their_vector() -> None:
         "acks",
     ]
     assert topics.parse_device(lines[6]) == ("phone-7", "updates", (3, 0))
+
+
+def test_the_document_shows_the_bytes_of_the_task_vector() -> None:
+    """docs/protocol.md is what another language is written from; its example must not drift."""
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    listing = text.rsplit("```", 2)[1].strip().splitlines()
+    shown = "".join(word for line in listing for word in line.split() if _is_hex(word))
+
+    assert bytes.fromhex(shown) == golden("task")
+
+
+def _is_hex(word: str) -> bool:
+    return len(word) % 2 == 0 and all(c in "0123456789abcdef" for c in word)
+
+
+def test_the_document_names_every_field_limit_and_vector() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    kinds = [
+        *{type(message) for message in MESSAGES.values()},
+        BlobRef,
+        Manifest,
+        Graph,
+        Port,
+        DataSpec,
+        Profile,
+    ]
+    names = [field for kind in kinds for field in kind.__struct_fields__]
+    names += [file.stem for file in FOLDER.glob("*.bin")]
+
+    assert [name for name in names if f"`{name}`" not in text] == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Address, Down, Incoming, Session, Will
-from tests.conftest import Mosquitto, SessionFactory, free_port
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, free_port, on_both_brokers
 from tests.wire.events import wait_for, wait_message, wait_up
 
 # -- addresses -------------------------------------------------------------------------------------------------
@@ -68,10 +68,11 @@ def test_a_missing_certificate_file_is_named(limits: Limits, tmp_path: Path) -> 
 # -- messages --------------------------------------------------------------------------------------------------
 
 
+@on_both_brokers
 def test_messages_arrive_in_order_with_their_bytes(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
-    reader, writer = connect(mosquitto.address), connect(mosquitto.address)
+    reader, writer = connect(broker.address), connect(broker.address)
     wait_up(reader)
     reader.subscribe([f"{federation}/#"])
     writer.publish(f"{federation}/warm", b"", retain=True)
@@ -86,10 +87,11 @@ def test_messages_arrive_in_order_with_their_bytes(
     assert writer.sent_bytes == 200
 
 
+@on_both_brokers
 def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
-    writer, reader = connect(mosquitto.address), connect(mosquitto.address)
+    writer, reader = connect(broker.address), connect(broker.address)
     topics = [f"{federation}/{index}" for index in range(50)]
     for topic in topics:
         assert writer.publish(topic, topic.encode(), retain=True).wait(5.0)
@@ -100,14 +102,15 @@ def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
     assert {wait_for(reader, Incoming).topic for _ in topics} == set(topics)
 
 
+@on_both_brokers
 def test_unsubscribed_topics_fall_silent(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
-    reader = connect(mosquitto.address)
+    reader = connect(broker.address)
     wait_up(reader)
     reader.subscribe([f"{federation}/a", f"{federation}/b"])
     reader.unsubscribe([f"{federation}/a"])
-    writer = connect(mosquitto.address)
+    writer = connect(broker.address)
     reader.publish(f"{federation}/b", b"subscribed and unsubscribed before this")
     wait_message(reader, f"{federation}/b")
 
@@ -117,10 +120,11 @@ def test_unsubscribed_topics_fall_silent(
     assert wait_for(reader, Incoming).payload == b"wanted"
 
 
+@on_both_brokers
 def test_a_delivery_is_done_when_the_broker_has_the_message(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
-    session = connect(mosquitto.address)
+    session = connect(broker.address)
     wait_up(session)
 
     delivery = session.publish(f"{federation}/x", b"1")
@@ -129,15 +133,16 @@ def test_a_delivery_is_done_when_the_broker_has_the_message(
     assert delivery.done()
 
 
+@on_both_brokers
 def test_what_was_published_offline_arrives_later_and_its_delivery_says_so(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
-    reader = connect(mosquitto.address)
+    reader = connect(broker.address)
     reader.subscribe([f"{federation}/x"])
     wait_up(reader)
     reader.publish(f"{federation}/x", b"subscribed")
     wait_message(reader, f"{federation}/x")
-    writer = connect(mosquitto.address, start=False)
+    writer = connect(broker.address, start=False)
     delivery = writer.publish(f"{federation}/x", b"written offline")
     assert not delivery.done()
 
@@ -241,22 +246,23 @@ def test_what_was_published_while_the_broker_was_down_arrives_once_it_is_back(
     wait_up(session)
 
 
+@on_both_brokers
 def test_the_will_is_said_for_a_client_that_vanishes_and_retained(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     topic = f"{federation}/status"
-    watcher = connect(mosquitto.address)
+    watcher = connect(broker.address)
     watcher.subscribe([topic])
     wait_up(watcher)
     watcher.publish(topic, b"online", retain=True)
     wait_message(watcher, topic)
-    dying = connect(mosquitto.address, will=Will(topic, b"offline"))
+    dying = connect(broker.address, will=Will(topic, b"offline"))
     wait_up(dying)
 
     _cut(dying)
 
     assert wait_message(watcher, topic) == b"offline"
-    late = connect(mosquitto.address)
+    late = connect(broker.address)
     late.subscribe([topic])
     assert wait_message(late, topic) == b"offline"
 
@@ -270,20 +276,19 @@ def _cut(session: Session) -> None:
     connection.shutdown(socket.SHUT_RDWR)
 
 
+@on_both_brokers
 def test_a_client_that_stops_says_goodbye_and_its_will_is_not_said(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     topic = f"{federation}/status"
-    watcher = connect(mosquitto.address)
+    watcher = connect(broker.address)
     watcher.subscribe([topic])
     wait_up(watcher)
-    leaving = connect(mosquitto.address, federation, will=Will(topic, b"will"))
+    leaving = connect(broker.address, federation, will=Will(topic, b"will"))
     wait_up(leaving)
 
     leaving.stop()
-    again = connect(
-        mosquitto.address, federation
-    )  # had the old connection lived, the broker would end it now
+    again = connect(broker.address, federation)  # had the old connection lived, the broker would end it now
     wait_up(again)
     watcher.publish(topic, b"nothing before this")
 
@@ -335,8 +340,7 @@ def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: Sess
 def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
     connect: SessionFactory, tmp_path: Path
 ) -> None:
-    broker = Mosquitto(tmp_path)
-    broker.allow_anonymous(False)
+    broker = Mosquitto(tmp_path, allow_anonymous=False)
     broker.start()
     try:
         session = connect(broker.address)
