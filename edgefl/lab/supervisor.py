@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
@@ -19,6 +20,7 @@ from edgefl.wire.errors import EdgeflError
 
 _RESTARTS = 20
 _PAUSE_S = 0.3
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -138,6 +140,12 @@ class Supervisor:
 
 
 _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
+
+
+def _die_with_parent() -> None:
+    """In the child: be terminated when the supervisor is killed, so that nothing is left behind (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _last_line(log: Path) -> str:

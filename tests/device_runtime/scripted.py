@@ -148,15 +148,16 @@ class ScriptedServer:
         self._greeted = True
         return messages.decode(Hello, wait_message(self.session, self.mine.hello))
 
-    def progress(self, stage: str = "train") -> Progress:
-        event = wait_for(
-            self.session,
-            Incoming,
-            lambda event: (
-                event.topic == self.mine.progress and messages.decode(Progress, event.payload).stage == stage
-            ),
-        )
-        return messages.decode(Progress, event.payload)
+    def progress(self, least: int = 0) -> Progress:
+        """The next word on training, from step ``least`` on; not every step is told."""
+
+        def training(event: Incoming) -> bool:
+            if event.topic != self.mine.progress:
+                return False
+            progress = messages.decode(Progress, event.payload)
+            return progress.stage == "train" and progress.step >= least
+
+        return messages.decode(Progress, wait_for(self.session, Incoming, training).payload)
 
     def update(self, number: int = 1) -> Update:
         """The next whole update of round ``number``."""

@@ -127,7 +127,7 @@ def test_progress_is_told_on_the_way(server: ScriptedServer, start: StartAgent, 
     start()
     server.open(world)
 
-    progress = server.progress()
+    progress = server.progress(least=6)
 
     assert (progress.round, progress.tier, progress.step, progress.steps) == (1, "weak", 6, 6)
     assert progress.down_bytes > 0
@@ -408,6 +408,7 @@ def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mend
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
     agent = start()
+    server.hello()
     damaged = server.topics.blob_chunk(world.unit_refs["mid"].sha256, 0)
     server.publish_blobs(world)
     server.publish(damaged, b"damaged", retain=True)

@@ -54,7 +54,9 @@ def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(
 
 
 def test_run_over_mosquitto_gives_the_same_weights(tmp_path: Path, calm: Calm) -> None:
-    rounds = run_to_the_end(calm.exported(tmp_path / "m"), ["--rounds", str(ROUNDS), "--seed", "7", "--broker", "mosquitto"])
+    rounds = run_to_the_end(
+        calm.exported(tmp_path / "m"), ["--rounds", str(ROUNDS), "--seed", "7", "--broker", "mosquitto"]
+    )
 
     assert rounds[-1]["weights_sha256"] == calm.weights_sha256
 
@@ -77,6 +79,20 @@ def test_a_killed_process_changes_nothing(tmp_path: Path, calm: Calm, victim: st
 
     rounds = run.finish()
     assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5]
+    assert rounds[-1]["weights_sha256"] == calm.weights_sha256
+
+
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, calm: Calm) -> None:
+    folder = calm.exported(tmp_path / "run")
+    arguments = ["--rounds", str(ROUNDS), "--seed", "7"]
+    first = Run.start(folder, arguments)
+    first.wait_until(lambda: len(first.rounds) >= 2, "second round")
+    first.process.kill()
+    first.process.wait()
+
+    rounds = Run.start(folder, arguments).finish()
+
+    assert rounds[-1]["round"] == ROUNDS
     assert rounds[-1]["weights_sha256"] == calm.weights_sha256
 
 

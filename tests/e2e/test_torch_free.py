@@ -1,0 +1,101 @@
+"""`pip install edgefl` gives a device without torch that trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edgefl.data.dataset import write_client
+from edgefl.data.datasets import digits
+from tests.conftest import free_port
+from tests.e2e.runs import EDGEFL
+
+pytestmark = pytest.mark.e2e
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIG = """
+[federation]
+name = "bare"
+rounds = 2
+[model]
+name = "mlp"
+options = { hidden = [16] }
+[program]
+batch = 8
+steps = 5
+[data]
+name = "digits"
+[tiers.strong]
+cut = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with nothing but the device's distribution."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", str(REPOSITORY)]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def test_the_device_installs_without_torch_onnx_or_the_servers_packages(bare: Path) -> None:
+    listed = subprocess.run(
+        [str(bare / "python"), "-m", "pip", "list", "--format", "json"], capture_output=True, check=True
+    )
+    installed = {package["name"].lower() for package in json.loads(listed.stdout)}
+
+    assert {"edgefl", "onnxruntime", "paho-mqtt", "safetensors"} <= installed
+    assert not installed & {"torch", "onnx", "onnxscript", "sqlalchemy", "amqtt", "pydantic", "scikit-learn"}
+
+
+def test_a_server_command_without_its_packages_says_what_to_install(bare: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [str(bare / "edgefl"), "run", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 1
+    assert "pip install 'edgefl[server]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_device_without_torch_trains(bare: Path, tmp_path: Path) -> None:
+    data = digits()
+    write_client(tmp_path / "data.npz", data.train_x[:100], data.train_y[:100])
+    (tmp_path / "federation.toml").write_text(CONFIG)
+    address = f"127.0.0.1:{free_port()}"
+    port = address.rpartition(":")[2]
+    device = [
+        str(bare / "edgefl"),
+        "device",
+        "--id",
+        "pi-1",
+        "--federation",
+        "bare",
+        "--broker",
+        address,
+        "--until-done",
+    ]
+    device += ["--data", str(tmp_path / "data.npz"), "--store", str(tmp_path / "store"), "--json"]
+    server = [*EDGEFL, "server", "--config", str(tmp_path / "federation.toml"), "--broker", address]
+
+    with ExitStack() as stack:
+        broker = subprocess.Popen([*EDGEFL, "broker", "--port", port])
+        stack.callback(broker.kill)
+        agent = subprocess.Popen(device, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        stack.callback(agent.kill)
+        command = [*server, "--out", str(tmp_path / "out"), "--json"]
+        served = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert served.returncode == 0, served.stderr
+        said = agent.communicate(timeout=30)[0].decode()
+
+    assert agent.returncode == 0, said
+    assert [json.loads(line)["event"] for line in said.splitlines()].count("accepted") == 2
+    closed = [json.loads(line) for line in served.stdout.splitlines() if '"roundclosed"' in line]
+    assert [row["reports"] for row in closed] == [1, 1]
