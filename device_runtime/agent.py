@@ -89,6 +89,7 @@ class Agent:
         self._announced: Round | None = None
         self._task: Task | None = None
         self._job: Job | None = None
+        self._seen_open: set[str] = set()
         self._failed: dict[str, float] = {}
         self._worker: threading.Thread | None = None
         self._fatal: EdgeflError | None = None
@@ -164,6 +165,8 @@ class Agent:
                 return
             elif topic == self._topics.current_round:
                 self._announced = decode(Round, message.payload)
+                if self._announced.state == "open":
+                    self._seen_open.add(self._announced.run)
                 self._remind()
             elif topic == self._mine.tasks:
                 self._task = decode(Task, message.payload)
@@ -193,8 +196,9 @@ class Agent:
         announced = self._announced
         if not self._config.until_done or announced is None or announced.state != "done":
             return False
-        took_part = any(past.run == announced.run for past in self._store.history())
-        return took_part and self._store.outgoing() is None and self._worker is None
+        # A retained "done" of an earlier run must not send a device away before the next run begins.
+        ours = announced.run in self._seen_open or any(p.run == announced.run for p in self._store.history())
+        return ours and self._store.outgoing() is None and self._worker is None
 
     def _advance(self) -> None:
         """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
@@ -279,7 +283,7 @@ class Agent:
             profiler=profiler,
             settings=settings,
         )
-        carry_name = f"{job.run}/{manifest.program}"
+        carry_name = f"{job.run}/{manifest.program}/{job.tier}"
         carry = self._store.carry(carry_name)
         result = runner.run(job, data, tensors.load(carry) if carry else {})
         profile = Profile(

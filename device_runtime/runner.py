@@ -92,7 +92,7 @@ class RoundRunner:
             if record is not None:
                 record.close()
         finish = self._manifest.graph(self._manifest.finish)
-        feeds = _complete(finish, _hyper(current, finish))
+        feeds = _complete(finish, _given(current, finish, self._manifest.steps + 1))
         outputs = self._graphs.load(finish.name).run(feeds, state).arrays
         if record is not None:
             record.delete()
@@ -129,7 +129,7 @@ class RoundRunner:
         for port in spec.inputs_of("carry"):
             feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
             check_port(port, feeds[port.name])
-        feeds |= _hyper(current, spec)
+        feeds |= _given(current, spec, self._manifest.steps)
         return self._graphs.load(spec.name).run(_complete(spec, feeds), {}).state
 
     def _step(
@@ -148,12 +148,10 @@ class RoundRunner:
 
     def _feeds(self, current: _Round, spec: Graph, step: int) -> Arrays:
         """Batches, hyper-parameters and noise of one step."""
-        feeds = _hyper(current, spec)
+        feeds = _given(current, spec, step)
         for port in spec.inputs_of("batch"):
             feeds[port.name] = _batch(current, port, step)
             check_port(port, feeds[port.name])
-        for number, port in enumerate(spec.inputs_of("noise")):
-            feeds[port.name] = local_data.noise(current.job.seed, step, number, port.shape, port.dtype)
         return _complete(spec, feeds)
 
     def _keep(self, job: Job, state: State, step: int, sums: dict[str, float]) -> None:
@@ -162,13 +160,15 @@ class RoundRunner:
             self._memory.save_checkpoint(job.nonce, saved)
 
 
-def _hyper(current: _Round, spec: Graph) -> Arrays:
-    """The scalars of the task that ``spec`` reads."""
+def _given(current: _Round, spec: Graph, draw: int) -> Arrays:
+    """What any function may read: the scalars of the task, and noise of its own (number ``draw`` of the round)."""
     feeds: Arrays = {}
     for port in spec.inputs_of("hyper"):
         if port.label not in current.hyper:
             raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")
         feeds[port.name] = np.full(port.shape, current.hyper[port.label], port.dtype)
+    for number, port in enumerate(spec.inputs_of("noise")):
+        feeds[port.name] = local_data.noise(current.job.seed, draw, number, port.shape, port.dtype)
     return feeds
 
 

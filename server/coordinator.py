@@ -22,7 +22,7 @@ from server.roster import Device, TierRule
 Outcome = Literal["closed", "abandoned"]
 
 MOST_SAMPLES = 1 << 24
-"""Largest weight of one update when updates are weighted by samples."""
+"""Largest number of local samples a device may claim: the weight of its update, and a number any database holds."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
 
 
 def _assign(rules: Rules, number: int, device: Device) -> Assignment:
-    rows = min(device.samples, rules.samples or device.samples, MOST_SAMPLES)
+    rows = min(device.samples, rules.samples or device.samples)
     return Assignment(
         device.name,
         device.tier,

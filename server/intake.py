@@ -80,6 +80,13 @@ class Intake:
         self, assignment: Assignment, number: int, whole: Complete, state: State, aggregator: Aggregator
     ) -> Verdict:
         update = _decoded(whole.data)
+        if update.device != assignment.device:
+            raise UpdateRejected(
+                "wrong-device",
+                f"the update came from {assignment.device} and says it is from {update.device[:64]!r}; "
+                "send each update under the device's own topic",
+                device=assignment.device,
+            )
         claim = Claim(
             assignment.device,
             update.run,

@@ -33,6 +33,7 @@ from server.scoring import Scored, Scorer
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
+_MOST_ROUNDS = 2**31
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ class Service:
 
     def _hello(self, device: str, payload: bytes) -> None:
         hello = decode(Hello, payload)
-        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, hello.samples), hello=payload)
+        samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
+        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=payload)
         tier = self._state.devices[device].tier
         if not tier:
             text = f"device {device} fits no tier: no pattern names it and {hello.memory_bytes} bytes are too few"
@@ -188,6 +190,10 @@ class Service:
         self._emit(events.DeviceSeen(device=device, **fields))
 
     def _chunk(self, device: str, number: int, chunk: UpdateChunk) -> None:
+        if not 0 <= number < _MOST_ROUNDS:
+            raise ProtocolError(
+                f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
+            )
         verdict = self._intake.take(device, number, chunk, self._state, self._rounds.aggregator)
         if verdict.ack is not None:
             self._session.publish(self._topics.device(device).acks, encode(verdict.ack))

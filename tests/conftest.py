@@ -33,6 +33,16 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
+def require_mosquitto() -> str:
+    """Mosquitto's program. Where it is not installed the test is skipped; CI installs it and forbids the skip."""
+    program = find_mosquitto()
+    if program is None and os.environ.get("EDGEFL_REQUIRE_MOSQUITTO"):
+        pytest.fail("mosquitto is missing: apt-get install mosquitto")
+    if program is None:
+        pytest.skip("mosquitto is not installed (Debian: apt-get install mosquitto)")
+    return program
+
+
 class BrokerProcess:
     """A broker in its own process. What it keeps is in memory: a restart forgets sessions and retained messages."""
 
@@ -83,8 +93,7 @@ class Mosquitto(BrokerProcess):
         self._allow_anonymous = allow_anonymous
 
     def _command(self) -> list[str]:
-        program = find_mosquitto()
-        assert program, "mosquitto is missing: apt-get install mosquitto"
+        program = require_mosquitto()
         lines = [
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(self._allow_anonymous).lower()}",
@@ -107,9 +116,13 @@ class Amqtt(BrokerProcess):
 
 
 @pytest.fixture(scope="session")
-def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """One broker for all tests that leave it alone; give each test its own ``federation``."""
-    broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests that leave it alone; give each test its own ``federation``.
+
+    The embedded broker stands in where Mosquitto is not installed, so that a bare machine tests as much as it can.
+    """
+    wanted = find_mosquitto() or os.environ.get("EDGEFL_REQUIRE_MOSQUITTO")
+    broker = (Mosquitto if wanted else Amqtt)(tmp_path_factory.mktemp("mosquitto"))
     broker.start()
     yield broker
     broker.stop()

@@ -81,7 +81,7 @@ def run(
 def demo_defaults() -> dict[str, object]:
     """What `edgefl run` does without a file: sized so that two cores finish in a few minutes."""
     return {
-        "federation.rounds": 12,
+        "federation.rounds": 24,
         "program.lr": 0.1,
         "data.train_samples": 6000,
         "data.test_samples": 2000,

@@ -385,9 +385,18 @@ def test_hyper_parameters_reach_every_graph_that_reads_them(device: Device, grap
     assert device.engine.runs[graph] >= 1
 
 
+@pytest.mark.parametrize("graph", ["start", "train", "finish"])
+def test_noise_reaches_every_graph_that_reads_it(device: Device, graph: str) -> None:
+    with_input(device.world, graph, tiny.port("noise.n", (2,)))
+
+    device.run(device.world.job())
+
+    assert device.engine.runs[graph] >= 1
+
+
 @pytest.mark.parametrize(
     ("graph", "name"),
-    [("start", "noise.n"), ("train", "weights.w"), ("finish", "carry.v"), ("finish", "noise.n")],
+    [("start", "batch.0.x"), ("train", "weights.w"), ("finish", "carry.v")],
 )
 def test_an_input_nobody_feeds_is_refused_by_name(device: Device, graph: str, name: str) -> None:
     with_input(device.world, graph, tiny.port(name, ()))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.conftest import require_mosquitto
 from tests.e2e.runs import SMALL, Run, run_to_the_end
 
 pytestmark = pytest.mark.e2e
@@ -54,6 +55,7 @@ def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(
 
 
 def test_run_over_mosquitto_gives_the_same_weights(tmp_path: Path, calm: Calm) -> None:
+    require_mosquitto()
     rounds = run_to_the_end(
         calm.exported(tmp_path / "m"), ["--rounds", str(ROUNDS), "--seed", "7", "--broker", "mosquitto"]
     )
@@ -64,6 +66,8 @@ def test_run_over_mosquitto_gives_the_same_weights(tmp_path: Path, calm: Calm) -
 @pytest.mark.parametrize("broker", ["amqtt", "mosquitto"])
 @pytest.mark.parametrize("victim", ["device in training", "device in upload", "server", "broker"])
 def test_a_killed_process_changes_nothing(tmp_path: Path, calm: Calm, victim: str, broker: str) -> None:
+    if broker == "mosquitto":
+        require_mosquitto()
     folder = calm.exported(tmp_path / "run")
     run = Run.start(folder, ["--rounds", str(ROUNDS), "--seed", "7", "--broker", broker])
     run.wait_until(lambda: len(run.rounds) >= 2, "second round")

@@ -101,7 +101,7 @@ def trained(device: str, task: Task) -> Arrays:
     return {name: rng.normal(size=WEIGHTS[name].shape).astype(np.float32) for name in names_of(task.tier)}
 
 
-def update_for(device: str, task: Task, version: str, arrays: Mapping[str, Any], **changes: Any) -> Update:
+def update_for(device: str, task: Task, version: str, arrays: Mapping[str, Any], /, **changes: Any) -> Update:
     update = Update(
         run=task.run,
         round=task.round,

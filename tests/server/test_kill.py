@@ -27,7 +27,8 @@ class Victim:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE)
+        root = Path(__file__).parents[2]
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, cwd=root)
 
     def events(self) -> Iterator[dict[str, Any]]:
         assert self.process.stdout is not None

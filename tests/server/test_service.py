@@ -15,7 +15,7 @@ import pytest
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Task, encode
+from edgefl.wire.messages import Status, Task, UpdateChunk, encode
 from server.events import DeviceSeen, Finished, Offline, Rejected, RoundClosed, RoundOpened, Started, Waiting
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
@@ -105,11 +105,12 @@ def changed(**changes: Any) -> Callable[..., None]:
         (reshaped_update, "wrong-shape"),
         (changed(tier="weak"), "wrong-tier"),
         (changed(run="another"), "wrong-run"),
+        (changed(device="strong-0"), "wrong-device"),
         (changed(model_version="0" * 64), "wrong-model"),
         (changed(tensors=b"no tensors"), "malformed"),
         (lambda device, task, opened: device.send(b"no message", task), "malformed"),
     ],
-    ids=["nan", "shape", "tier", "run", "version", "tensors", "message"],
+    ids=["nan", "shape", "tier", "run", "device", "version", "tensors", "message"],
 )
 def test_a_bad_update_is_refused_and_recorded_and_the_round_goes_on(
     device: MakeDevice, serve: Any, tmp_path: Path, bad: Any, reason: str
@@ -183,6 +184,21 @@ def test_an_update_from_a_device_without_a_task_is_refused(device: MakeDevice, s
         stranger.report(forged, opened)
     reasons = {server.wait_for(Rejected).reason for _ in range(2)}
     assert reasons == {"wrong-nonce", "closed-round"}
+
+
+def test_messages_that_make_no_sense_are_named_and_survived(device: MakeDevice, serve: Any) -> None:
+    odd = device("strong-0", silent, samples=2**64 - 1)
+    server = serve(rounds=1)
+    opened, task = odd.wait_open(), odd.tasks.get(timeout=PATIENCE_S)
+    chunk = UpdateChunk(nonce="n", sha256="s", index=0, count=1, size=1, data=b"x")
+    odd.say(odd.mine.update(2**70, 0), chunk)
+    odd.say(odd.mine.update(-1, 0), chunk)
+    odd.session.publish(odd.mine.update(1, 0), b"\x00 no msgpack")
+    odd.session.publish(odd.mine.progress, encode(Status(online=True)))
+    odd.session.publish(f"{odd.topics.root}/devices/strong-0/updates/one/0", b"x")
+    assert {server.wait_for(Rejected).reason for _ in range(5)} == {"malformed"}
+    odd.report(task, opened)
+    assert server.wait_for(RoundClosed).reports == 1
 
 
 def test_missing_chunks_are_asked_for(device: MakeDevice, serve: Any, limits: Limits) -> None:

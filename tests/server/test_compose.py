@@ -1,0 +1,115 @@
+"""From a federation file to a plan, with real exports of a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgefl.config import Federation, parse
+from edgefl.data.datasets import digits
+from edgefl.wire.errors import ConfigError, ModelError
+from server.compose import build_model, compose, evaluation, run_digest
+from server.events import Event
+from server.plan import Plan
+
+DATASET = digits().limited(train=40, test=70)
+
+
+def federation(**changes: Any) -> Federation:
+    tables: dict[str, Any] = {
+        "federation": {"name": "composed", "rounds": 10, "seed": 3},
+        "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
+        "program": {"batch": 4, "steps": 2, "lr": 0.2},
+        "data": {"name": "digits"},
+        "round": {"lr_decay_at": [0.5, 0.8], "weighting": "samples", "min_devices": 2},
+        "tiers": {"strong": {"devices": ["big-*"]}, "weak": {"cut": 1, "memory_bytes": 5, "count": 2}},
+    }
+    for key, value in changes.items():
+        tables[key] = {**tables.get(key, {}), **value}
+    return parse(tables, source="the test")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("composed")
+
+
+@pytest.fixture(scope="module")
+def plan(out: Path) -> Plan:
+    return compose(federation(), DATASET, out)
+
+
+def test_a_plan_holds_what_the_file_says(plan: Plan) -> None:
+    rules = plan.rules
+    assert (rules.seed, rules.rounds, rules.min_devices, rules.weighted) == (3, 10, 2, True)
+    assert [(tier.name, tier.patterns, tier.memory_bytes) for tier in rules.tiers] == [
+        ("strong", ("big-*",), 0),
+        ("weak", (), 5),
+    ]
+    assert plan.initial.keys() == plan.tiers["strong"].regions.keys() > plan.tiers["weak"].regions.keys()
+    assert {name.partition(".")[0] for name in plan.initial} <= set(plan.units)
+
+
+def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan: Plan) -> None:
+    rates = [plan.hyper_at(number)["lr"] for number in range(1, 11)]
+    np.testing.assert_allclose(rates, [0.2] * 5 + [0.02] * 3 + [0.002] * 2)
+
+
+def test_bundles_are_kept_and_made_once(plan: Plan, out: Path) -> None:
+    said: list[Event] = []
+    again = compose(federation(), DATASET, out, emit=said.append)
+    assert not said
+    for tier in plan.tiers:
+        assert again.tiers[tier].bundle == plan.tiers[tier].bundle
+        assert (out / "bundles" / f"{tier}.efl").exists()
+
+
+def test_a_damaged_bundle_is_made_again(plan: Plan, out: Path) -> None:
+    path = out / "bundles" / "weak.efl"
+    path.write_bytes(path.read_bytes()[:100])
+    said: list[Event] = []
+    again = compose(federation(), DATASET, out, emit=said.append)
+    assert {event.tier for event in said} == {"weak"}  # type: ignore[attr-defined]
+    assert again.tiers["weak"].bundle == plan.tiers["weak"].bundle
+
+
+def test_the_seed_decides_the_initial_weights(plan: Plan) -> None:
+    same = build_model(federation(), DATASET).weights
+    other = build_model(federation(federation={"seed": 4}), DATASET).weights
+    assert all(np.array_equal(plan.initial[name], same[name].numpy()) for name in same)
+    assert any(not torch.equal(same[name], other[name]) for name in same)
+
+
+def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> None:
+    digest = run_digest(federation())
+    assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 9}))
+    assert digest != run_digest(federation(program={"lr": 0.3}))
+    assert digest != run_digest(federation(federation={"rounds": 11}))
+
+
+@pytest.mark.parametrize("bn", ["global", "static"])
+def test_evaluation_is_inference_of_the_whole_model_on_all_test_samples(bn: str) -> None:
+    spec = build_model(
+        federation(model={"name": "resnet8", "bn": bn, "options": {"widths": [4, 4, 4]}}), DATASET
+    )
+    weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
+    found = evaluation(spec, DATASET, "cpu")(weights)
+    with torch.inference_mode():
+        logits = spec.module.eval()(torch.from_numpy(DATASET.floats(DATASET.test_x)))
+    labels = torch.from_numpy(DATASET.test_y)
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+
+
+def test_a_model_that_does_not_fit_the_data_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.options or data\.name"):
+        compose(federation(model={"options": {"size": 9}}), DATASET, tmp_path)
+
+
+def test_a_cut_beyond_the_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cut"):
+        compose(federation(tiers={"weak": {"cut": 99}}), DATASET, tmp_path)
