@@ -51,12 +51,11 @@ def ls(
     what: Annotated[
         Literal["models", "submodels", "programs", "codecs"], typer.Argument(help="what to list")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
     rows = {"models": _models, "submodels": _submodels, "programs": _programs, "codecs": _codecs}[what]()
     if as_json:
-        for row in rows:
-            print_json(row)
+        print_json(rows)
     else:
         print_table(what, rows)
 

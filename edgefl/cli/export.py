@@ -33,7 +33,7 @@ def export(
         str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
     ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per bundle")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
     from edgefl.config import load
     from edgefl.lab.data import open_data
@@ -69,8 +69,7 @@ def export(
                 }
             )
     if as_json:
-        for row in rows:
-            print_json(row)
+        print_json(rows)
     else:
         print_table(
             f"{federation.model.name}, samples like {dataset.name}",

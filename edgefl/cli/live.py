@@ -29,6 +29,7 @@ class View:
         self._rounds: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._stage = "starting: exporting and checking the graphs of each tier"
+        self._said_stage = ""
         self._final: dict[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
         self._plain = live and not console.is_terminal
@@ -54,16 +55,24 @@ class View:
             closed = self._said(item.event)
         if self._live:
             self._live.update(self._draw())
-        elif self._plain and closed is not None:
-            console.print(_round_line(closed))
+        elif self._plain:
+            self._say_plainly(closed)
         return closed
+
+    def _say_plainly(self, closed: dict[str, Any] | None) -> None:
+        """Without a terminal: each new stage of the start, then a line per round."""
+        if closed is not None:
+            console.print(_round_line(closed))
+        elif not self._rounds and self._stage != self._said_stage:
+            console.print(self._stage, style="dim")
+            self._said_stage = self._stage
 
     def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
         match event.get("event"):
             case "deviceseen":
                 self._devices.setdefault(event["device"], {}).update(_kept(event))
             case "exporting":
-                self._stage = event["text"]
+                self._stage = f"exporting and checking {event['text']}"
             case "roundopened":
                 self._stage = f"round {event['round']} is open for {event['goal']} devices"
             case "waiting":

@@ -81,12 +81,12 @@ def run(
 def demo_defaults() -> dict[str, object]:
     """What `edgefl run` does without a file: sized so that two cores finish in a few minutes."""
     return {
-        "federation.rounds": 24,
+        "federation.rounds": 30,
         "program.lr": 0.1,
         "data.train_samples": 6000,
         "data.test_samples": 2000,
         "data.alpha": 1.0,
-        "round.lr_decay_at": (0.8,),
+        "round.lr_decay_at": (0.6,),
     }
 
 

@@ -52,7 +52,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """``devices/<id>/hello``: what the device is. Sent after each connection that starts a new session."""
+    """``devices/<id>/hello``, retained: what the device is. Sent after each connection."""
 
     agent: str
     memory_bytes: int
