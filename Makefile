@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(RUN) run --out runs/demo --fresh
+	$(RUN) run --out runs/demo --fresh --download
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest
