@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from edgefl.wire.errors import DataError
+from edgefl.wire.idx import read_idx
 from edgefl.wire.manifest import DataSpec
 from edgefl.wire.tensors import Array
-
-_IDX_TYPES: dict[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 @dataclass(frozen=True)
@@ -139,19 +137,6 @@ def _idx_file(folder: Path, ending: str) -> Path | None:
     """The training file of that kind, else the only one there is."""
     found = sorted(file for file in folder.iterdir() if ending in file.name)
     return next((file for file in found if file.name.startswith("train")), found[0] if found else None)
-
-
-def read_idx(path: Path) -> Array:
-    """The array of an idx file (the MNIST family's format), gzipped or not."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        data = file.read()
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES:
-        raise DataError(f"{path} is not an idx file", path=str(path))
-    shape = tuple(np.frombuffer(data, ">u4", count=data[3], offset=4).tolist())
-    stored = np.dtype(_IDX_TYPES[data[2]])
-    array = np.frombuffer(data, stored, offset=4 + 4 * data[3]).reshape(shape)
-    return array.astype(stored.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import http.client
 import os
@@ -15,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.data.dataset import Array, Dataset
+from edgefl.data.dataset import Dataset
 from edgefl.wire.errors import DataError
+from edgefl.wire.idx import read_idx
 
 # (file, bytes so far, bytes in all or 0 if the server does not say)
 Progress = Callable[[str, int, int], None]
@@ -113,24 +113,6 @@ def _check_identity(source: IdxSource, path: Path) -> None:
     for other in (FASHION_MNIST, MNIST):
         if other.name != source.name and other.md5.get(path.name) == digest:
             raise DataError(f"{path} is a file of {other.name}, not of {source.name}", path=str(path))
-
-
-def read_idx(path: Path) -> Array:
-    """The uint8 array of an idx file, gzipped or not; DataError if it is no idx file or is cut short."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}; fetch it again", path=str(path)) from error
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise DataError(f"{path} is not an idx file of bytes (magic {data[:4].hex()})", path=str(path))
-    header = 4 + 4 * data[3]
-    shape = tuple(np.frombuffer(data[4:header], ">u4").tolist())
-    if len(data) != header + int(np.prod(shape, dtype=np.int64)):
-        raise DataError(
-            f"{path} announces shape {shape} and holds {len(data) - header} bytes; fetch it again",
-            path=str(path),
-        )
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
 def download(

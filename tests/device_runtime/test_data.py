@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_runtime.data import load, read_idx
+from device_runtime.data import load
 from edgefl.wire.errors import DataError
+from edgefl.wire.idx import read_idx
 from edgefl.wire.manifest import DataSpec
 from edgefl.wire.tensors import Array
 
