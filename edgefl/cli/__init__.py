@@ -28,6 +28,11 @@ def main() -> None:
     except EdgeflError as error:
         typer.secho(f"error: {error.message}", fg="red", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        typer.secho(
+            f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), fg="red", err=True
+        )
+        sys.exit(1)
     except ModuleNotFoundError as error:
         extra = "server" if error.name in _SERVER_MODULES else ""
         if not extra:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgefl.cli.output import console, mebibytes, print_json, print_table
+from edgefl.cli.output import console, print_json, print_table, size
 
 if TYPE_CHECKING:
     from edgefl.wire.bundle import Bundle
@@ -146,7 +146,7 @@ def _show(bundle: Bundle) -> None:
         {
             "graph": graph.name,
             "format": graph.format,
-            "size": mebibytes(graph.blob.size),
+            "size": size(graph.blob.size),
             "inputs": _ports(graph.inputs),
             "outputs": _ports(graph.outputs),
         }

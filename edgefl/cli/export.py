@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
-from edgefl.cli.output import errors, mebibytes, print_json, print_table
+from edgefl.cli.output import errors, print_json, print_table, size
 
 _EXAMPLES = """
 Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
@@ -20,6 +21,10 @@ Examples:
 
   edgefl export federation.toml --tier weak --out bundles --json
 """
+
+
+_GRAPHS = 4
+"""Start, step, finish and evaluate; each chunk of the prefix has one more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -49,22 +54,27 @@ def export(
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
     dataset = open_data(federation)
     spec = compose.build_model(federation, dataset)
+    chosen = {name: table for name, table in federation.tiers.items() if not tier or name in tier}
+    submodels = {name: OutputSide(spec, table.cut, table.chunks) for name, table in chosen.items()}
     rows = []
-    with errors.status("exporting") as status:
-        for name, table in federation.tiers.items():
-            if tier and name not in tier:
-                continue
-            submodel = OutputSide(spec, table.cut, table.chunks)
+    with Progress(console=errors, transient=True) as bar:
+        graphs = bar.add_task(
+            "", total=sum(len(submodel.groups) + _GRAPHS for submodel in submodels.values())
+        )
+        for name, submodel in submodels.items():
             made = compose.export(
-                federation, dataset, submodel, name, lambda event: status.update(event.text)
+                federation,
+                dataset,
+                submodel,
+                name,
+                lambda event: bar.update(graphs, advance=1, description=event.text),
             )
             bundles.write(made, out / f"{name}.efl")
-            size = (out / f"{name}.efl").stat().st_size
             rows.append(
                 {
                     "tier": name,
                     "file": str(out / f"{name}.efl"),
-                    "bytes": size,
+                    "bytes": (out / f"{name}.efl").stat().st_size,
                     "digest": made.ref(1 << 30).sha256,
                 }
             )
@@ -73,5 +83,5 @@ def export(
     else:
         print_table(
             f"{federation.model.name}, samples like {dataset.name}",
-            [row | {"bytes": mebibytes(row["bytes"])} for row in rows],
+            [row | {"bytes": size(row["bytes"])} for row in rows],
         )

@@ -63,9 +63,9 @@ class View:
         """Without a terminal: each new stage of the start, then a line per round."""
         if closed is not None:
             console.print(_round_line(closed))
-        elif not self._rounds and self._stage != self._said_stage:
-            console.print(self._stage, style="dim")
-            self._said_stage = self._stage
+        elif not self._rounds and (stage := self._stage.partition(":")[0]) != self._said_stage:
+            console.print(stage, style="dim")
+            self._said_stage = stage
 
     def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
         match event.get("event"):

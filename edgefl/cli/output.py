@@ -42,5 +42,6 @@ def human(value: Any) -> str:
     return str(value)
 
 
-def mebibytes(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB"
+def size(count: float) -> str:
+    """Bytes as people write them."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
