@@ -90,8 +90,8 @@ def local_data(spec: ModelSpec, samples: int, seed: int) -> LocalData:
     return LocalData(x, rng.integers(0, spec.classes, samples), "random")
 
 
-def on_device(tier: Exported, data: LocalData, seed: int, folder: Path) -> tuple[RoundResult, Residency]:
-    """The round as the device runtime runs it."""
+def job_of(tier: Exported, seed: int) -> tuple[Job, dict[str, bytes]]:
+    """A round on the tier's initial weights, and the blobs it names."""
     weights = {name: tensor.numpy() for name, tensor in tier.spec.weights.items()}
     blobs, units = dict(tier.bundle.blobs), {}
     for unit in tier.spec.units:
@@ -112,6 +112,12 @@ def on_device(tier: Exported, data: LocalData, seed: int, folder: Path) -> tuple
         units=units,
         hyper={},
     )
+    return job, blobs
+
+
+def on_device(tier: Exported, data: LocalData, seed: int, folder: Path) -> tuple[RoundResult, Residency]:
+    """The round as the device runtime runs it."""
+    job, blobs = job_of(tier, seed)
     runner = RoundRunner(
         engine=OnnxEngine(),
         manifest=tier.bundle.manifest,
