@@ -30,7 +30,7 @@ from device_runtime.profiler import Profiler
 from device_runtime.runner import RoundResult, RoundRunner
 from device_runtime.store import Outgoing, PastRound, Store
 from edgefl.wire import manifest as manifests
-from edgefl.wire import tensors
+from edgefl.wire import signatures, tensors
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, Hello, Profile, Progress, Round, Status, Task, Update, decode, encode
@@ -59,6 +59,8 @@ class AgentConfig:
     folder: Path
     tier: str = ""
     memory_bytes: int = 0
+    server_key: str = ""
+    """Public key, in hexadecimal digits; with it, only bundles that it signed are loaded."""
     until_done: bool = False
     limits: Limits = Limits()  # noqa: RUF009  frozen
 
@@ -261,6 +263,8 @@ class Agent:
     def _run_round(self, job: Job) -> None:
         profiler = Profiler()
         received = self._fetcher.received_bytes
+        if self._config.server_key:
+            signatures.check(self._config.server_key, job.bundle.sha256, job.signature)
         manifest = manifests.decode(self._fetcher.get(job.bundle))
         self._check_formats(manifest)
         data = self._data.fitted(manifest.data)

@@ -21,6 +21,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bundle: BlobRef
     units: dict[str, BlobRef]
     hyper: dict[str, float]
+    signature: bytes = b""
 
     @classmethod
     def of(cls, task: Task, announced: Round) -> Job | None:
@@ -39,6 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             bundle=announced.bundles[task.tier],
             units=announced.units,
             hyper=announced.hyper,
+            signature=announced.signatures.get(task.tier, b""),
         )
 
     def is_open(self, announced: Round) -> bool:

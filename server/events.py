@@ -19,6 +19,7 @@ class Started(Event, frozen=True, kw_only=True):
     resumed: bool
     model_version: str
     device: str
+    server_key: str = ""
 
 
 class Exporting(Event, frozen=True, kw_only=True):

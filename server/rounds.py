@@ -14,6 +14,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.messages import Round, Task, encode
 from edgefl.wire.session import Session
+from edgefl.wire.signatures import Signer
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
 from server import coordinator
@@ -41,6 +42,7 @@ class Rounds:
         session: Session,
         *,
         device: str = "auto",
+        signer: Signer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan = plan
@@ -59,6 +61,8 @@ class Rounds:
         self._check_configuration(self._start)
         self.rules = replace(plan.rules, run=self._start.run)
         self._bundles = self._offer_bundles()
+        sign = signer.sign if signer else None
+        self._signatures = {tier: sign(ref.sha256) for tier, ref in self._bundles.items()} if sign else {}
         self._fixed = frozenset(self.publisher.live)
         self.weights: Arrays = {}
         self._units: _Units = {}
@@ -172,6 +176,7 @@ class Rounds:
             state=state,
             model_version=self.model_version,
             bundles=self._bundles,
+            signatures=self._signatures,
             units=self._units,
             hyper=self._plan.hyper_at(max(1, number)),
             deadline=current.deadline if current else 0.0,

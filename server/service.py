@@ -21,6 +21,7 @@ from edgefl.wire import session as broker
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.messages import Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.session import Address, Down, Incoming, Up
+from edgefl.wire.signatures import Signer
 from edgefl.wire.topics import Topics
 from server import coordinator, events
 from server.checkpoints import Checkpoints
@@ -56,12 +57,14 @@ class Service:
         emit: Callable[[events.Event], None],
         database: str = "",
         device: str = "auto",
+        signer: Signer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan = plan
         self._emit = emit
         self._clock = clock
         self._device = device
+        self._signer = signer
         self._topics = Topics(plan.federation)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", plan.federation)
@@ -69,7 +72,13 @@ class Service:
         self._inbox: queue.SimpleQueue[broker.Event | Scored | Stop] = self._session.inbox  # type: ignore[assignment]
         self._scorer = Scorer(plan.evaluate, self._inbox.put)
         self._rounds = Rounds(
-            plan, self._journal, self._checkpoints, self._session, device=device, clock=clock
+            plan,
+            self._journal,
+            self._checkpoints,
+            self._session,
+            device=device,
+            signer=signer,
+            clock=clock,
         )
         self._rules = self._rounds.rules
         self._intake = Intake(self._rules, plan.tiers, self._journal, plan.limits, emit)
@@ -300,6 +309,7 @@ class Service:
                 resumed=self._rounds.resumed,
                 model_version=self._state.model_version,
                 device=self._device,
+                server_key=self._signer.public_key if self._signer else "",
             )
         )
 

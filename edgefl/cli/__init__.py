@@ -34,7 +34,9 @@ def main() -> None:
         )
         sys.exit(1)
     except ModuleNotFoundError as error:
-        extra = "server" if error.name in _SERVER_MODULES else ""
+        extra = (
+            "secure" if error.name == "cryptography" else "server" if error.name in _SERVER_MODULES else ""
+        )
         if not extra:
             raise
         typer.secho(

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from edgefl.cli.output import print_json
+from edgefl.wire import signatures
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Address
@@ -45,6 +46,9 @@ def device(
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
+    server_key: Annotated[
+        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+    ] = "",
     ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
@@ -64,6 +68,7 @@ def device(
         data=data,
         folder=store or Path.home() / ".edgefl" / device_id,
         tier=tier,
+        server_key=_checked_key(server_key),
         memory_bytes=parse_bytes(memory) if memory else 0,
         until_done=until_done,
         limits=parse_limits(limit or []),
@@ -77,6 +82,15 @@ def device(
 def _address(text: str, ca_file: str) -> Address:
     parsed = Address.parse(text)
     return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+
+
+def _checked_key(text: str) -> str:
+    """A key that can be used, or none; better now than at the first bundle."""
+    if text:
+        import cryptography  # noqa: F401  the extra `secure`
+
+        signatures.parse_key(text)
+    return text
 
 
 def parse_limits(entries: list[str]) -> Limits:

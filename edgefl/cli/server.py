@@ -39,11 +39,15 @@ def server(
         str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
     ] = "",
     device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    sign_key: Annotated[
+        Path | None, typer.Option(help="file with the key that signs bundles; made if there is none")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     from edgefl.config import load
     from edgefl.lab.data import open_data
     from edgefl.wire.session import Address
+    from edgefl.wire.signatures import Signer
     from server.compose import compose
     from server.service import Service
 
@@ -61,6 +65,7 @@ def server(
         emit=emit,
         database=database,
         device=device,
+        signer=Signer(sign_key) if sign_key else None,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())

@@ -32,7 +32,7 @@ class Round(Message, frozen=True, kw_only=True):
 
     ``run`` names one training run of the federation; a device drops what belongs to another run.
     ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``.
-    ``deadline`` is seconds since the epoch.
+    ``deadline`` is seconds since the epoch. ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
     """
 
     run: str
@@ -43,6 +43,7 @@ class Round(Message, frozen=True, kw_only=True):
     units: dict[str, BlobRef]
     hyper: dict[str, float]
     deadline: float
+    signatures: dict[str, bytes] = {}
 
 
 class Status(Message, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ MESSAGES: dict[str, Message] = {
         units={"stem": describe(b"stem weights", 131072), "head": describe(bytes(range(10)), 4)},
         hyper={"lr": 0.05},
         deadline=1767225600.5,
+        signatures={"weak": bytes(range(64))},
     ),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),

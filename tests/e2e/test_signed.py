@@ -1,0 +1,87 @@
+"""A fleet with a signing server: devices that know its key train, others refuse the bundle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edgefl.data.dataset import write_client
+from edgefl.data.datasets import digits
+from edgefl.wire.signatures import Signer
+from tests.conftest import free_port
+from tests.e2e.runs import EDGEFL
+from tests.e2e.test_torch_free import CONFIG
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_device_loads_only_what_its_server_signed(tmp_path: Path) -> None:
+    data = digits()
+    write_client(tmp_path / "data.npz", data.train_x[:100], data.train_y[:100])
+    config = (
+        CONFIG.replace("rounds = 2", "rounds = 1")
+        + "[limits]\nround_deadline_s = 8\n[round]\nmin_devices = 2\n"
+    )
+    (tmp_path / "federation.toml").write_text(config)
+    ours, strangers = Signer(tmp_path / "server.key"), Signer(tmp_path / "other.key")
+    address = f"127.0.0.1:{free_port()}"
+
+    def device(name: str, key: str) -> subprocess.Popen[bytes]:
+        command = [
+            *EDGEFL,
+            "device",
+            "--id",
+            name,
+            "--federation",
+            "bare",
+            "--broker",
+            address,
+            "--until-done",
+            "--json",
+        ]
+        command += [
+            "--data",
+            str(tmp_path / "data.npz"),
+            "--store",
+            str(tmp_path / name),
+            "--server-key",
+            key,
+        ]
+        return stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+
+    with ExitStack() as stack:
+        broker = stack.enter_context(
+            subprocess.Popen([*EDGEFL, "broker", "--port", address.rpartition(":")[2]])
+        )
+        stack.callback(broker.kill)
+        agents = [device("knows", ours.public_key), device("doubts", strangers.public_key)]
+        for agent in agents:
+            stack.callback(agent.kill)
+        command = [
+            *EDGEFL,
+            "server",
+            "--config",
+            str(tmp_path / "federation.toml"),
+            "--broker",
+            address,
+            "--json",
+        ]
+        command += ["--out", str(tmp_path / "out"), "--sign-key", str(tmp_path / "server.key")]
+        served = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        said = [
+            [json.loads(line)["event"] for line in agent.communicate(timeout=30)[0].splitlines()]
+            for agent in agents
+        ]
+
+    assert served.returncode == 0, served.stderr
+    closed = next(json.loads(line) for line in served.stdout.splitlines() if '"roundclosed"' in line)
+    assert closed["reports"] == 1
+    assert "accepted" in said[0]
+    assert "failed" in said[1]
+    assert "accepted" not in said[1]
