@@ -116,6 +116,7 @@ class BrokerTable(_Table):
     port: int = Field(0, ge=0, le=65535, description="port; 0 lets `edgefl run` pick a free one")
     username: str = Field("", description="user name, if the broker asks for one")
     password: str = Field("", description="password, if the broker asks for one")
+    ca_file: str = Field("", description="certificate of the broker's authority; switches TLS on")
 
 
 class Federation(_Table):

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from edgefl.cli import bench, broker, catalog, device, export, run, server
+from edgefl.lab.family import die_with_parent
 from edgefl.wire.errors import EdgeflError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ for module in (run, broker, server, device, export, catalog, bench):
 
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
+    die_with_parent()
     try:
         app()
     except EdgeflError as error:

@@ -31,14 +31,13 @@ def broker(
     import os
     import tempfile
 
-    from server.broker import mosquitto_command, run_amqtt
-
     from edgefl.wire.errors import ConfigError
+    from server.broker import mosquitto_command, run_amqtt
 
     if kind == "amqtt":
         run_amqtt(host, port)
     elif kind == "mosquitto":
-        command = mosquitto_command(port, folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-")))
+        command = mosquitto_command(port, folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-")), host)
         os.execvp(command[0], command)
     else:
         raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")

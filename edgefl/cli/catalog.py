@@ -10,6 +10,7 @@ import typer
 from edgefl.cli.output import console, print_json, print_table, size
 
 if TYPE_CHECKING:
+    from edgefl.config import Federation
     from edgefl.wire.bundle import Bundle
 
 _LS = """
@@ -132,16 +133,18 @@ def inspect(
 
 def _show(bundle: Bundle) -> None:
     manifest = bundle.manifest
-    console.print(f"[bold]{manifest.model}[/] · tier {manifest.tier} · program {manifest.program}")
+    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}", markup=False)
     console.print(f"digest      {bundle.ref(1 << 30).sha256}")
     console.print(f"parameters  {manifest.parameters:,} trained")
     console.print(
         f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes"
     )
     for number, chunk in enumerate(manifest.prefix, 1):
-        console.print(f"forward {number}   {', '.join(chunk.units)}")
+        console.print(f"forward {number}   {', '.join(chunk.units)}", markup=False)
     phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
-    console.print(f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})")
+    console.print(
+        f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})", markup=False
+    )
     rows = [
         {
             "graph": graph.name,
@@ -177,9 +180,21 @@ def validate(
     if path is None:
         raise typer.BadParameter("give a federation file, or --template")
     loaded = config.load(path)
+    _check_cuts(loaded)
     if as_json:
         print_json(loaded.model_dump())
     else:
         typer.echo(
             f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(loaded.tiers)}"
         )
+
+
+def _check_cuts(federation: Federation) -> None:
+    """ModelError or ConfigError if the model cannot be built for the data, or cut as the tiers say."""
+    from edgefl.lab.data import open_data
+    from edgefl.submodels.output_side import OutputSide
+    from server.compose import build_model
+
+    spec = build_model(federation, open_data(federation))
+    for table in federation.tiers.values():
+        OutputSide(spec, table.cut, table.chunks)

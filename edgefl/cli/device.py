@@ -36,7 +36,9 @@ def device(
     data: Annotated[
         Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
     ],
-    broker: Annotated[str, typer.Option(help="host:port of the MQTT broker")] = "localhost:1883",
+    broker: Annotated[
+        str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
+    ] = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[Path | None, typer.Option(help="folder for the device's store")] = None,
     tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",

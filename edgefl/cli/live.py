@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -27,9 +28,11 @@ class View:
             name: {"tier": name.rpartition("-")[0]} for name in devices
         }
         self._rounds: list[dict[str, Any]] = []
+        self._reports: dict[int, dict[str, dict[str, Any]]] = {}
         self._notes: list[str] = []
         self._stage = "starting: exporting and checking the graphs of each tier"
         self._said_stage = ""
+        self._notes_said = 0
         self._final: dict[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
         self._plain = live and not console.is_terminal
@@ -62,8 +65,12 @@ class View:
     def _say_plainly(self, closed: dict[str, Any] | None) -> None:
         """Without a terminal: each new stage of the start, then a line per round."""
         if closed is not None:
-            console.print(_round_line(closed))
-        elif not self._rounds and (stage := self._stage.partition(":")[0]) != self._said_stage:
+            console.print(_round_line(closed), markup=False)
+            return
+        for note in self._notes[self._notes_said :]:
+            console.print(note, markup=False, style="yellow")
+        self._notes_said = len(self._notes)
+        if not self._rounds and (stage := self._stage.partition(":")[0]) != self._said_stage:
             console.print(stage, style="dim")
             self._said_stage = stage
 
@@ -71,6 +78,8 @@ class View:
         match event.get("event"):
             case "deviceseen":
                 self._devices.setdefault(event["device"], {}).update(_kept(event))
+                if event["stage"] == "reported":
+                    self._reports.setdefault(event["round"], {})[event["device"]] = _kept(event)
             case "exporting":
                 self._stage = f"exporting and checking {event['text']}"
             case "roundopened":
@@ -84,9 +93,11 @@ class View:
                 self._stage = "done"
             case "roundclosed":
                 row = {key: value for key, value in event.items() if key != "event"}
-                row["devices"] = {name: dict(values) for name, values in self._devices.items()}
-                self._rounds.append(row)
-                return row
+                row["devices"] = self._reports.pop(event["round"], {})
+                told = any(earlier["round"] == row["round"] for earlier in self._rounds)
+                if not told:  # a server that was killed may say it twice
+                    self._rounds.append(row)
+                    return row
         return None
 
     def _draw(self) -> Group:
@@ -96,7 +107,7 @@ class View:
         for column in ("device", "tier", "round", "stage", "loss", "step", "peak", "down", "up"):
             table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
         for name, row in self._devices.items():
-            table.add_row(name, *_cells(row))
+            table.add_row(escape(name), *map(escape, _cells(row)))
         history = Text("\n".join(_round_line(row) for row in self._rounds[-6:]))
         notes = Text("\n".join(self._notes[-3:]), style="yellow")
         return Group(table, history, notes, Text(self._stage, style="dim"))

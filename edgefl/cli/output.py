@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 console = Console()
@@ -25,7 +26,7 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     for column in rows[0] if rows else ():
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*(human(value) for value in row.values()))
+        table.add_row(*(escape(human(value)) for value in row.values()))
     console.print(table)
 
 

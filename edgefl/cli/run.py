@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,7 +63,7 @@ def run(
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
-    base = {} if config else demo_defaults()
+    base = {} if config else demo_defaults(model)
     federation = completed(load(config, base | chosen))
     out = out.resolve()
     if fresh:
@@ -78,11 +79,12 @@ def run(
     _watch(lab, as_json)
 
 
-def demo_defaults() -> dict[str, object]:
+def demo_defaults(model: str | None) -> dict[str, object]:
     """What `edgefl run` does without a file: sized so that two cores finish in a few minutes."""
     return {
         "federation.rounds": 30,
-        "program.lr": 0.1,
+        # Batch norm bears a large step; models without it do not.
+        "program.lr": 0.1 if model is None or model.startswith("resnet") else 0.02,
         "data.train_samples": 6000,
         "data.test_samples": 2000,
         "data.alpha": 1.0,
@@ -94,6 +96,7 @@ def _watch(lab: Lab, as_json: bool) -> None:
     from edgefl.cli.live import View
 
     view = View(lab.federation, lab.devices, live=not as_json)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         lab.start()
         with view:

@@ -33,7 +33,10 @@ def register(app: typer.Typer) -> None:
 def server(
     config: Annotated[Path, typer.Option(help="federation file (TOML)")],
     out: Annotated[Path, typer.Option(help="folder for journal, checkpoints, bundles and the trained model")],
-    broker: Annotated[str, typer.Option(help="host:port of the MQTT broker; default: as the file says")] = "",
+    broker: Annotated[
+        str,
+        typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker; default: as the file says"),
+    ] = "",
     ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
     database: Annotated[
         str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
@@ -81,7 +84,7 @@ def _say(event: Event) -> None:
     if kind == "deviceseen" and fields["stage"] != "reported":
         return
     text = "  ".join(f"{key} {_short(value)}" for key, value in fields.items() if value not in (None, "", ()))
-    console.print(f"[bold]{kind:<12}[/] {text}", soft_wrap=True, highlight=False)
+    console.print(f"{kind:<12} {text}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _short(value: object) -> str:

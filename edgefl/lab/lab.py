@@ -15,12 +15,18 @@ import msgspec
 
 from edgefl.config import Federation, TierTable, dump, load, parse
 from edgefl.lab.supervisor import Supervisor
-from edgefl.wire.errors import BrokerError, ConfigError
+from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
 
-CONFIG_NAME = "federation.toml"
+CONFIG_NAME = "run.toml"
+"""The configuration as it was run; not a name that people give their own files."""
+
+_LEFT_BY_A_RUN = (
+    *("devices", "bundles", "checkpoints", "logs", "broker", "journal.sqlite*", "model.safetensors"),
+    *("processes.json*", f"{CONFIG_NAME}*"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,9 @@ class Said:
 def completed(federation: Federation, per_tier: int = 2) -> Federation:
     """Fill in what one machine implies: the model's own tiers, devices per tier, waiting for all of them."""
     tiers = dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
+    by_memory = any(table.memory_bytes for table in tiers.values())
     tiers = {
-        name: table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
+        name: table if by_memory else table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
         for name, table in tiers.items()
     }
     if sum(table.count for table in tiers.values()) == 0:
@@ -77,9 +84,12 @@ class Lab:
         self.federation = federation
         self.folder = folder
         self.devices = device_names(federation)
-        self.supervisor = Supervisor(folder, environment)
-        self._port = federation.broker.port or free_port()
-        self._check_port()
+        broker = federation.broker
+        self._port = broker.port or (1883 if broker.kind == "external" else free_port())
+        # In the environment, because everybody may read the arguments of a process.
+        secret = f"{broker.username}:{broker.password}@" if broker.username else ""
+        address = {"EDGEFL_BROKER": f"{secret}{broker.host}:{self._port}"}
+        self.supervisor = Supervisor(folder, {**address, **(environment or {})})
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data; an interrupted run with the same configuration goes on."""
@@ -101,41 +111,26 @@ class Lab:
 
     def start(self) -> None:
         """Start broker, server and devices. They find each other in any order."""
-        config, address = self.folder / CONFIG_NAME, f"{self.federation.broker.host}:{self._port}"
-        if self.federation.broker.kind != "external":
-            arguments = ["--kind", self.federation.broker.kind, "--port", str(self._port)]
+        broker, name = self.federation.broker, self.federation.federation.name
+        if broker.kind != "external":
+            arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
-        server = ["server", "--config", str(config), "--broker", address, "--out", str(self.folder), "--json"]
-        self.supervisor.start("server", server)
-        limits = [
-            item for key, value in self.federation.limits.items() for item in ("--limit", f"{key}={value}")
-        ]
-        for name in self.devices:
-            home = self.folder / "devices" / name
-            arguments = ["--id", name, "--federation", self.federation.federation.name, "--broker", address]
-            arguments += [
-                "--data",
-                str(home / "data.npz"),
-                "--store",
-                str(home / "store"),
-                "--until-done",
-                *limits,
-            ]
-            self.supervisor.start(name, ["device", *arguments, "--json"])
+        tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
+        config = str(self.folder / CONFIG_NAME)
+        self.supervisor.start(
+            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *tls]
+        )
+        limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
+        for device in self.devices:
+            home = self.folder / "devices" / device
+            arguments = ["--id", device, "--federation", name, "--data", str(home / "data.npz")]
+            arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
+            self.supervisor.start(device, ["device", *arguments, *limits, *tls])
 
-    def _check_port(self) -> None:
-        if self.federation.broker.kind == "external":
-            return
-        with contextlib.closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.federation.broker.host, self._port))
-            except OSError as error:
-                raise BrokerError(
-                    f"port {self._port} on {self.federation.broker.host} is in use ({error.strerror}): "
-                    "stop what uses it, or set broker.port to 0 for a free one",
-                    port=self._port,
-                ) from error
+    def _memory(self, device: str) -> list[str]:
+        """A tier that is given by memory gets devices that report just this memory."""
+        needed = self.federation.tiers[device.rpartition("-")[0]].memory_bytes
+        return ["--memory", f"{needed}B"] if needed else []
 
     def events(self) -> Iterator[Said | Restarted]:
         """What the server says until it is done, and which processes had to be started again."""
@@ -159,13 +154,19 @@ class Lab:
 
 
 def discard(folder: Path) -> None:
-    """Remove an earlier run; a folder that is no run is left alone."""
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / CONFIG_NAME).exists():
+    """Remove what an earlier run left in ``folder``, and nothing else."""
+    if not (folder / CONFIG_NAME).exists():
+        if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
                 f"{folder} is not the folder of a run (no {CONFIG_NAME}); it is left alone, use another --out"
             )
-        shutil.rmtree(folder)
+        return
+    for name in _LEFT_BY_A_RUN:
+        for path in folder.glob(name):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def free_port() -> int:

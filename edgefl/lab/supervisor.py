@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -16,11 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.lab.family import PARENT
 from edgefl.wire.errors import EdgeflError
 
 _RESTARTS = 20
+_CRASHES = 2
+"""A process that was killed is started again often; one that fails by itself will fail again."""
 _PAUSE_S = 0.3
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Child:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
+    crashes: int = 0
     done: bool = False
     started_at: float = field(default=0.0)
 
@@ -45,14 +47,19 @@ class Supervisor:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
-        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            PARENT: str(os.getpid()),
+            **(environment or {}),
+        }
         self._children: dict[str, Child] = {}
         self.lines: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
         """Start ``python -m edgefl <arguments>`` as ``name``."""
         command = [sys.executable, "-m", "edgefl", *arguments]
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         child = Child(name, command, self._folder / "logs" / f"{name}.log")
         self._children[name] = child
         self._spawn(child)
@@ -95,10 +102,9 @@ class Supervisor:
                 child.done = True
                 self._write_pids()
                 continue
-            if code in _EXPECTED or child.restarts >= _RESTARTS:
-                raise EdgeflError(
-                    f"{child.name} stopped with code {code}: {_last_line(child.log)} (see {child.log})"
-                )
+            child.crashes += code > 0
+            if code in _EXPECTED or child.crashes > _CRASHES or child.restarts >= _RESTARTS:
+                raise _failed(child, code)
             child.restarts += 1
             if time.monotonic() - child.started_at < 1.0:
                 time.sleep(_PAUSE_S)
@@ -142,10 +148,12 @@ class Supervisor:
 _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 
-def _die_with_parent() -> None:
-    """In the child: be terminated when the supervisor is killed, so that nothing is left behind (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _failed(child: Child, code: int) -> EdgeflError:
+    """The child's own last words, with its exit code."""
+    said = _last_line(child.log).removeprefix("error: ")
+    error = EdgeflError(f"{child.name} stopped with code {code}: {said} (see {child.log})")
+    error.exit_code = code if code in _EXPECTED else 1
+    return error
 
 
 def _last_line(log: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -110,6 +111,44 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
 
     refused(again, ConfigError, "--fresh")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_fresh_removes_what_a_run_left_and_nothing_else(tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    config.write_text(SMALL)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    first = edgefl("run", config, "--rounds", "1", "--out", tmp_path, "--json")
+    assert first.returncode == 0, first.stderr
+
+    again = edgefl("run", config, "--rounds", "1", "--out", tmp_path, "--json", "--fresh")
+
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "thesis.tex").exists()
+    assert config.exists()
+
+
+def test_a_model_that_cannot_be_built_ends_the_run_soon(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def make(classes):\n    raise ValueError('no such layer')\n")
+    config = tmp_path / "federation.toml"
+    config.write_text('[model]\nname = "broken:make"\n[data]\nname = "digits"\n[tiers.strong]\ncount = 1\n')
+
+    ran = subprocess.run(
+        [*EDGEFL, "run", str(config), "--out", str(tmp_path / "run"), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    refused(ran, ModelError, "broken:make", "no such layer")
+
+
+def test_a_cut_behind_the_last_unit_is_not_valid(tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    config.write_text("[tiers.weak]\ncut = 99\n")
+
+    refused(edgefl("validate", config), ModelError, "99")
 
 
 def test_fresh_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,13 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, calm: Calm) 
     arguments = ["--rounds", str(ROUNDS), "--seed", "7"]
     first = Run.start(folder, arguments)
     first.wait_until(lambda: len(first.rounds) >= 2, "second round")
+    pids = first.pids()
     first.process.kill()
     first.process.wait()
+    deadline = time.monotonic() + 20
+    while left := [name for name, pid in pids.items() if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"{left} outlived the run"
+        time.sleep(0.05)
 
     rounds = Run.start(folder, arguments).finish()
 
