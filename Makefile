@@ -4,6 +4,12 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/edgefl
 
+# Datasets beside the repository, where there are some.
+EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))
+ifneq ($(strip $(EDGEFL_DATA)),)
+demo test: export EDGEFL_DATA := $(EDGEFL_DATA)
+endif
+
 .PHONY: setup demo test lint check clean
 
 setup: $(STAMP)

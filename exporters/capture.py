@@ -11,8 +11,9 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from edgefl.programs.contract import INPUT_ROLES, OUTPUT_ROLES, Function, Tensors, TensorSpec, role_of
@@ -85,7 +87,8 @@ def capture(function: Function) -> Captured:
         return tuple(result.values())
 
     arguments = tuple(example.values())
-    joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
+    with _plain_attention():
+        joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
     _drop_outside_writes(function, joint)
     core = _trace(
         function,
@@ -108,6 +111,18 @@ def capture(function: Function) -> Captured:
         outputs=outputs,
         unused=tuple(name for name in function.inputs if name not in used),
     )
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention as matrix products and a softmax, not as the fused kernels that only torch has."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def exported_program(captured: Captured) -> ExportedProgram:

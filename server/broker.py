@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import socket
+import weakref
 from collections import deque
 from collections.abc import Coroutine
 from pathlib import Path
@@ -44,6 +45,8 @@ class LeanBroker(Broker):
     * Each message was formatted, payload and all, for a debug line that nobody sees.
     * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
     * A client that fell silent was never missed, so its will was never sent.
+    * A client that connected again over a half-open connection was declared dead by the will of the old one, and got
+      no messages.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -52,6 +55,7 @@ class LeanBroker(Broker):
         self._wildcards: dict[str, list[str]] = {}
         self._sending: set[asyncio.Task[Any]] = set()
         self._greeting: set[str | None] = set()
+        self._replaced: weakref.WeakSet[BrokerProtocolHandler] = weakref.WeakSet()
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -61,10 +65,29 @@ class LeanBroker(Broker):
         handler, session = await super()._initialize_client_session(
             reader, writer, remote_address, remote_port
         )
+        known, old = self._sessions.get(session.client_id or "", (None, None))
+        if known is session and old is not None and session.transitions.is_connected():
+            self._replaced.add(old)
         session.keep_alive = int(session.keep_alive * _KEEPALIVE_GRACE)
         handler.handle_read_timeout = lambda: self._spawn(handler.handle_connection_closed())  # type: ignore[method-assign]
         self._greeting.add(session.client_id)
         return handler, session
+
+    async def _delete_session(self, client_id: str) -> None:
+        known, old = self._sessions.get(client_id, (None, None))
+        if known is not None and old is not None and known.transitions.is_connected():
+            self._replaced.add(old)
+            self._spawn(old.handle_connection_closed())
+        await super()._delete_session(client_id)
+
+    async def _handle_disconnect(
+        self, client_session: Session, handler: BrokerProtocolHandler, disconnect_waiter: asyncio.Future[Any]
+    ) -> None:
+        """The end of a connection. One that a newer took over has no last will, and its session may live on."""
+        if handler in self._replaced:
+            await self._stop_handler(handler)
+        else:
+            await super()._handle_disconnect(client_session, handler, disconnect_waiter)
 
     async def _client_message_loop(self, client_session: Session, handler: BrokerProtocolHandler) -> None:
         self._greeting.discard(client_session.client_id)

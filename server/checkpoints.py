@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edgefl.wire import tensors
@@ -33,11 +33,11 @@ class Checkpoints:
         """Write the model after a round; SHA-256 of the file. The round before is kept until this one is journaled."""
         return write_whole(self.path(number), tensors.dump(weights))
 
-    def prune(self, newest: int) -> None:
-        """Delete all but the last files up to round ``newest``."""
+    def prune(self, newest: int, keep: Collection[int] = ()) -> None:
+        """Delete all but the last files up to round ``newest``, and those of the rounds in ``keep``."""
         for path in self.path(0).parent.glob("round-*.safetensors"):
             number = path.stem.removeprefix("round-")
-            if number.isdigit() and int(number) <= newest - KEPT:
+            if number.isdigit() and int(number) <= newest - KEPT and int(number) not in keep:
                 path.unlink(missing_ok=True)
 
     def load(self, number: int) -> Arrays:

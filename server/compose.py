@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,12 @@ def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
         offered = {name: value for name, value in offered.items() if name in accepted}
         if "bn" in accepted:
             offered["bn"] = table.bn
+    if table.bn != "global" and "bn" not in offered:
+        raise ConfigError(
+            f"model.bn is {table.bn!r}, and model {table.name!r} has no batch norm mode: remove model.bn, or choose "
+            "a model that has one (a factory of your own takes what it needs from model.options)",
+            model=table.name,
+        )
     spec = zoo.build(table.name, **{**offered, "seed": federation.federation.seed, **table.options})
     if spec.sample.shape != dataset.shape or spec.classes != dataset.classes:
         raise ConfigError(
@@ -110,7 +118,9 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
         run="",
         seed=federation.federation.seed,
         rounds=federation.federation.rounds,
-        tiers=tuple(TierRule(name, tier.devices, tier.memory_bytes) for name, tier in tables.items()),
+        tiers=tuple(
+            TierRule(name, _patterns(name, tier), tier.memory_bytes) for name, tier in tables.items()
+        ),
         min_devices=table.min_devices,
         min_reports=table.min_reports,
         fraction=table.fraction,
@@ -121,6 +131,11 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,
     )
+
+
+def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
+    """Who belongs to a tier by name. One that says nothing at all takes the devices that bear its name."""
+    return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)
 
 
 # -- bundles ---------------------------------------------------------------------------------------------------
@@ -183,13 +198,14 @@ def run_digest(federation: Federation) -> str:
     )
     for tier in tables["tiers"].values():
         tier.pop("count")
-    return _digest(tables)
+    return _digest({**tables, "code": _code(federation)})
 
 
 def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide) -> str:
     """Digest of all that decides a tier's bundle."""
     return _digest(
         {
+            "code": _code(federation),
             "model": federation.model.model_dump(mode="json"),
             "program": federation.program.model_dump(mode="json"),
             "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
@@ -200,6 +216,28 @@ def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide
             "torch": str(torch.__version__),
         }
     )
+
+
+def _code(federation: Federation) -> list[str]:
+    """The code that makes the model: edgefl's version, and the digest of the file of a factory outside it."""
+    try:
+        version = metadata.version("edgefl")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        version = ""
+    module, colon, _ = federation.model.name.partition(":")
+    return [version, _source_digest(module) if colon else ""]
+
+
+def _source_digest(module: str) -> str:
+    """SHA-256 of a module's source file; ModelError if there is no such module."""
+    try:
+        file = inspect.getsourcefile(importlib.import_module(module))
+        source = Path(file).read_bytes() if file else b""
+    except ImportError as error:
+        raise ModelError(f"cannot load module {module!r} of the model: {error}", name=module) from error
+    except (OSError, TypeError):  # built in, or without a source file
+        source = b""
+    return hashlib.sha256(source).hexdigest()
 
 
 def _digest(values: object) -> str:

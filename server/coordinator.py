@@ -202,7 +202,8 @@ def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, A
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
     """When a Tick may change something (epoch seconds), or None if only other events can."""
     if state.phase == "open" and state.round is not None:
-        return state.round.deadline
+        given_up = _given_up_at(rules, state, state.round)
+        return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
     ready = state.waiting_since + rules.ready_timeout_s
     return ready if state.phase == "waiting" and state.next_round == 1 and ready > now else None
 
@@ -236,8 +237,13 @@ def _seen(state: State, event: DeviceStatus, now: float) -> State:
 
 
 def _delayed(state: State, seconds: float) -> State:
+    """Everything that time was running out for, the grace of devices offline included, gets ``seconds`` more."""
     current = state.round and replace(state.round, deadline=state.round.deadline + seconds)
-    return replace(state, waiting_since=state.waiting_since + seconds, round=current)
+    devices = {
+        name: device if device.online else replace(device, seen=device.seen + seconds)
+        for name, device in state.devices.items()
+    }
+    return replace(state, waiting_since=state.waiting_since + seconds, devices=devices, round=current)
 
 
 def _answered(state: State, event: Answered) -> State:
@@ -264,7 +270,9 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
 
 def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
     accepted, pending = len(current.with_status("accepted")), len(current.with_status("open"))
-    if accepted < current.goal and pending and now < current.deadline:
+    given_up = _given_up_at(rules, state, current)
+    until = current.deadline if given_up is None else min(given_up, current.deadline)
+    if accepted < current.goal and pending and now < until:
         return state, ()
     if accepted >= max(1, rules.min_reports):
         return replace(state, phase="closing"), (Close(current),)
@@ -275,6 +283,24 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         "raise limits.round_deadline_s or lower round.min_reports"
     )
     return _between_rounds(state, current.number, now), (Abandon(current, text),)
+
+
+def _given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
+    """When a round with enough reports waits only for devices that have been offline for longer than the grace.
+
+    None while it lacks reports, or one of those it waits for is online. The grace runs from the round's beginning at
+    the earliest, which moves with its deadline: after a restart or an outage of the server, devices that were offline
+    when it last heard of them have that long to come back.
+    """
+    if len(current.with_status("accepted")) < max(1, rules.min_reports):
+        return None
+    began, latest = current.deadline - rules.deadline_s, 0.0
+    for assignment in current.with_status("open"):
+        device = state.devices.get(assignment.device)
+        if device is None or device.online:
+            return None
+        latest = max(latest, device.seen, began)
+    return latest + rules.offline_grace_s
 
 
 def _between_rounds(state: State, ended: int, now: float) -> State:
@@ -358,9 +384,9 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
     if assignment.nonce != nonce:
         raise UpdateRejected(
             "wrong-nonce",
-            f"the task of device {device} in round {round_number} has nonce {assignment.nonce}, found {nonce}; "
+            f"the task of device {device} in round {round_number} has nonce {assignment.nonce}, found {nonce[:64]}; "
             "drop the update",
-            nonce=nonce,
+            nonce=nonce[:64],
         )
     return assignment
 
@@ -380,7 +406,7 @@ def weigh(rules: Rules, state: State, claim: Claim) -> int:
                 f"the update should be of {what} {expected[:16]!r}, found {found[:16]!r}; "
                 f"take the task of round {claim.round} as it was given",
                 expected=expected,
-                found=found,
+                found=found[:64],
             )
     if not rules.weighted:
         return 1

@@ -12,13 +12,14 @@ from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, Update, UpdateChunk, decode
 from server.aggregator import Aggregator, Checked
-from server.assembly import Assembly, Complete, Missing
+from server.assembly import LEAST_PIECE, Assembly, Complete, Missing
 from server.coordinator import Answered, Assignment, Claim, Rules, State, addressed, weigh
 from server.events import DeviceSeen, Event, Rejected
 from server.journal import Journal
 from server.plan import TierPlan
 
 _MOST_METRICS = 64
+_MOST_TEXT = 1000
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,11 @@ class Intake:
         self._tiers = tiers
         self._journal = journal
         self._emit = emit
-        self._assembly = Assembly(update_bytes=limits.max_update_bytes, most_bytes=limits.max_pending_bytes)
+        self._assembly = Assembly(
+            update_bytes=limits.max_update_bytes,
+            most_bytes=limits.max_pending_bytes,
+            least_piece=min(LEAST_PIECE, limits.chunk_bytes // 2),
+        )
 
     def forget_unfinished(self) -> None:
         """The round is over: what is not whole will not be."""
@@ -61,7 +66,7 @@ class Intake:
         try:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
-            return self._stray(device, number, chunk, refusal) if _edge(chunk) else Verdict()
+            return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
         if assignment.status != "open" or aggregator is None:
             return Verdict(_repeated(assignment, number)) if _edge(chunk) else Verdict()
         try:
@@ -74,7 +79,7 @@ class Intake:
             return self._accept(assignment, number, piece, state, aggregator)
         except UpdateRejected as refusal:
             self._assembly.drop(device)
-            return self._refuse(device, number, chunk, refusal, final=True)
+            return self._refuse(device, number, chunk, refusal, final=True, recorded=number)
 
     def _accept(
         self, assignment: Assignment, number: int, whole: Complete, state: State, aggregator: Aggregator
@@ -126,26 +131,35 @@ class Intake:
             raise UpdateRejected("malformed", error.message) from error
         return aggregator.check(arrays, self._tiers[update.tier].regions)
 
-    def _stray(self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Verdict:
-        """An update for no open assignment: a late second copy of an accepted one is still good news."""
+    def _stray(
+        self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
+    ) -> Verdict:
+        """An update for no open assignment: a late second copy of an accepted one is still good news.
+
+        One for a round that has not begun is recorded with the next: only rounds that exist have records.
+        """
         if self._journal.was_accepted(self._rules.run, number, device, chunk.nonce):
             return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted"))
-        return self._refuse(device, number, chunk, refusal, final=False)
+        recorded = min(number, state.next_round)
+        return self._refuse(device, number, chunk, refusal, final=False, recorded=recorded)
 
     def _refuse(
-        self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, *, final: bool
+        self,
+        device: str,
+        number: int,
+        chunk: UpdateChunk,
+        refusal: UpdateRejected,
+        *,
+        final: bool,
+        recorded: int,
     ) -> Verdict:
+        reason, text = refusal.reason, refusal.message[:_MOST_TEXT]
         key = hashlib.sha256(
-            f"{chunk.nonce}/{chunk.sha256}".encode()
+            f"{number}/{chunk.nonce}/{chunk.sha256}".encode()
         ).hexdigest()  # bounded, whatever was sent
-        new = self._journal.reject(
-            self._rules.run, number, device, key[:24], key, refusal.reason, refusal.message, final=final
-        )
-        if new:
-            self._emit(Rejected(device=device, round=number, reason=refusal.reason, text=refusal.message))
-        ack = Ack(
-            round=number, nonce=chunk.nonce, status="rejected", reason=refusal.reason, text=refusal.message
-        )
+        if self._journal.reject(self._rules.run, recorded, device, key[:24], key, reason, text, final=final):
+            self._emit(Rejected(device=device, round=number, reason=reason, text=text))
+        ack = Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=reason, text=text)
         return Verdict(ack, Answered(device, accepted=False) if final else None)
 
 

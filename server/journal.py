@@ -18,6 +18,9 @@ from edgefl.wire.errors import StoreError
 from server.coordinator import Assignment, OpenRound
 from server.roster import Device
 
+MOST_REJECTED = 16
+"""Refused updates recorded per device and round: nobody may fill the disk with them."""
+
 _BLOB = sa.LargeBinary(length=2**32 - 1)
 _tables = sa.MetaData()
 
@@ -320,7 +323,10 @@ class Journal:
         *,
         final: bool,
     ) -> bool:
-        """Record a refused update; False if it was known. ``final`` also ends the device's part in that round."""
+        """Record a refused update; False if it was known, or the device has had MOST_REJECTED in that round.
+
+        ``final`` also ends the device's part in that round.
+        """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         same = sa.and_(*(_updates.c[name] == value for name, value in key.items()))
         empty = {"weight": 0, "metrics": {}, "down_bytes": 0, "up_bytes": 0, "bytes": None}
@@ -328,6 +334,10 @@ class Journal:
             if final:
                 _answer(connection, run, number, device, "rejected")
             if connection.execute(sa.select(_updates.c.reason).where(same)).first() is not None:
+                return False
+            of_round = sa.and_(*(_updates.c[name] == key[name] for name in ("run", "round", "device")))
+            query = sa.select(sa.func.count()).where(of_round & (_updates.c.reason != ""))
+            if connection.execute(query).scalar_one() >= MOST_REJECTED:
                 return False
             connection.execute(_updates.insert().values(**key, **empty, reason=reason, text=text))
             return True

@@ -35,7 +35,6 @@ class Publisher:
         self._topics = topics
         self._chunk = chunk_bytes
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
-        self._sent: set[str] = set()
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
         self.current: Round | None = None
@@ -77,19 +76,20 @@ class Publisher:
         """Take a blob's chunks off the broker, also one that an earlier process left there."""
         if ref.sha256 in self._blobs:
             return
-        self._sent.discard(ref.sha256)
         if not self.online:
             self._stale[ref.sha256] = ref
             return
         for index in range(ref.count):
             self._session.publish(self._topics.blob_chunk(ref.sha256, index), b"", retain=True)
 
-    def connected(self, *, resumed: bool) -> None:
-        """The broker is there: publish what it lacks (all of it unless it remembers us), and the announcement."""
+    def connected(self) -> None:
+        """The broker is there: publish every live blob and the announcement.
+
+        All of it, also to a broker that remembers our session: one that was killed may have lost retained messages
+        and kept the session.
+        """
         self.online = True
-        if not resumed:
-            self._sent.clear()
-        for sha256 in [name for name in self._blobs if name not in self._sent]:
+        for sha256 in self._blobs:
             self._send(sha256)
         if self.current is not None:
             self.announce(self.current)
@@ -105,7 +105,6 @@ class Publisher:
         ref, data = self._blobs[sha256]
         for index, piece in enumerate(split(data, ref.chunk)):
             self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
-        self._sent.add(sha256)
 
 
 def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -148,8 +148,13 @@ class Rounds:
         )
         self._session.publish(self._topics.device(assignment.device).tasks, encode(task))
 
-    def end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> str:
-        """Save the round's model (the mean of its updates, or the old one), journal its end; the model version."""
+    def end(
+        self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "", *, keep: Collection[int] = ()
+    ) -> str:
+        """Save the round's model (the mean of its updates, or the old one), journal its end; the model version.
+
+        Old checkpoints go, except those of the rounds in ``keep``.
+        """
         if outcome == "closed" and self.aggregator is not None:
             self.weights = self.aggregator.result(self.weights)
         digest = self._checkpoints.save(ended.number, self.weights)
@@ -162,7 +167,7 @@ class Rounds:
             "text": text,
         }
         self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=told)
-        self._checkpoints.prune(ended.number)
+        self._checkpoints.prune(ended.number, keep)
         self.aggregator = None
         return self.model_version
 

@@ -20,29 +20,36 @@ class Scored:
 
 
 class Scorer:
-    """One worker thread; results reach ``done`` in the order of :meth:`submit`."""
+    """One worker thread; results reach ``done`` in the order of :meth:`submit`.
 
-    def __init__(self, evaluate: Evaluate | None, done: Callable[[Scored], None]) -> None:
+    What waits is a number: ``load`` reads the model after a round when its turn comes. ``pending`` are the rounds
+    submitted and not yet told of, whose checkpoints must stay; whoever tells of one takes it out.
+    """
+
+    def __init__(
+        self, evaluate: Evaluate | None, load: Callable[[int], Arrays], done: Callable[[Scored], None]
+    ) -> None:
         self._evaluate = evaluate
+        self._load = load
         self._done = done
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
-        self.pending = 0
+        self.pending: set[int] = set()
 
-    def submit(self, number: int, weights: Arrays | None) -> None:
-        """Score ``weights`` as the model after round ``number``; None: only keep the order."""
-        self.pending += 1
-        self._pool.submit(self._score, number, weights)
+    def submit(self, number: int, *, due: bool) -> None:
+        """Score the model after round ``number``; not ``due``: only keep the order."""
+        self.pending.add(number)
+        self._pool.submit(self._score, number, due)
 
     def stop(self) -> None:
         """Drop what has not begun and wait for what has."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _score(self, number: int, weights: Arrays | None) -> None:
+    def _score(self, number: int, due: bool) -> None:
         metrics: Mapping[str, float] = {}
         error: Exception | None = None
-        if weights is not None and self._evaluate is not None:
+        if due and self._evaluate is not None:
             try:
-                metrics = self._evaluate(weights)
-            except Exception as raised:  # handed to the main thread, which raises it there
+                metrics = self._evaluate(self._load(number))
+            except Exception as raised:  # the round is told of without metrics, and with this
                 error = raised
         self._done(Scored(number, metrics, error))

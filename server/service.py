@@ -61,7 +61,7 @@ class Service:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan = plan
-        self._emit = emit
+        self._listener = emit
         self._clock = clock
         self._device = device
         self._signer = signer
@@ -70,7 +70,7 @@ class Service:
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", plan.federation)
         self._session = broker.Session(address, f"edgefl-server-{plan.federation}", limits=plan.limits)
         self._inbox: queue.SimpleQueue[broker.Event | Scored | Stop] = self._session.inbox  # type: ignore[assignment]
-        self._scorer = Scorer(plan.evaluate, self._inbox.put)
+        self._scorer = Scorer(plan.evaluate, self._checkpoints.load, self._inbox.put)
         self._rounds = Rounds(
             plan,
             self._journal,
@@ -81,7 +81,7 @@ class Service:
             clock=clock,
         )
         self._rules = self._rounds.rules
-        self._intake = Intake(self._rules, plan.tiers, self._journal, plan.limits, emit)
+        self._intake = Intake(self._rules, plan.tiers, self._journal, plan.limits, self._emit)
         self._down_since: float | None = clock()
         self._waiting_said: tuple[int, int] | None = None
         self._stopped = False
@@ -99,7 +99,7 @@ class Service:
             self._session.start()
             self._announce_state()
             self._score_untold()
-            self._advance(coordinator.Tick())
+            self._say_waiting()
             while not self._stopped and not self._is_over():
                 self._next()
             if not self._stopped:
@@ -120,13 +120,14 @@ class Service:
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
-            self._advance(coordinator.Tick())
+            if self._down_since is None:  # no deadline passes while nobody can reach us
+                self._advance(coordinator.Tick())
             return
         match event:
             case Incoming():
                 self._incoming(event)
             case Up():
-                self._up(event.resumed)
+                self._up()
             case Down():
                 self._down(event)
             case Scored():
@@ -141,13 +142,13 @@ class Service:
             return _LONGEST_WAIT_S
         return min(_LONGEST_WAIT_S, max(0.0, wake - now))
 
-    def _up(self, resumed: bool) -> None:
+    def _up(self) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         now = self._clock()
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))
         self._announce_state()
-        self._rounds.publisher.connected(resumed=resumed)
+        self._rounds.publisher.connected()
         if self._state.round is not None:
             for assignment in self._state.round.with_status("open"):
                 self._rounds.send_task(self._state.round, assignment)
@@ -188,21 +189,28 @@ class Service:
             text = f"device {device} fits no tier: no pattern names it and {hello.memory_bytes} bytes are too few"
             self._emit(events.Rejected(device=device, round=0, reason="no-tier", text=text))
         elif hello.tier not in ("", tier):
-            text = (
-                f"device {device} asks for tier {hello.tier!r} and is given {tier!r}, by its name and memory"
-            )
+            text = f"device {device} asks for tier {hello.tier[:64]!r} and is given {tier!r}, by its name and memory"
             self._emit(events.Rejected(device=device, round=0, reason="wrong-tier", text=text))
 
     def _progress(self, device: str, progress: Progress) -> None:
         fields = msgspec.structs.asdict(progress)
         fields.pop("v")
+        fields |= {"tier": progress.tier[:64], "stage": progress.stage[:64]}
         self._emit(events.DeviceSeen(device=device, **fields))
+        self._alive(device)
+
+    def _alive(self, device: str) -> None:
+        """Whoever sends is there, whatever its last will said."""
+        known = self._state.devices.get(device)
+        if known is not None and not known.online:
+            self._advance(coordinator.DeviceStatus(device, online=True))
 
     def _chunk(self, device: str, number: int, chunk: UpdateChunk) -> None:
         if not 0 <= number < _MOST_ROUNDS:
             raise ProtocolError(
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
             )
+        self._alive(device)
         verdict = self._intake.take(device, number, chunk, self._state, self._rounds.aggregator)
         if verdict.ack is not None:
             self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
@@ -248,10 +256,9 @@ class Service:
                     self._announce_state()
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> str:
-        version = self._rounds.end(ended, outcome, text)
+        version = self._rounds.end(ended, outcome, text, keep=self._scorer.pending)
         self._intake.forget_unfinished()
-        due = self._plan.evaluates(ended.number, outcome)
-        self._scorer.submit(ended.number, self._rounds.weights if due else None)
+        self._scorer.submit(ended.number, due=self._plan.evaluates(ended.number, outcome))
         return version
 
     def _announce_state(self) -> None:
@@ -266,6 +273,7 @@ class Service:
     def _finish(self) -> None:
         """Write the model, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = self._checkpoints.finish(self._rounds.weights)
+        self._checkpoints.prune(self._rules.rounds)
         self._rounds.publisher.wait_announced(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         _, last = self._journal.outcome(self._rules.run, self._rules.rounds)
@@ -286,18 +294,29 @@ class Service:
         for number, outcome, told in self._journal.outcomes(self._rules.run):
             if outcome != "open" and not told.get("told"):
                 due = self._plan.evaluates(number, "closed" if outcome == "closed" else "abandoned")
-                self._scorer.submit(number, self._checkpoints.load(number) if due else None)
+                self._scorer.submit(number, due=due)
 
     def _scored(self, scored: Scored) -> None:
         """A round's evaluation is in: tell of the round, then journal that it was told."""
-        self._scorer.pending -= 1
         metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
         state, told = self._journal.outcome(self._rules.run, scored.round)
         text = told["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
         fields = {name: told[name] for name in events.RoundClosed.__struct_fields__ if name in told}
         fields |= {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss"), "text": text}
         self._emit(events.RoundClosed(round=scored.round, outcome=state, **fields))
+        if self._stopped:  # nobody listens any more: whoever takes up the run tells of it
+            return
         self._journal.add_to_outcome(self._rules.run, scored.round, {**metrics, "told": True})
+        self._scorer.pending.discard(scored.round)
+
+    def _emit(self, event: events.Event) -> None:
+        """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""
+        try:
+            self._listener(event)
+        except BrokenPipeError:
+            self._stopped = True
+        except Exception:
+            return  # its own fault, and there is nobody else to tell
 
     def _say_started(self) -> None:
         self._emit(
@@ -328,6 +347,7 @@ class Service:
             self._waiting_said = None
             return
         have, needed = coordinator.presence(self._rules, self._state, self._clock())
-        if (have, needed) != self._waiting_said:
+        waits = have < needed and self._state.next_round <= self._rules.rounds
+        if waits and (have, needed) != self._waiting_said:
             self._waiting_said = (have, needed)
             self._emit(events.Waiting(next_round=self._state.next_round, known=have, needed=needed))

@@ -20,6 +20,11 @@ from edgefl.wire.session import Address, Session
 
 START_S = 10.0
 
+# Data beside the repository, where a machine has some; the programs that tests start inherit the variable.
+_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+if _DATA.is_dir():
+    os.environ.setdefault("EDGEFL_DATA", str(_DATA))
+
 
 def free_port() -> int:
     """A port nobody listens on now."""

@@ -34,8 +34,7 @@ def load(
     """The dataset ``name`` (one of :data:`NAMES`).
 
     Files are looked for in ``directory`` if it is given; else in the folder that the environment variable
-    EDGEFL_DATA names, in ``../shared/data`` beside the repository, and in the download folder
-    ``~/.cache/edgefl``. Raises DataError when they are nowhere, or damaged.
+    EDGEFL_DATA names, and in the download folder ``~/.cache/edgefl``. Raises DataError when they are nowhere, or damaged.
     """
     if name == "auto":
         return _auto(directory, download=download, progress=progress)
@@ -54,9 +53,8 @@ def places(directory: Path | None) -> tuple[Path, ...]:
     """The folders that are searched, in order."""
     if directory is not None:
         return (directory,)
-    named = os.environ.get("EDGEFL_DATA")
-    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-    return (*((Path(named),) if named else ()), beside, download_folder())
+    named = os.environ.get("EDGEFL_DATA", "").strip()
+    return (*((Path(named),) if named else ()), download_folder())
 
 
 def download_folder() -> Path:

@@ -104,7 +104,7 @@ def visible(module: nn.Module) -> nn.Module:
 
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
     for tied parameters (two names would be trained apart), cumulative batch-norm averages, and kinds of dropout
-    other than ``nn.Dropout``.
+    other than ``nn.Dropout``, attention's own included.
     """
     module = _replaced("", copy.deepcopy(module))
     seen: dict[int, str] = {}
@@ -133,6 +133,11 @@ def _replaced(path: str, module: nn.Module) -> nn.Module:
         return _batch_norm(path, module)
     if type(module) is nn.Dropout:
         return Dropout(module.p).train(module.training)
+    if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
+        raise ModelError(
+            f"MultiheadAttention {path!r} drops attention weights by a hidden generator; give it dropout=0.0",
+            module=path,
+        )
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
         raise ModelError(
             f"{type(module).__name__} {path!r} draws from a hidden generator; use nn.Dropout, whose randomness can be "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from edgefl.models.blame import blamed
 from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
 
@@ -88,12 +89,17 @@ def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
 
 
 def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
-    """Forward in inference mode on the meta device (shapes only). Raises ModelError if a unit gives no tensor."""
+    """Forward in inference mode on the meta device (shapes only).
+
+    Raises ModelError, naming the unit, if it cannot read what comes before it or gives no tensor.
+    """
     bare = copy.deepcopy(module).to("meta").eval()
     tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with torch.no_grad():
         for name, unit in bare.named_children():
-            tensor = unit(tensor)
+            found = f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+            with blamed(f"unit {name!r} cannot read samples of shape {found}"):
+                tensor = unit(tensor)
             if not isinstance(tensor, Tensor):
                 raise ModelError(
                     f"unit {name!r} returns {type(tensor).__name__}; a unit maps one tensor to one tensor",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from edgefl.models.basic import bilstm, cnn, mlp
+from edgefl.models.blame import blamed, defined_at
 from edgefl.models.resnet import resnet8, resnet20
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -68,8 +69,23 @@ def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
     # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = factory(**passed)
-    return _spec(path, made, kept)
+        with blamed(f"the factory {path!r} of a model failed", defined_at(factory)):
+            made = factory(**passed)
+    return _placed(factory, lambda: _spec(path, made, kept))
+
+
+def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:
+    """What ``make`` returns; an error that names no line of the user's code gets the factory's."""
+    source = defined_at(factory)
+    try:
+        with blamed("a module cannot be cut into units", source):
+            return make()
+    except ModelError as error:
+        if error.details.get("source") or not source:
+            raise
+        raise ModelError(
+            f"{error.message} (the model's factory is at {source})", **error.details | {"source": source}
+        ) from error
 
 
 def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
@@ -101,8 +117,8 @@ def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
 
 def _imported(path: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
-    try:
+    with blamed(f"cannot load model {path!r}"):
         factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"cannot load model {path!r}: {error}", name=path) from error
+    if not callable(factory):
+        raise ModelError(f"cannot load model {path!r}: {attribute} is no function", name=path)
     return factory

@@ -1,4 +1,4 @@
-"""Layout: transposes and squeezes in the form ONNX takes them, and the copy that an in-place write becomes."""
+"""Layout: transposes and squeezes in the form ONNX takes them, and what in-place writes become."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ def copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
     return source if source.shape == destination.shape else source.expand(destination.shape)
 
 
+def fill(destination: Tensor, value: float) -> Tensor:
+    """What ``destination.fill_(value)`` leaves; the destination itself, often an empty tensor, is not read."""
+    return torch.full(destination.shape, value, dtype=destination.dtype)
+
+
 RULES = {
     _aten.copy.default: copy,
+    _aten.fill.Scalar: fill,
     _aten.squeeze.dims: squeeze_dims,
     _aten.t.default: transpose_matrix,
 }

@@ -77,8 +77,11 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _sandwich(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
-    """left x right for each plane; the left product is taken on the transpose, so that no constant is repeated."""
-    return ((x @ right).transpose(-1, -2) @ left.t()).transpose(-1, -2)
+    """left x right for each plane, contiguous as pooling gives it: a flatten behind it is a view.
+
+    The left product is taken on the transpose, so that no constant is repeated.
+    """
+    return ((x @ right).transpose(-1, -2) @ left.t()).transpose(-1, -2).contiguous()
 
 
 def _average(

@@ -103,6 +103,21 @@ def test_damaged_idx_files_are_named(tmp_path: Path, data: bytes, message: str) 
         idx.read_idx(packed)
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [(None, ["/cache/edgefl"]), ("", ["/cache/edgefl"]), ("/data", ["/data", "/cache/edgefl"])],
+)
+def test_files_are_looked_for_where_the_user_said_and_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv("EDGEFL_DATA", raising=False)
+    if named is not None:
+        monkeypatch.setenv("EDGEFL_DATA", named)
+    assert datasets.places(None) == tuple(Path(place) for place in found)
+    assert datasets.places(Path("/mine")) == (Path("/mine"),)
+
+
 def test_auto_falls_back_to_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "places", lambda directory: (tmp_path,))
     dataset = datasets.load("auto")

@@ -80,7 +80,39 @@ def cut():
     return Net(), ["features"]
 def wrong():
     return 3
+def raises():
+    return nn.Sequential(nn.Linear(4, oops))
+def misfit():
+    return nn.Sequential(nn.Flatten(), nn.Linear(17, 10))
+class Misfit(Net):
+    def forward(self, x):
+        return self.head(self.features(x).mean(3).flatten(1))
+def misfit_module():
+    return nn.Sequential(Misfit())
+def misfit_tail():
+    return Misfit(), ["features"]
+def demanding(width):
+    return nn.Sequential(nn.Linear(width, 10))
+number = 3
 """
+
+
+def _line(text: str) -> str:
+    """``file:line`` of a line of the factories, as a pattern."""
+    return rf"my_models\.py:{FACTORIES[: FACTORIES.index(text)].count(chr(10)) + 1}\)"
+
+
+FAULTS = {
+    "raises": (
+        "the factory '.*:raises' .*NameError: name 'oops'.*" + _line("return nn.Sequential(nn.Linear(4, oops")
+    ),
+    "misfit": ("unit '1' cannot read samples of shape \\(16,\\) float32.*17.*" + _line("def misfit()")),
+    "misfit_module": "unit '0' cannot .* RuntimeError: .*"
+    + _line("return self.head(self.features(x).mean(3)"),
+    "misfit_tail": "unit 'tail' cannot .* RuntimeError: .*" + _line("def misfit_tail()"),
+    "demanding": "missing 1 required .*'width'.*" + _line("def demanding"),
+    "number": "number is no function",
+}
 
 
 @pytest.fixture
@@ -109,6 +141,28 @@ def test_a_factory_that_returns_something_else_is_refused(factories: str) -> Non
         build(f"{factories}:cut", classes=10)
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_user_s_code_is_told_with_its_place(factories: str, name: str) -> None:
+    with pytest.raises(ModelError, match=FAULTS[name]):
+        build(f"{factories}:{name}", sample_shape=[1, 4, 4], classes=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def model(:", r"cannot load model 'broken:model': SyntaxError: .*broken\.py:1\)"),
+        ("1 / 0", r"cannot load model 'broken:model': ZeroDivisionError: .*broken\.py:1\)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelError, match=message):
+        build("broken:model", sample_shape=[4], classes=2)
+
+
 def test_dropout_takes_its_randomness_from_its_input_tensor() -> None:
     drop, x = Dropout(0.25), torch.ones(2, 4)
     uniform = torch.tensor([[0.0, 0.24, 0.25, 0.9]] * 2)
@@ -127,6 +181,8 @@ def test_visible_refuses_what_cannot_be_averaged() -> None:
         visible(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
     with pytest.raises(ModelError, match="Dropout2d '0'"):
         visible(nn.Sequential(nn.Dropout2d(0.1)))
+    with pytest.raises(ModelError, match=r"MultiheadAttention '0\.self_attn'"):
+        visible(nn.Sequential(nn.TransformerEncoderLayer(8, 2, dropout=0.1)))
 
 
 def test_narrow_keeps_floor_of_the_product() -> None:

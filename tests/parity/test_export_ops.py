@@ -18,7 +18,13 @@ SEEDS = (1, 2)
 LR = 0.1
 
 
-def training_step(module: nn.Module, shape: tuple[int, ...], loss: Callable[[Tensor], Tensor]) -> Function:
+# torch spells some gradients out where they may be differentiated again, as under torch.func.grad.
+gradients = pytest.mark.parametrize("again", [False, True], ids=["once", "differentiable"])
+
+
+def training_step(
+    module: nn.Module, shape: tuple[int, ...], loss: Callable[[Tensor], Tensor], again: bool = False
+) -> Function:
     """One SGD step of ``module``; the gradient of its input is an output too, so that it is compared."""
     parameters = dict(module.named_parameters())
     buffers = {k: b for k, b in module.named_buffers() if b.is_floating_point()}
@@ -32,9 +38,9 @@ def training_step(module: nn.Module, shape: tuple[int, ...], loss: Callable[[Ten
         moved = {name: state[name].clone() for name in buffers}
         y = torch.func.functional_call(module, {**leaves, **moved}, (x,))
         value = loss(y)
-        grad_x, *grads = torch.autograd.grad(value, [x, *leaves.values()])
-        updated = {name: state[name] - LR * grad for name, grad in zip(leaves, grads, strict=True)}
-        outputs = {"record.y": y.detach(), "record.grad": grad_x, "metric.loss": value.detach()}
+        grad_x, *grads = torch.autograd.grad(value, [x, *leaves.values()], create_graph=again)
+        updated = {name: state[name] - LR * grad.detach() for name, grad in zip(leaves, grads, strict=True)}
+        outputs = {"record.y": y.detach(), "record.grad": grad_x.detach(), "metric.loss": value.detach()}
         return outputs | prefixed("state", {**updated, **moved})
 
     return Function(type(module).__name__, fn, ports)
@@ -95,13 +101,24 @@ LAYERS = {
     "frozen batch norm without affine": (nn.BatchNorm2d(5, affine=False).eval(), (4, 5, 3, 6)),
     "layer norm": (nn.LayerNorm(6), (4, 5, 6)),
     "group norm": (nn.GroupNorm(2, 6), (4, 6, 5, 3)),
+    "group norm and silu": (nn.Sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6), nn.SiLU()), (4, 3, 6, 5)),
+    "group norm without affine": (nn.GroupNorm(2, 6, affine=False), (4, 6, 5, 3)),
+    "transformer encoder": (
+        nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, batch_first=True),
+        (2, 5, 8),
+    ),
+    "transformer encoder, inference": (
+        nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, batch_first=True).eval(),
+        (2, 5, 8),
+    ),
 }
 
 
+@gradients
 @pytest.mark.parametrize("case", LAYERS)
-def test_layer(case: str) -> None:
+def test_layer(case: str, again: bool) -> None:
     module, shape = LAYERS[case]
-    agrees(training_step(module, shape, curved))
+    agrees(training_step(module, shape, curved, again))
 
 
 PARAMETERLESS = {
@@ -126,6 +143,15 @@ PARAMETERLESS = {
     "global avg pool": (nn.AdaptiveAvgPool2d(1), (2, 3, 7, 8)),
     "adaptive avg pool": (nn.AdaptiveAvgPool2d((2, 4)), (2, 3, 6, 8)),
     "adaptive avg pool, uneven": (nn.AdaptiveAvgPool2d((3, 5)), (2, 3, 7, 8)),
+    "adaptive avg pool, flattened": (
+        nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.ReLU(), nn.Flatten()),
+        (2, 3, 8, 8),
+    ),
+    "adaptive avg pool, enlarged and flattened": (
+        nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Flatten()),
+        (2, 3, 4, 4),
+    ),
+    "avg pool, ceil, flattened": (nn.Sequential(nn.AvgPool2d(3, ceil_mode=True), nn.Flatten()), (2, 3, 7, 8)),
     "relu": (nn.ReLU(), (4, 6)),
     "leaky relu": (nn.LeakyReLU(0.1), (4, 6)),
     "hardtanh": (nn.ReLU6(), (4, 6)),
@@ -139,10 +165,11 @@ PARAMETERLESS = {
 }
 
 
+@gradients
 @pytest.mark.parametrize("case", PARAMETERLESS)
-def test_operator(case: str) -> None:
+def test_operator(case: str, again: bool) -> None:
     module, shape = PARAMETERLESS[case]
-    agrees(training_step(module, shape, curved))
+    agrees(training_step(module, shape, curved, again))
 
 
 CROSS_ENTROPIES: dict[str, dict[str, object]] = {

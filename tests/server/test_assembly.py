@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.messages import UpdateChunk
-from server.assembly import Assembly, Complete, Missing
+from server.assembly import MOST_DAMAGED, MOST_NAMED, Assembly, Complete, Missing
 from tests.server.fleet import chunks_of
 
 
 def assembly(update_bytes: int = 1000, most_bytes: int = 10_000) -> Assembly:
-    return Assembly(update_bytes=update_bytes, most_bytes=most_bytes)
+    return Assembly(update_bytes=update_bytes, most_bytes=most_bytes, least_piece=1)
 
 
 @given(st.binary(max_size=200), st.integers(1, 60), st.randoms(use_true_random=False), st.booleans())
@@ -62,6 +62,40 @@ def test_the_bytes_held_are_bounded_and_the_oldest_goes_first() -> None:
         parts.add(device, pieces[0])
     assert parts.held_bytes == 20
     assert parts.add("first", pieces[2]) == Missing([0, 1])
+
+
+def changed(chunk: UpdateChunk, **changes: Any) -> UpdateChunk:
+    return UpdateChunk(**{**{name: getattr(chunk, name) for name in chunk.__struct_fields__}, **changes})
+
+
+def test_a_device_may_not_cut_its_update_into_crumbs() -> None:
+    parts = Assembly(update_bytes=1 << 30, most_bytes=1 << 30)
+    honest = chunks_of(bytes(1000), "n", 300)[0]
+    for changes in ({"count": 5}, {"count": 3 * 10**7, "size": 1 << 30}, {"data": bytes(255)}):
+        with pytest.raises(UpdateRejected, match="malformed"):
+            parts.add("d", changed(honest, **changes))
+    assert parts.held_bytes == 0
+
+
+def test_gaps_are_named_some_at_a_time_and_the_last_chunk_asks_for_more() -> None:
+    pieces, parts = chunks_of(bytes(3000), "n", 1), assembly(update_bytes=3000)
+    answer, asked = parts.add("d", pieces[-1]), []
+    while isinstance(answer, Missing):
+        assert len(answer.indices) <= MOST_NAMED
+        asked += answer.indices
+        for index in answer.indices:
+            answer = parts.add("d", pieces[index])
+    assert isinstance(answer, Complete) and set(asked) == set(range(3000))
+
+
+def test_a_damaged_update_may_be_sent_again_a_few_times() -> None:
+    good, parts = chunks_of(b"a" * 50, "n", 10), assembly()
+    bad = [*good[:2], changed(good[2], data=b"b" * 10), *good[3:]]
+    for _ in range(MOST_DAMAGED):
+        assert [parts.add("d", chunk) for chunk in bad][-1] == Missing([0, 1, 2, 3, 4])
+    assert isinstance([parts.add("d", chunk) for chunk in good][-1], Complete)
+    with pytest.raises(UpdateRejected, match="digest"):
+        [parts.add("d", chunk) for chunk in bad]
 
 
 @pytest.mark.parametrize(

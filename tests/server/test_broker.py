@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,31 @@ def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
     device._stopping.set()
     device._client.socket().shutdown(2)  # type: ignore[union-attr]
     assert received(watcher, 1) == [("t4/devices/a/status", b"offline")]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_client_that_takes_over_its_half_open_connection_lives(
+    amqtt: Address, connect: Connect, clean: bool
+) -> None:
+    name = f"t5-{clean}"
+    status, tasks = f"{name}/status", f"{name}/tasks"
+    watcher = connect(amqtt)
+    watcher.subscribe([status])
+    wait_up(watcher)
+    strings = [text.encode() for text in (name, status, "offline")]
+    body = b"\x00\x04MQTT\x04" + bytes([0x2C | (2 if clean else 0), 0, 60])
+    body += b"".join(len(text).to_bytes(2, "big") + text for text in strings)
+    with socket.create_connection((amqtt.host, amqtt.port)) as half_open:
+        half_open.sendall(bytes([0x10, len(body)]) + body)
+        assert half_open.recv(4)[0] == 0x20
+        device = connect(amqtt, name, will=Will(status, b"offline"))
+        device.subscribe([tasks])
+        device.publish(status, b"online", retain=True).wait(PATIENCE_S)
+        assert received(watcher, 1) == [(status, b"online")]
+        time.sleep(0.5)
+        watcher.publish(tasks, b"task").wait(PATIENCE_S)
+        assert received(device, 1) == [(tasks, b"task")]
+        assert watcher.inbox.empty()
 
 
 def test_filters_that_nobody_holds_are_forgotten() -> None:

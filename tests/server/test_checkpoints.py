@@ -34,6 +34,16 @@ def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     ]
 
 
+def test_a_checkpoint_that_is_still_needed_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in range(8):
+        checkpoints.save(number, WEIGHTS)
+        checkpoints.prune(number, {1, 2})
+    assert {path.stem for path in (tmp_path / "checkpoints").iterdir()} == {
+        f"round-{number:04d}" for number in (1, 2, *range(8 - KEPT, 8))
+    }
+
+
 def test_a_half_written_file_is_never_taken_for_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, WEIGHTS)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.config import Federation, parse
+from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
+from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.errors import ConfigError, ModelError
-from server.compose import build_model, compose, evaluation, run_digest
+from server.compose import _rules, build_model, bundle_digest, compose, evaluation, run_digest
 from server.events import Event
 from server.plan import Plan
+from server.roster import tier_of
 
 DATASET = digits().limited(train=40, test=70)
 
@@ -86,9 +88,47 @@ def test_the_seed_decides_the_initial_weights(plan: Plan) -> None:
 
 def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> None:
     digest = run_digest(federation())
-    assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 9}))
+    assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 4096}))
     assert digest != run_digest(federation(program={"lr": 0.3}))
     assert digest != run_digest(federation(federation={"rounds": 11}))
+
+
+def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "own_model_for_digests.py"
+    source.write_text("def make(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = federation(model={"name": "own_model_for_digests:make", "options": {}})
+    submodel = OutputSide(build_model(federation(), DATASET), 0)
+
+    def digests() -> list[str]:
+        return [run_digest(own), bundle_digest(own, DATASET, submodel)]
+
+    before = digests()
+    assert before == digests()
+    source.write_text("def make(): return 1\n")
+    changed = digests()
+    monkeypatch.setattr("server.compose.metadata.version", lambda _: "999")
+    updated = digests()
+    assert all(len({*three}) == 3 for three in zip(before, changed, updated, strict=True))
+
+
+def test_a_batch_norm_mode_that_the_model_does_not_have_is_named() -> None:
+    for name in ("mlp", "cnn", "some.module:factory"):
+        with pytest.raises(ConfigError, match=r"model\.bn.*remove"):
+            build_model(federation(model={"name": name, "bn": "static", "options": {}}), DATASET)
+
+
+def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(plan: Plan, tmp_path: Path) -> None:
+    tables = {
+        "plain": TierTable(),
+        "by_memory": TierTable(memory_bytes=5),
+        "named": TierTable(devices=("a", "b-*")),
+    }
+    rules = _rules(federation(), tables).tiers
+    assert [rule.patterns for rule in rules] == [("plain-*",), (), ("a", "b-*")]
+    assert [tier_of(rules, name, 1) for name in ("plain-3", "b-1", "other")] == ["plain", "named", "plain"]
 
 
 @pytest.mark.parametrize("bn", ["global", "static"])

@@ -141,6 +141,38 @@ def test_a_vanished_device_blocks_until_the_deadline_only_and_is_not_selected_ag
     assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0", "strong-1"}
 
 
+def test_a_round_does_not_wait_longer_than_the_grace_for_devices_that_are_offline() -> None:
+    rules, state = opened(deadline_s=100)
+    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = answer(rules, state, "strong-0")
+    assert c.wake_at(rules, state, 1.0) == 100.0, "another device is online and has not answered"
+    state, actions = answer(rules, state, "strong-1", now=2.0)
+    assert not actions and c.wake_at(rules, state, 2.0) == 6.0
+    back, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=True), 3.0)
+    assert c.wake_at(rules, back, 3.0) == 100.0
+    assert c.step(rules, state, c.Tick(), 5.9)[1] == ()
+    state, actions = c.step(rules, state, c.Tick(), 6.0)  # type: ignore[assignment]
+    assert isinstance(actions[0], Close)
+
+
+def test_a_round_with_too_few_reports_waits_for_offline_devices_until_its_deadline() -> None:
+    rules, state = opened(deadline_s=100, min_reports=3)
+    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = answer(rules, state, "strong-0", "strong-1")
+    assert c.wake_at(rules, state, 2.0) == 100.0 and c.step(rules, state, c.Tick(), 50.0)[1] == ()
+
+
+def test_devices_that_are_offline_have_the_grace_to_come_back_after_an_outage_or_a_restart() -> None:
+    rules, state = opened(deadline_s=100)
+    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = answer(rules, state, "strong-0", "strong-1", now=2.0)
+    delayed, actions = c.step(rules, state, c.Outage(30.0), 33.0)
+    assert not actions and c.wake_at(rules, delayed, 33.0) == 36.0
+    assert state.round is not None
+    restarted = replace(state, round=replace(state.round, deadline=60.0 + 100))
+    assert c.step(rules, restarted, c.Tick(), 60.0)[1] == () and c.wake_at(rules, restarted, 60.0) == 65.0
+
+
 def test_a_device_that_blinks_is_still_selected() -> None:
     rules, state = opened()
     state, _ = answer(rules, state, "strong-0", "strong-1")

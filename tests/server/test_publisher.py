@@ -43,7 +43,7 @@ def announcement(number: int) -> Round:
 def connected() -> tuple[Broker, Publisher]:
     broker = Broker()
     publisher = Publisher(broker, TOPICS, 4)
-    publisher.connected(resumed=False)
+    publisher.connected()
     return broker, publisher
 
 
@@ -68,7 +68,7 @@ def test_what_is_offered_while_the_broker_is_away_follows_before_the_announcemen
     ref = publisher.offer(b"01")
     publisher.announce(announcement(1))
     assert broker.log == []
-    publisher.connected(resumed=True)
+    publisher.connected()
     assert [topic for topic, _ in broker.log] == [TOPICS.blob_chunk(ref.sha256, 0), TOPICS.current_round]
 
 
@@ -79,19 +79,21 @@ def test_a_broker_that_forgot_gets_everything_again() -> None:
     kept = dict(broker.kept)
     publisher.disconnected()
     broker.forget()
-    publisher.connected(resumed=False)
+    publisher.connected()
     assert broker.kept == kept
 
 
-def test_a_broker_that_remembers_gets_the_announcement_again_and_nothing_else() -> None:
+def test_a_broker_that_remembers_us_and_lost_its_retained_messages_gets_all_of_them_again() -> None:
     broker, publisher = connected()
-    publisher.offer(b"01")
+    publisher.offer(b"0123456789")
     publisher.announce(announcement(1))
+    kept = dict(broker.kept)
     publisher.disconnected()
+    broker.forget()
     broker.log.clear()
-    publisher.connected(resumed=True)
-    assert [topic for topic, _ in broker.log] == [TOPICS.current_round]
-    assert decode(Round, broker.log[0][1]) == announcement(1)
+    publisher.connected()
+    assert broker.kept == kept
+    assert broker.log[-1][0] == TOPICS.current_round and decode(Round, broker.log[-1][1]) == announcement(1)
 
 
 def test_old_blobs_are_cleared_and_live_ones_kept() -> None:
@@ -113,7 +115,7 @@ def test_clearing_waits_for_the_broker() -> None:
     publisher.disconnected()
     publisher.keep_only([])
     assert len(broker.kept) == ref.count
-    publisher.connected(resumed=True)
+    publisher.connected()
     assert broker.kept == {}
 
 

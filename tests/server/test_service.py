@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Status, Task, UpdateChunk, encode
+from edgefl.wire.messages import Progress, Status, Task, UpdateChunk, encode
 from server.events import DeviceSeen, Finished, Offline, Rejected, RoundClosed, RoundOpened, Started, Waiting
+from server.journal import MOST_REJECTED
+from server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -287,6 +290,31 @@ def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any,
         np.testing.assert_allclose(model[name], value, atol=1e-6)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_server_that_ends_with_many_evaluations_pending_resumes_and_tells_of_them_all(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, lost: bool
+) -> None:
+    device("strong-0")
+    plan, gate = plan_for(federation, limits, rounds=7), threading.Event()
+    slow = replace(plan, evaluate=lambda _: (gate.wait(PATIENCE_S), {"accuracy": 0.1})[1])
+    first = RunningServer.start(slow, mosquitto.address, tmp_path / "out")
+    first.wait_for(RoundOpened, lambda event: event.round == 7)
+    first.service.stop()
+    gate.set()
+    first.join()
+    if lost:
+        (tmp_path / "out" / "checkpoints" / "round-0001.safetensors").unlink()
+
+    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    second.wait_for(Finished)
+    second.join()
+    closed = [event for event in first.seen_of(RoundClosed) + second.seen_of(RoundClosed)]
+    assert [event.round for event in closed] == list(range(1, 8))
+    assert [event.accuracy for event in closed] == [None if lost else 0.5] + [0.5] * 6
+    assert lost == ("evaluation failed" in closed[0].text)
+    assert len(list((tmp_path / "out" / "checkpoints").iterdir())) == 3
+
+
 def test_a_finished_run_is_not_trained_again(device: MakeDevice, serve: Any) -> None:
     device("strong-0")
     first = serve(rounds=1)
@@ -329,6 +357,82 @@ def test_a_broker_that_forgets_everything_costs_time_only(
     for device in devices:
         device.stop()
     assert after == before and closed.reports == 2
+
+
+def test_a_device_that_sends_is_there_whatever_its_will_said(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    one = device("strong-0", silent)
+    server = serve(rounds=1, min_devices=1)
+    server.wait_for(RoundOpened)
+    one.say(one.mine.status, Status(online=False), retain=True)
+    fields = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
+    progress = Progress(round=1, tier="t" * 99, stage="s" * 99, loss=0.0, step_ms=0.0, **fields)
+    one.say(one.mine.progress, progress)
+    seen = server.wait_for(DeviceSeen)
+    assert (len(seen.tier), len(seen.stage)) == (64, 64)
+    server.stop()
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
+        assert journal.execute("select online from devices").fetchall() == [(1,)]
+
+
+def test_refusals_are_recorded_in_bounded_number_and_size(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    odd = device("strong-0", silent)
+    server = serve(rounds=1)
+    opened, task = odd.wait_open(), odd.tasks.get(timeout=PATIENCE_S)
+    for number in range(40):
+        chunk = UpdateChunk(nonce=f"{number}" + "n" * 500, sha256="s", index=0, count=1, size=1, data=b"x")
+        odd.say(odd.mine.update(1 + number % 20, 0), chunk)
+    odd.report(task, opened)
+    assert server.wait_for(RoundClosed).rejected == MOST_REJECTED
+    server.join()
+    assert len(server.seen_of(Rejected)) == MOST_REJECTED
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
+        assert journal.execute("select max(length(text)) from updates").fetchone()[0] < 300
+
+
+def test_a_listener_that_fails_does_not_end_the_run(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    def fail(event: Any) -> None:
+        raise ValueError(event)
+
+    device("strong-0")
+    Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=fail).run()
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_listener_that_has_gone_away_ends_the_service_and_the_run_can_be_taken_up(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    def closed(event: Any) -> None:
+        if isinstance(event, RoundClosed):
+            raise BrokenPipeError
+
+    device("strong-0")
+    plan = plan_for(federation, limits)
+    Service(plan, mosquitto.address, tmp_path, emit=closed).run()
+    assert not (tmp_path / "model.safetensors").exists()
+    second = RunningServer.start(plan, mosquitto.address, tmp_path)
+    assert second.wait_for(RoundClosed).round == 1
+    second.wait_for(Finished)
+    second.join()
+
+
+def test_no_deadline_passes_while_the_broker_is_away(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, monkeypatch: Any
+) -> None:
+    service = Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=lambda _: None)
+    advanced: list[Any] = []
+    monkeypatch.setattr(service, "_timeout", lambda: 0.0)
+    monkeypatch.setattr(service, "_advance", advanced.append)
+    service._next()
+    assert not advanced
+    service._down_since = None
+    service._next()
+    assert len(advanced) == 1
 
 
 def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -> None:
