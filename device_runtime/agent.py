@@ -38,6 +38,7 @@ from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
 from edgefl.wire.topics import Topics
 
 _PROGRESS_PERIOD_S = 0.2
+_WORKER_END_S = 30.0
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,15 +77,19 @@ class Agent:
         topics = Topics(config.federation)
         self._topics = topics
         self._mine = topics.device(config.device)
-        self._store = Store(
-            config.folder, limit_bytes=limits.store_bytes, history_rounds=limits.history_rounds
-        )
         self._data = local_data.load(config.data)
         self._session = Session(
             config.broker,
             f"edgefl-{config.federation}-{config.device}",
             limits=limits,
             will=Will(self._mine.status, encode(Status(online=False))),
+        )
+        self._store = Store(
+            config.folder,
+            limit_bytes=limits.store_bytes,
+            history_rounds=limits.history_rounds,
+            federation=config.federation,
+            device=config.device,
         )
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
         self._outbox = Outbox(self._session, self._mine, self._store, limits, self._settled)
@@ -121,12 +126,15 @@ class Agent:
     def _shut_down(self) -> None:
         self._stopping.set()
         if self._worker is not None:
-            self._worker.join(timeout=30)
+            self._worker.join(timeout=_WORKER_END_S)
         self._outbox.stop()
         if self._session.connected:
             self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
         self._session.stop()
-        self._store.close()
+        if (
+            self._worker is None or not self._worker.is_alive()
+        ):  # else it ends with the process, in a long step
+            self._store.close()
 
     def _handle_next(self) -> None:
         try:
@@ -231,15 +239,21 @@ class Agent:
         return job
 
     def _kept_job(self) -> Job | None:
-        """The job of a killed process, if its round is still open; a job of a round that is over is dropped."""
+        """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
+
+        A server that was started again may announce the same round with other chunks, another bundle or another key.
+        """
         data = self._store.job()
         if data is None or self._announced is None:
             return None
         job = jobs.decode(data)
-        if job is None or not job.is_open(self._announced):
+        now = job.following(self._announced) if job is not None else None
+        if job is None or now is None:
             self._store.close_job()
             return None
-        return job
+        if now != job:
+            self._store.open_job(jobs.encode(now), fresh=now.content != job.content)
+        return now
 
     def _work(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
@@ -372,7 +386,9 @@ class Agent:
         self._session.publish(self._mine.progress, encode(progress), qos=0)
 
     def _say(self, event: str, text: str, **details: str | int | float) -> None:
-        self._report(AgentEvent(event=event, text=text, details=details))
+        """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""
+        with suppress(Exception):
+            self._report(AgentEvent(event=event, text=text, details=details))
 
 
 def _physical_memory() -> int:

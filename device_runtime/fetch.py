@@ -91,15 +91,16 @@ class Fetcher:
 
     def _collect(self, window: _Window) -> None:
         self.fetches += 1
-        silences = 0
+        silences, deadline = 0, self._patience()
         try:
             while window.waiting or window.asked:
                 self._ask(window)
-                topic, payload = self._next()
+                topic, payload = self._next(deadline)
                 if topic:
-                    self._take(window, topic, payload)
-                    silences = 0
+                    if self._take(window, topic, payload):
+                        silences, deadline = 0, self._patience()
                     continue
+                deadline = self._patience()
                 self._session.subscribe(list(window.asked), qos=0, standing=False)
                 silences += self._session.connected and payload == _SILENCE[1]
                 if silences > self._limits.fetch_retries:
@@ -125,17 +126,19 @@ class Fetcher:
         window.finished.clear()
         self._session.subscribe(fresh, qos=0, standing=False)
 
-    def _take(self, window: _Window, topic: str, payload: bytes) -> None:
+    def _take(self, window: _Window, topic: str, payload: bytes) -> bool:
+        """Whether the message answers what was asked for, well or badly; anything else is as good as silence."""
         if topic not in window.asked or not payload:
-            return
+            return False
         ref, index = window.asked[topic]
         self.received_bytes += len(payload)
         if not ref.accepts(index, payload):
             self._refuse(window, topic, ref, index)
-            return
+            return True
         self._store.put_chunk(ref, index, payload)
         del window.asked[topic]
         window.finished.append(topic)
+        return True
 
     def _refuse(self, window: _Window, topic: str, ref: BlobRef, index: int) -> None:
         window.bad[topic] = window.bad.get(topic, 0) + 1
@@ -148,8 +151,10 @@ class Fetcher:
         self._session.unsubscribe([topic])
         self._session.subscribe([topic], qos=0, standing=False)
 
-    def _next(self) -> tuple[str, bytes]:
-        deadline = time.monotonic() + self._limits.fetch_timeout_s
+    def _patience(self) -> float:
+        return time.monotonic() + self._limits.fetch_timeout_s
+
+    def _next(self, deadline: float) -> tuple[str, bytes]:
         while (left := deadline - time.monotonic()) > 0:
             if self._aborted():
                 raise RoundAborted("the round ended while its blobs were fetched")

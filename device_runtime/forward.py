@@ -1,4 +1,4 @@
-"""Multi-step forward pass (EmbracingFL, Algorithm 1): the frozen prefix, chunk by chunk, into a record on disk."""
+"""Multi-step forward pass: the frozen prefix, chunk by chunk, into a record on disk."""
 
 from __future__ import annotations
 

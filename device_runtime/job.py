@@ -43,6 +43,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             signature=announced.signatures.get(task.tier, b""),
         )
 
+    def following(self, announced: Round) -> Job | None:
+        """This job as ``announced`` describes its round now; seed, nonce and samples are those of the task."""
+        task = Task(
+            run=self.run,
+            round=self.round,
+            tier=self.tier,
+            seed=self.seed,
+            nonce=self.nonce,
+            samples=self.samples,
+        )
+        return Job.of(task, announced)
+
+    @property
+    def content(self) -> tuple[str, dict[str, str]]:
+        """Digests of the bundle and of the units: with the same ones, work that was begun can go on."""
+        return self.bundle.sha256, {name: ref.sha256 for name, ref in self.units.items()}
+
     def is_open(self, announced: Round) -> bool:
         """Whether ``announced`` is this job's round, and still open."""
         return (self.run, self.round, "open") == (announced.run, announced.round, announced.state)

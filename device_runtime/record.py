@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import msgspec
 import numpy as np
 
-from edgefl.wire.errors import StaleRecordError
+from edgefl.wire.errors import StaleRecordError, StoreError
 from edgefl.wire.tensors import Array
+
+_PIECE_BYTES = 1 << 20
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -44,12 +50,22 @@ class Record:
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: str, version: str) -> Record:
-        """An empty record; it counts as written only after :meth:`seal`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _meta_path(path).unlink(missing_ok=True)
+        """An empty record; it counts as written only after :meth:`seal`. StoreError if the disk has no room for it."""
         meta = _Meta(version, shape, dtype)
-        with path.open("wb") as file:
-            file.truncate(meta.nbytes)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _meta_path(path).unlink(missing_ok=True)
+            with path.open("wb") as file:
+                _reserve(file, meta.nbytes)
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise StoreError(
+                f"no room for a record of {meta.nbytes} bytes in {path.parent} ({error.strerror}): "
+                "free some space, or put the store elsewhere",
+                needed=meta.nbytes,
+                folder=str(path.parent),
+            ) from error
         return cls(path, meta)
 
     @classmethod
@@ -109,6 +125,21 @@ class Record:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Give ``file`` its ``size`` bytes on disk now: a map into a hole of a full disk ends the process."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
+                raise
+    for start in range(0, size, _PIECE_BYTES):
+        file.write(bytes(min(_PIECE_BYTES, size - start)))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _not_whole(path: Path) -> StaleRecordError:

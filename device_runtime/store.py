@@ -6,19 +6,26 @@ Everything a killed agent needs to go on is here; each method is one transaction
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
 
+if sys.platform != "win32":
+    import fcntl
+
+_LOCK_PATIENCE_S = 5.0
+
 _SCHEMA = """
+CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, used_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks(
   sha256 TEXT NOT NULL REFERENCES blobs ON DELETE CASCADE, idx INTEGER NOT NULL, data BLOB NOT NULL,
@@ -66,28 +73,63 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store:
-    """One agent's memory on disk. Thread-safe."""
+    """One agent's memory on disk. Thread-safe.
 
-    def __init__(self, folder: Path, *, limit_bytes: int, history_rounds: int) -> None:
+    It belongs to the device and federation that first opened it, and to one process at a time.
+    """
+
+    def __init__(
+        self, folder: Path, *, limit_bytes: int, history_rounds: int, federation: str = "", device: str = ""
+    ) -> None:
         self.folder = folder
         self._limit = limit_bytes
         self._history_rounds = history_rounds
         self._lock = threading.RLock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(folder / "store.sqlite3", check_same_thread=False, timeout=30)
+            self._lock_file = _locked(folder)
+        except OSError as error:
+            raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
+        try:
+            self._open()
+            self._own({"federation": federation, "device": device})
+        except StoreError:
+            self._unlock()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._db = sqlite3.connect(self.folder / "store.sqlite3", check_same_thread=False, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.executescript(_SCHEMA)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(
-                f"{folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
+                f"{self.folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
             ) from error
+
+    def _own(self, claim: dict[str, str]) -> None:
+        """Remember whose store this is; StoreError if it is somebody else's."""
+        owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
+        if any(value and owner.get(name, value) != value for name, value in claim.items()):
+            self._db.close()
+            raise StoreError(
+                f"the store in {self.folder} belongs to device {owner.get('device')} of federation "
+                f"{owner.get('federation')}, not to {claim['device']} of {claim['federation']}: use another folder",
+                **owner,
+            )
+        with self._transaction() as db:
+            rows = [(name, value) for name, value in claim.items() if value]
+            db.executemany("INSERT OR IGNORE INTO owner VALUES(?, ?)", rows)
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        self._lock_file.close()
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -123,7 +165,9 @@ class Store:
     # -- blobs -----------------------------------------------------------------------------------------------
 
     def missing_chunks(self, ref: BlobRef) -> list[int]:
-        """Indices of the chunks of ``ref`` that are not here yet."""
+        """Indices of the chunks of ``ref`` that are not here yet. A blob of no bytes is always here."""
+        if ref.size == 0:
+            return []
         here = {row[0] for row in self._all("SELECT idx FROM chunks WHERE sha256 = ?", ref.sha256)}
         return [index for index in range(ref.count) if index not in here]
 
@@ -169,9 +213,11 @@ class Store:
 
     # -- the open round --------------------------------------------------------------------------------------
 
-    def open_job(self, data: bytes) -> None:
-        """Remember the round that is being worked on, before any work; its checkpoint starts empty."""
+    def open_job(self, data: bytes, *, fresh: bool = False) -> None:
+        """Remember the round that is being worked on, before any work; ``fresh`` drops what was computed for it."""
         with self._transaction() as db:
+            if fresh:
+                db.execute("DELETE FROM checkpoint")
             db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
 
     def job(self) -> bytes | None:
@@ -240,6 +286,29 @@ class Store:
     def past(self, nonce: str) -> PastRound | None:
         data = self._one("SELECT data FROM history WHERE nonce = ?", nonce)
         return msgspec.msgpack.decode(data, type=PastRound) if data else None
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """A file that holds the folder's lock until it is closed; the kernel closes it when the process dies.
+
+    Waits a little: an agent that is being stopped may still finish its step.
+    """
+    file = (folder / "lock").open("ab")
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                file.close()
+                raise StoreError(
+                    f"a device already runs on this store ({folder}): stop it, or give this one another folder"
+                ) from error
+            time.sleep(0.1)
+        except OSError:
+            break  # a file system without locks
+    return file
 
 
 def _as_bytes(value: object) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -40,7 +41,9 @@ def device(
         str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
     ] = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
-    store: Annotated[Path | None, typer.Option(help="folder for the device's store")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
+    ] = None,
     tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
     memory: Annotated[
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
@@ -68,7 +71,7 @@ def device(
         device=checked_name("device", device_id),
         broker=_address(broker, ca_file),
         data=data,
-        folder=store or Path.home() / ".edgefl" / device_id,
+        folder=store or default_folder(federation, device_id),
         tier=tier,
         server_key=_checked_key(server_key),
         memory_bytes=parse_bytes(memory) if memory else 0,
@@ -79,6 +82,11 @@ def device(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
+
+
+def default_folder(federation: str, device_id: str) -> Path:
+    """A store for each federation: an update that waits must never go to another one's server."""
+    return Path.home() / ".edgefl" / federation / device_id
 
 
 def _address(text: str, ca_file: str) -> Address:
@@ -104,14 +112,19 @@ def parse_limits(entries: list[str]) -> Limits:
         raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9} | dict.fromkeys(("K", "KIB"), 2**10)
+_UNITS |= dict.fromkeys(("M", "MIB"), 2**20) | dict.fromkeys(("G", "GIB"), 2**30)
+_MOST_BYTES = 1 << 60
 
 
 def parse_bytes(text: str) -> int:
-    """``64MiB`` -> 67108864."""
+    """``64MiB`` or ``64M`` -> 67108864."""
     digits = text.rstrip("BbKkMmGgIi ")
     unit = text[len(digits) :].strip().upper()
     try:
-        return int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{text!r} is not a size; write 512KiB, 64MiB or 1GB") from error
+        size = float(digits) * _UNITS[unit]
+    except (ValueError, KeyError):
+        size = math.nan
+    if not 0 <= size <= _MOST_BYTES:
+        raise ConfigError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
+    return int(size)

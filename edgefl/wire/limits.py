@@ -2,71 +2,82 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+_LONGEST_S = 1e8
+"""Three years. Upper bounds also keep out infinity; NaN is outside of every range."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
+Pause = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes in bytes, times in seconds. Set them in the ``[limits]`` table of a federation file."""
 
-    chunk_bytes: int = 128 * 1024
-    """Payload of one MQTT message. 128 KiB is what the strictest hosted broker accepts."""
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 27)] = 128 * 1024
+    """Payload of one MQTT message. 128 KiB is what the strictest hosted broker accepts; less than 256 bytes would
+    leave no room for the fields around the data."""
 
-    fetch_window: int = 8
+    fetch_window: Count = 8
     """Chunks a device subscribes to at a time: 1 MiB in flight fills a link and stays far below the
     1,000 messages after which Mosquitto drops a client's queue."""
 
-    fetch_timeout_s: float = 10.0
+    fetch_timeout_s: Seconds = 10.0
     """How long a device waits for any chunk of its window before it asks again."""
 
-    fetch_retries: int = 5
+    fetch_retries: Count = 5
     """Attempts without a single good chunk before a blob is given up: a damaged or missing blob must not
     keep a device awake for ever."""
 
-    max_blob_bytes: int = 1 << 30
+    max_blob_bytes: Bytes = 1 << 30
     """Largest blob a device accepts. A device is told sizes by a server it may not trust."""
 
-    store_bytes: int = 2 << 30
+    store_bytes: Bytes = 2 << 30
     """Size of the device's blob cache; the least recently used blobs leave first."""
 
-    upload_window: int = 16
+    upload_window: Count = 16
     """Chunks of an update in flight before the device waits for the broker: bounds memory on slow links."""
 
-    ack_timeout_s: float = 20.0
+    ack_timeout_s: Seconds = 20.0
     """How long an update waits for the server's word before it is sent again."""
 
-    checkpoint_steps: int = 5
+    checkpoint_steps: Count = 5
     """Local steps between two checkpoints of the training state: a power cut costs at most this many steps."""
 
-    keepalive_s: int = 20
+    keepalive_s: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 20
     """MQTT keep-alive. The broker reports a dead device after 1.5 times this."""
 
-    reconnect_min_s: float = 0.2
+    reconnect_min_s: Seconds = 0.2
     """First pause before reconnecting; doubled up to the maximum, and each cut by up to half at random
     so that a fleet does not stampede."""
 
-    reconnect_max_s: float = 10.0
+    reconnect_max_s: Seconds = 10.0
     """Longest pause before reconnecting."""
 
-    max_inflight: int = 64
+    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 64
     """QoS 1 messages on their way at once. paho's default of 20 leaves fast links idle."""
 
-    max_update_bytes: int = 1 << 30
+    max_update_bytes: Bytes = 1 << 30
     """Largest update the server assembles. A device is untrusted."""
 
-    max_pending_bytes: int = 4 << 30
+    max_pending_bytes: Bytes = 4 << 30
     """Bytes of unfinished updates the server holds over all devices before it drops the oldest."""
 
-    round_deadline_s: float = 120.0
+    round_deadline_s: Seconds = 120.0
     """After this a round closes with the reports it has."""
 
-    offline_grace_s: float = 30.0
+    offline_grace_s: Pause = 30.0
     """A device that went offline less than this ago is still selected: links blink."""
 
-    ready_timeout_s: float = 120.0
+    ready_timeout_s: Pause = 120.0
     """How long the server waits for ``min_devices`` before the first round."""
 
-    retry_pause_s: float = 1.0
+    retry_pause_s: Pause = 1.0
     """Pause of a device after a failed attempt at a round, before it tries again."""
 
-    history_rounds: int = 1000
-    """Past rounds a device remembers."""
+    history_rounds: Count = 1000
+    """Past rounds a device remembers. At least one: by it the device knows that a task is done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,15 +11,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime import job as jobs
+from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.store import Outgoing, Store
 from edgefl.wire import messages
-from edgefl.wire.errors import DataError
+from edgefl.wire.errors import DataError, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Ack, Status
-from edgefl.wire.session import Session
+from edgefl.wire.messages import Ack, Round, Status
+from edgefl.wire.session import Address, Session
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime import tiny
-from tests.device_runtime.scripted import RunningAgent, ScriptedServer, weights_of, write_data
+from tests.device_runtime.scripted import DEVICE, RunningAgent, ScriptedServer, weights_of, write_data
 from tests.device_runtime.tiny import World
 
 LONG = 1_000_000
@@ -322,6 +327,101 @@ def test_a_kept_job_that_cannot_be_read_is_dropped(
     assert server.update().nonce == "n1"
 
 
+@pytest.mark.parametrize("same_model", [True, False])
+def test_a_kept_job_follows_a_changed_announcement_of_its_round(
+    server: ScriptedServer, start: StartAgent, world: World, endless: World, tmp_path: Path, same_model: bool
+) -> None:
+    """The server came back with another chunk size, another export or another key."""
+    agent = start()
+    server.open(endless)
+    server.progress()
+    agent.stop()
+    old = endless.job()
+    announced = endless.announcement() if same_model else world.announcement()
+    announced = msgspec.structs.replace(announced, signatures={"weak": b"another key"})
+    announced.units["mid"] = msgspec.structs.replace(announced.units["mid"], chunk=1 << 20, digests=b"")
+    store = store_of(tmp_path)
+    assert store.checkpoint("n1") is not None
+    store.close()
+    offline = offline_agent(tmp_path, announced)
+
+    job = offline._kept_job()
+
+    assert job == msgspec.structs.replace(
+        old, bundle=announced.bundles["weak"], units=announced.units, signature=b"another key"
+    )
+    kept = offline._store.job()
+    assert kept is not None
+    assert jobs.decode(kept) == job
+    assert (offline._store.checkpoint("n1") is not None) == same_model
+    offline._store.close()
+
+
+def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
+    """An agent on the store of the one before, that never connects."""
+    config = AgentConfig(
+        federation=federation_of(folder),
+        device=DEVICE,
+        broker=Address("127.0.0.1", 1),
+        data=write_data(folder),
+        folder=folder / "state",
+    )
+    agent = Agent(config, OnnxEngine(), lambda _: None)
+    agent._announced = announced
+    return agent
+
+
+def federation_of(folder: Path) -> str:
+    with sqlite3.connect(folder / "state" / "store.sqlite3") as db:
+        found: str = db.execute("SELECT value FROM owner WHERE name = 'federation'").fetchone()[0]
+    return found
+
+
+def test_a_store_of_another_federation_is_refused_before_anything_is_published(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path
+) -> None:
+    Store(
+        tmp_path / "state", limit_bytes=1 << 20, history_rounds=5, federation="elsewhere", device=DEVICE
+    ).close()
+
+    with pytest.raises(StoreError, match="federation elsewhere"):
+        start()
+
+
+def test_an_agent_whose_output_is_closed_goes_on(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    agent = start()
+
+    def closed(_: AgentEvent) -> None:
+        raise BrokenPipeError("stdout is closed")
+
+    agent.agent._report = closed
+    server.open(world)
+    server.ack(server.update())
+    server.open(world, number=2)
+
+    server.ack(server.update(2))
+    assert agent.alive
+
+
+def test_a_store_that_a_round_still_uses_is_not_closed(
+    start: StartAgent, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device_runtime.agent._WORKER_END_S", 0.05)
+    agent = start()
+    server.hello()
+    release = threading.Event()
+    agent.agent._worker = threading.Thread(target=release.wait, daemon=True)
+    agent.agent._worker.start()
+
+    agent.stop()
+
+    assert agent.agent._store.history() == []
+    release.set()
+    agent.agent._store.close()
+
+
 def test_an_update_that_cannot_be_read_is_settled_like_any_other(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
@@ -459,6 +559,7 @@ def test_data_that_do_not_fit_the_model_end_the_agent_with_the_numbers(
     error = agent.ended()
     assert isinstance(error, DataError)
     assert "shape (9,), the model takes (3,)" in error.message
+    assert not server.status(lambda status: not status.online).online
 
 
 def test_data_that_cannot_be_read_are_refused_before_anything_is_published(

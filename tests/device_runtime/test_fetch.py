@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from device_runtime.fetch import Fetcher
 from device_runtime.store import Store
-from edgefl.wire.blobs import BlobRef
+from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Session
@@ -99,7 +100,7 @@ def test_several_blobs_arrive_in_one_go_and_in_the_order_asked(server: Session, 
     refs = [publish_blob(server, device.topics, piece, CHUNK) for piece in pieces]
     fetcher = device.fetcher()
 
-    assert fetcher.get_all(refs[:2] + refs[3:]) == pieces[:2] + pieces[3:]
+    assert fetcher.get_all(refs) == pieces
     assert fetcher.fetches == 1
 
 
@@ -183,6 +184,31 @@ def test_chunks_that_nobody_published_are_given_up(server: Session, device: Devi
     with pytest.raises(BundleError, match=r"chunk 3 of blob .* did not arrive in 4 attempts of 0\.05 s"):
         device.fetcher().get(ref)
     assert device.store.missing_chunks(ref) == [3]
+
+
+def test_messages_outside_the_window_do_not_hide_a_silence(server: Session, device: Device) -> None:
+    ref = publish_blob(server, device.topics, DATA, CHUNK)
+    server.publish(device.topic(ref, 3), b"", retain=True).wait(5.0)
+    device.limits = msgspec.structs.replace(device.limits, fetch_timeout_s=0.1)
+    fetcher = device.fetcher()
+    started, stranger = time.monotonic(), device.topics.blob_chunk("cd" * 32, 0)
+
+    def babble() -> bool:
+        fetcher.deliver(stranger, b"who asked?")
+        time.sleep(0.01)
+        return time.monotonic() - started > 5.0
+
+    fetcher._aborted = babble
+    with pytest.raises(BundleError, match="did not arrive"):
+        fetcher.get(ref)
+
+
+def test_an_empty_blob_needs_no_broker(device: Device) -> None:
+    """Nobody could deliver it: a retained empty message clears the topic."""
+    fetcher = device.fetcher()
+
+    assert fetcher.get(describe(b"", CHUNK)) == b""
+    assert device.recorder.asked == []
 
 
 def test_a_blob_damaged_on_disk_is_fetched_again(server: Session, device: Device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,16 @@ def test_a_module_imports_on_a_machine_that_has_none_of_it(name: str) -> None:
     script = f"import sys\nfor heavy in {HEAVY!r}: sys.modules[heavy] = None\nimport {name}"
 
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_the_runtime_names_no_method() -> None:
+    methods = ("embracingfl", "heterofl", "fedrolex", "fjord", "depthfl", "fafed", "fedavg")
+    folder = Path(device_runtime.__path__[0])
+    found = [
+        f"{file.name}: {method}"
+        for file in folder.rglob("*.py")
+        for method in methods
+        if method in file.read_text().lower()
+    ]
+
+    assert found == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +118,30 @@ def test_rows_of_other_types_survive(tmp_path: Path) -> None:
     with Record.create(tmp_path / "r.bin", values.shape, "int64", "v") as record:
         record.write(0, values)
         np.testing.assert_array_equal(record.rows(np.array([5, 1]), "v"), values[[5, 1]])
+
+
+def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path: Path) -> None:
+    script = (
+        "import resource, sys; from pathlib import Path; from device_runtime.record import Record;"
+        "from edgefl.wire.errors import StoreError;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: Record.create(Path(sys.argv[1]) / 'r.bin', (1 << 20, 2), 'float32', 'v')\n"
+        "except StoreError as error: print(error.message)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    assert "8388608 bytes" in ended.stdout
+    assert str(tmp_path) in ended.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_without_fallocate_is_written_out_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+
+    with written(tmp_path / "r.bin") as record:
+        np.testing.assert_array_equal(record.rows(np.arange(7), "v1"), ROWS)
+    assert (tmp_path / "r.bin").stat().st_blocks > 0

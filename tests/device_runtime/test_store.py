@@ -126,6 +126,7 @@ def test_job_and_checkpoint_survive_a_process_that_did_not_close(tmp_path: Path)
     store = open_store(tmp_path)
     store.open_job(b"job")
     store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
+    store._unlock()  # as the kernel does for a killed process
 
     again = open_store(tmp_path)
 
@@ -297,3 +298,62 @@ def test_every_method_of_a_store_with_missing_tables_raises_store_error(tmp_path
         with pytest.raises(StoreError):
             call()
     store.close()
+
+
+# -- whose store it is -----------------------------------------------------------------------------------------
+
+
+def test_a_store_of_another_federation_or_device_is_refused(tmp_path: Path) -> None:
+    owned = {"limit_bytes": 1000, "history_rounds": 5}
+    Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
+
+    Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
+    for federation, device in (("other", "phone"), ("demo", "tablet")):
+        with pytest.raises(StoreError, match="belongs to device phone of federation demo"):
+            Store(tmp_path, federation=federation, device=device, **owned)  # type: ignore[arg-type]
+    Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
+
+
+def test_two_agents_cannot_share_a_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+
+    with pytest.raises(StoreError, match="a device already runs on this store"):
+        open_store(tmp_path)
+
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_the_lock_of_a_store_does_not_survive_its_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from device_runtime.store import Store;"
+        "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); print('open', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n"
+    with pytest.raises(StoreError, match="already runs"):
+        open_store(tmp_path)
+
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+
+    open_store(tmp_path).close()
+
+
+def test_an_empty_blob_is_whole_without_any_chunk(store: Store) -> None:
+    ref = describe(b"", CHUNK)
+
+    assert store.missing_chunks(ref) == []
+    assert store.blob(ref) == b""
+
+
+def test_a_job_opened_afresh_has_no_checkpoint(store: Store) -> None:
+    store.save_checkpoint("n1", Checkpoint(3, b"t", {}))
+    store.open_job(b"same model")
+    assert store.checkpoint("n1") is not None
+
+    store.open_job(b"other model", fresh=True)
+
+    assert (store.job(), store.checkpoint("n1")) == (b"other model", None)
