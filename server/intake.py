@@ -13,7 +13,8 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, Update, UpdateChunk, decode
 from server.aggregator import Aggregator, Checked
 from server.assembly import LEAST_PIECE, Assembly, Complete, Missing
-from server.coordinator import Answered, Assignment, Claim, Rules, State, addressed, weigh
+from server.claims import Claim, addressed, weigh
+from server.coordinator import Answered, Assignment, Rules, State
 from server.events import DeviceSeen, Event, Rejected
 from server.journal import Journal
 from server.plan import TierPlan

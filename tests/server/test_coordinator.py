@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
+from server import claims
 from server import coordinator as c
 from server.coordinator import (
     Abandon,
     Answered,
-    Claim,
     Close,
     Finish,
     ModelReady,
@@ -57,10 +57,10 @@ def answer(
     return state, actions
 
 
-def claim(rules: Rules, state: State, **changes: Any) -> Claim:
+def claim(rules: Rules, state: State, **changes: Any) -> claims.Claim:
     assert state.round is not None
     task = state.round.assignments["strong-0"]
-    honest = Claim("strong-0", rules.run, state.round.number, task.nonce, task.tier, VERSION, 50)
+    honest = claims.Claim("strong-0", rules.run, state.round.number, task.nonce, task.tier, VERSION, 50)
     return replace(honest, **changes)
 
 
@@ -236,18 +236,18 @@ def test_a_claim_that_is_not_the_devices_task_is_refused(changes: dict[str, Any]
     rules, state = opened()
     state, _ = hello(rules, state, "late")
     with pytest.raises(UpdateRejected) as refused:
-        c.weigh(rules, state, claim(rules, state, **changes))
+        claims.weigh(rules, state, claim(rules, state, **changes))
     assert refused.value.reason == reason
 
 
 def test_weights_are_one_or_the_samples_that_the_device_has() -> None:
     rules, state = opened()
-    assert c.weigh(rules, state, claim(rules, state, samples=10**9)) == 1
+    assert claims.weigh(rules, state, claim(rules, state, samples=10**9)) == 1
     rules, state = opened(weighted=True)
-    assert c.weigh(rules, state, claim(rules, state, samples=50)) == 50
+    assert claims.weigh(rules, state, claim(rules, state, samples=50)) == 50
     for samples in (0, 51):
         with pytest.raises(UpdateRejected, match="samples"):
-            c.weigh(rules, state, claim(rules, state, samples=samples))
+            claims.weigh(rules, state, claim(rules, state, samples=samples))
 
 
 def test_a_tier_is_given_by_name_then_by_memory() -> None:
