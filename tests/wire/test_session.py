@@ -100,9 +100,10 @@ def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
 ) -> None:
     writer, reader = connect(broker.address), connect(broker.address)
     topics = [f"{federation}/{index}" for index in range(50)]
+    wait_up(writer)
+    wait_up(reader)
     for topic in topics:
         assert writer.publish(topic, topic.encode(), retain=True).wait(5.0)
-    wait_up(reader)
 
     reader.subscribe(topics, qos=0, standing=False)
 
