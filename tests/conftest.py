@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def require_mosquitto() -> str:
     return program
 
 
-class BrokerProcess:
+class BrokerProcess(ABC):
     """A broker in its own process. What it keeps is in memory: a restart forgets sessions and retained messages."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,8 +62,9 @@ class BrokerProcess:
     def address(self) -> Address:
         return Address("127.0.0.1", self.port)
 
+    @abstractmethod
     def _command(self) -> list[str]:
-        raise NotImplementedError
+        """The program and its arguments."""
 
     def start(self) -> None:
         with self._log.open("ab") as log:
