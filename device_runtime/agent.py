@@ -281,7 +281,7 @@ class Agent:
             signatures.check(self._config.server_key, job.bundle.sha256, job.signature)
         manifest = manifests.decode(self._fetcher.get(job.bundle))
         self._check_formats(manifest)
-        data = self._data.fitted(manifest.data)
+        data = self._data.fitted(manifest.data, local_data.LabelSpec.of(manifest))
         self._say(
             "round",
             f"round {job.round} as {job.tier}: {len(data)} samples, {manifest.steps} steps",

@@ -9,13 +9,60 @@ import numpy as np
 
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
-from edgefl.wire.manifest import DataSpec
+from edgefl.wire.manifest import DataSpec, Manifest
 from edgefl.wire.tensors import Array
 
 
 @dataclass(frozen=True)
+class LabelSpec:
+    """One sample's label: integers are class numbers (one, or one per token), floats are answers or targets."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "int64"
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> LabelSpec:
+        """What the bundle's graphs read as labels; one class number where none of them reads any."""
+        graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
+        for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
+            if port.label.endswith(".y"):
+                return cls(port.shape[1:], port.dtype)
+        return cls()
+
+    def fitted(self, y: Array, classes: int, source: str) -> Array:
+        """``y`` (n, *shape) in this dtype; DataError says what differs."""
+        if y.shape[1:] != self.shape:
+            wanted = f"{self.dtype} {self.shape}" if self.shape else "one number"
+            raise DataError(
+                f"{source}: labels have shape {y.shape}, the model takes {wanted} per sample",
+                found=y.shape,
+                expected=self.shape,
+            )
+        if np.issubdtype(self.dtype, np.floating):
+            return self._numbers(y, source)
+        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
+            raise DataError(
+                f"{source}: labels are {y.dtype} from {y.min()} to {y.max()}, "
+                f"the model takes integers from 0 to {classes - 1}",
+                classes=classes,
+            )
+        return y.astype(self.dtype)
+
+    def _numbers(self, y: Array, source: str) -> Array:
+        kind = y.dtype.kind
+        if kind not in "biuf" or not np.isfinite(y).all():
+            raise DataError(
+                f"{source}: labels are {y.dtype}, the model takes finite numbers", found=str(y.dtype)
+            )
+        return y.astype(self.dtype)
+
+
+ONE_CLASS = LabelSpec()
+
+
+@dataclass(frozen=True)
 class LocalData:
-    """Samples x, shape (n, *sample), and labels y, shape (n,), as they lie in the file."""
+    """Samples x, shape (n, *sample), and labels y, shape (n, *label), as they lie in the file."""
 
     x: Array
     y: Array
@@ -24,7 +71,7 @@ class LocalData:
     def __len__(self) -> int:
         return len(self.y)
 
-    def fitted(self, spec: DataSpec) -> FittedData:
+    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS) -> FittedData:
         """The data as the manifest wants it; DataError says what differs."""
         x = self.x
         if x.shape[1:] != spec.shape and (x.shape[0], *spec.shape) == (x.shape[0], 1, *x.shape[1:]):
@@ -42,18 +89,7 @@ class LocalData:
                 found=str(x.dtype),
                 expected=spec.dtype,
             )
-        if self.y.ndim != 1:
-            raise DataError(
-                f"{self.source}: labels have shape {self.y.shape}, the model takes one integer per sample",
-                found=self.y.shape,
-            )
-        if not np.issubdtype(self.y.dtype, np.integer) or self.y.min() < 0 or self.y.max() >= spec.classes:
-            raise DataError(
-                f"{self.source}: labels are {self.y.dtype} from {self.y.min()} to {self.y.max()}, "
-                f"the model takes integers from 0 to {spec.classes - 1}",
-                classes=spec.classes,
-            )
-        return FittedData(x, self.y.astype(np.int64), spec)
+        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def build_bundle(
         verify(function, model, VERIFY_SEED)
         ref = describe(model, chunk_bytes)
         blobs[ref.sha256] = model
-        inputs, outputs = _ports(captured.inputs), _ports(captured.outputs)
+        inputs, outputs = ports(captured.inputs), ports(captured.outputs)
         return Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs)
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
@@ -102,7 +102,8 @@ def _named(program: Program) -> dict[str, Function]:
     return named
 
 
-def _ports(specs: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
+def ports(specs: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
+    """Named tensors as a manifest tells them."""
     return tuple(
         Port(name=name, role=role_of(name), dtype=str(spec.dtype).removeprefix("torch."), shape=spec.shape)  # type: ignore[arg-type]
         for name, spec in specs.items()

@@ -31,6 +31,7 @@ from edgefl.wire.errors import ExportError
 from exporters.capture import Captured, exported_program
 from exporters.locate import locate
 from exporters.onnx_ops import OPSET, TRANSLATIONS
+from exporters.peephole import merge_chains
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
@@ -147,6 +148,8 @@ def _unsupported(captured: Captured, error: BaseException) -> ExportError:
 
 def _clean(model: ir.Model) -> None:
     """Drop copies, repeated constants and everything that describes the exporting machine."""
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    merge_chains(model.graph)
     PassManager(
         [
             passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
+
+from exporters.decompositions import recurrent
+from exporters.ordering import AFTER
 
 OPSET = 18
 
@@ -20,7 +24,9 @@ Value = Any  # a tensor of the graph under construction
 
 
 def _ints(values: Sequence[int]) -> Value:
-    return op.Constant(value_ints=list(values))
+    return op.Constant(
+        value_ints=ir.AttrInt64s("value_ints", list(values))
+    )  # typed, as the list may be empty
 
 
 def view(x: Value, size: Sequence[int]) -> Value:
@@ -56,6 +62,69 @@ def bmm(x: Value, y: Value) -> Value:
     return op.MatMul(x, y)
 
 
+def batch_norm(
+    x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    """(y, batch mean, 1 / sqrt(batch variance + eps)) as BatchNormalization in training mode.
+
+    With momentum 0 the node's running statistics are those of the batch. onnxruntime writes them over the
+    statistics that go in, so these must be arrays that nobody else reads: some values of x, times the weight to
+    tell two norms of one x apart. Their values play no part.
+    """
+    rank = len(x.shape)
+    spatial = [0, *range(2, rank)]
+    mine = op.Reshape(
+        op.Slice(x, _ints([0] * (rank - 1)), _ints([1] * (rank - 1)), _ints(spatial)), _ints([-1])
+    )
+    mine = op.Abs(mine) if weight is None else op.Mul(mine, weight)
+    scale = op.Expand(_scalar(x, 1.0), _ints([x.shape[1]])) if weight is None else weight
+    shift = op.Expand(_scalar(x, 0.0), _ints([x.shape[1]])) if bias is None else bias
+    out, mean, variance = op.BatchNormalization(
+        x, scale, shift, mine, op.Neg(mine), epsilon=eps, momentum=0.0, training_mode=1
+    )
+    return out, mean, op.Reciprocal(op.Sqrt(op.Add(variance, _scalar(x, eps))))
+
+
+def frozen_batch_norm(
+    x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    """BatchNormalization in inference mode; nobody reads the two saved statistics, which aten leaves empty."""
+    scale = op.Expand(_scalar(x, 1.0), _ints([x.shape[1]])) if weight is None else weight
+    shift = op.Expand(_scalar(x, 0.0), _ints([x.shape[1]])) if bias is None else bias
+    out = op.BatchNormalization(x, scale, shift, mean, var, epsilon=eps)
+    return out, op.Identity(mean), op.Identity(var)
+
+
+def after(x: Value, trigger: Value) -> Value:
+    """x reshaped to its own shape, which is its sizes plus 0 times something of the trigger: a dependence, no copy."""
+    first = op.Slice(op.Reshape(trigger, _ints([-1])), _ints([0]), _ints([1]))
+    nothing = op.Mul(op.Cast(op.IsNaN(first), to=ir.DataType.INT64), _ints([0]))
+    return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
+
+
+def _scalar(like: Value, value: float) -> Value:
+    """A number in the dtype of ``like``."""
+    return op.Constant(value=ir.tensor(value, dtype=like.dtype))
+
+
+def reflection_pad(x: Value, padding: Sequence[int]) -> Value:
+    return op.Pad(x, _ints(_pads(x, padding)), mode="reflect")
+
+
+def replication_pad(x: Value, padding: Sequence[int]) -> Value:
+    return op.Pad(x, _ints(_pads(x, padding)), mode="edge")
+
+
+def _pads(x: Value, padding: Sequence[int]) -> list[int]:
+    """aten: pairs from the last axis on; ONNX: all beginnings, then all ends."""
+    rest = [0] * (len(x.shape) - len(padding) // 2)
+    return [*rest, *padding[-2::-2], *rest, *padding[::-2]]
+
+
+def prod(x: Value, dims: Sequence[int] | None = None, *, output_dtype: int = 0) -> Value:
+    return op.ReduceProd(x, _ints(range(len(x.shape)) if dims is None else dims), keepdims=0)
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.view.default: view,
     _aten._unsafe_view.default: view,
@@ -66,4 +135,15 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.permute.default: permute,
     _aten.flip.default: flip,
     _aten.bmm.default: bmm,
+    AFTER: after,
+    _aten.reflection_pad1d.default: reflection_pad,
+    _aten.reflection_pad2d.default: reflection_pad,
+    _aten.reflection_pad3d.default: reflection_pad,
+    _aten.replication_pad1d.default: replication_pad,
+    _aten.replication_pad2d.default: replication_pad,
+    _aten.replication_pad3d.default: replication_pad,
+    torch.ops.prims.prod.default: prod,
+    _aten._native_batch_norm_legit.no_stats: batch_norm,
+    _aten._native_batch_norm_legit_no_training.default: frozen_batch_norm,
+    **recurrent.TRANSLATIONS,
 }

@@ -98,6 +98,12 @@ def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
             f"{dataset.name} has {dataset.shape} in {dataset.classes}: change model.options or data.name",
             model=table.name,
         )
+    if spec.label.shape or spec.label.dtype.is_floating_point:
+        raise ConfigError(
+            f"model {table.name!r} is trained on labels of shape {spec.label.shape} and type {spec.label.dtype}, "
+            f"{dataset.name} has one class number per sample: choose a model that classifies, or its loss",
+            model=table.name,
+        )
     return spec
 
 

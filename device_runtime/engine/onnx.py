@@ -28,8 +28,10 @@ class OnnxEngine:
         self._options = ort.SessionOptions()
         self._options.intra_op_num_threads = threads
         self._options.inter_op_num_threads = 1
-        # The arena keeps every block it ever took; on a device the peak is what counts.
-        self._options.enable_cpu_mem_arena = False
+        # The arena saves the page faults of fresh memory (a fifth of a step). The pattern planned from the first
+        # run would be one more block beside what that run left in the arena: the peak of both, for nothing.
+        self._options.enable_cpu_mem_arena = True
+        self._options.enable_mem_pattern = False
         self._options.log_severity_level = 3
 
     def load(self, graph: Graph, artifact: bytes) -> OnnxGraph:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table
+from edgefl.cli.output import console, errors, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from edgefl.bench.train_step import StepRow
 
 _HELP = """
 Measure speed, memory and size on this machine, on real processes.
@@ -17,6 +22,26 @@ Examples:
   edgefl bench memory --json
 
   edgefl bench round --devices 16 --json
+
+  edgefl bench train-step --model resnet20 --batch 32 --json
+"""
+_TRAIN_STEP = """
+One training step: an exported graph on the device's engine beside torch eager.
+
+Each engine trains in a fresh process, by turns with the others, in blocks of equally many steps. Torch's side is the
+model as people write it: torch's own layers, `backward`, `torch.optim.SGD`. Times are medians and minima over all
+counted steps, memory is the peak of resident memory over the same process with its libraries imported and nothing
+loaded. The last numbers can stand beside the retired onnxruntime-training, which needs an environment of its own:
+
+  python3.11 -m venv ort-training
+
+  ort-training/bin/pip install onnxruntime-training==1.19.2 onnx==1.16.2 torch==2.13.0
+
+Examples:
+
+  edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
+
+  edgefl bench train-step --model cnn --model bert --threads 2 --ort-training ort-training/bin/python
 """
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
@@ -25,6 +50,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, no_args_is_help=True)
     group.command("memory")(memory)
     group.command("round")(round_)
+    group.command("train-step", help=_TRAIN_STEP)(train_step)
     app.add_typer(group, name="bench")
 
 
@@ -59,6 +85,90 @@ def round_(
     with console.status(f"{rounds} rounds with {devices} devices"):
         row = measure(devices=devices, model=model, rounds=rounds, broker=kind)
     _print("round", [row], as_json)
+
+
+def train_step(
+    model: Annotated[
+        list[str] | None, typer.Option(help="a model of `edgefl ls models`, may be repeated; default: eight")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    target: Annotated[Literal["onnx"], typer.Option(help="what is exported and measured")] = "onnx",
+    threads: Annotated[int, typer.Option(min=1, help="threads of every engine; a device's default is 1")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="blocks of steps per engine")] = 5,
+    tier: Annotated[str, typer.Option(help="the part that is trained; strong is all")] = "strong",
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    ] = None,
+    ort_training: Annotated[
+        str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
+    ] = "",
+    as_json: _Json = False,
+) -> None:
+    from edgefl.bench.train_step import MODELS, Settings, measure
+    from edgefl.wire.errors import EdgeflError
+
+    settings = Settings(
+        batch=batch,
+        target=target,
+        threads=threads,
+        repeat=repeat,
+        tier=tier,
+        options=_options(option or ()),
+        ort_training=ort_training,
+    )
+    rows, failed = [], []
+    with errors.status("") as status:
+        for name in model or MODELS:
+            try:
+                rows.append(measure(name, settings, status.update))
+            except EdgeflError as error:  # the other models are worth measuring all the same
+                failed.append(error)
+                errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+    for row in rows:
+        if row.ort_training_error:
+            text = f"{row.model}: onnxruntime-training did not run: {row.ort_training_error}"
+            errors.print(text, style="yellow", markup=False, highlight=False)
+    if as_json:
+        _print("train-step", rows, as_json)
+    else:
+        print_table("train-step", [_for_people(row) for row in rows])
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _for_people(row: StepRow) -> dict[str, Any]:
+    """The columns that fit a terminal; ``--json`` has them all."""
+    other = row.ort_training_peak_over_idle_bytes
+    return {
+        "model": row.model,
+        "batch": row.batch,
+        "threads": row.threads,
+        "ms": row.ms,
+        "eager": row.eager_ms,
+        "ratio": row.ratio,
+        "ort-training": row.ort_training_ms,
+        "error": row.max_rel_error,
+        "memory": size(row.peak_over_idle_bytes),
+        "eager memory": size(row.eager_peak_over_idle_bytes),
+        "ort-training memory": size(other) if other else None,
+        "artifact": size(row.artifact_bytes),
+    }
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
+    from edgefl.wire.errors import ConfigError
+
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"a model option is KEY=VALUE, found {pair!r}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
 
 
 _PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"

@@ -87,6 +87,7 @@ def _submodels() -> list[dict[str, Any]]:
     rows = []
     for model, tiers in TIERS.items():
         spec = build(model)
+        whole = accounting.full(spec)
         for tier, preset in tiers.items():
             submodel = preset.of(spec)
             cost = accounting.tier(submodel)
@@ -99,7 +100,7 @@ def _submodels() -> list[dict[str, Any]]:
                     "chunks": len(submodel.prefix),
                     "parameters": cost.p,
                     "activations": cost.a,
-                    "capacity": round(accounting.capacity(submodel), 4),
+                    "capacity": round(cost.mem / whole.mem, 4),
                 }
             )
     return rows

@@ -104,5 +104,5 @@ def bilstm(
             ]
         )
 
-    sample = TensorSpec((length,), torch.int64)
+    sample = TensorSpec((length,), torch.int64, vocabulary)
     return ModelSpec("bilstm", initialised(units, seed), sample, 2, accounting_batch=1)

@@ -1,5 +1,7 @@
 """Initial values from a seed: He normal for convolutions, Glorot uniform for dense layers, as Keras does.
 
+A module with other tensors, or other values, fills them itself (:class:`FillsItself`).
+
 The paper's experiments ran on TensorFlow, so its defaults are the faithful guess (spec 2.7). The values are drawn
 from a generator of their own: torch's global random state is neither read nor changed.
 """
@@ -8,12 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers import BatchNorm
 from edgefl.models.recurrent import BiLstm
+
+
+@runtime_checkable
+class FillsItself(Protocol):
+    """A module that has its own initial values, such as positions or scales."""
+
+    def fill(self, generator: torch.Generator) -> None:
+        """Give each own tensor its initial value, drawn from ``generator`` if at random."""
+        ...
 
 
 @torch.no_grad()
@@ -25,7 +37,9 @@ def initialised(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
     module.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
-        if isinstance(part, nn.Conv2d):
+        if isinstance(part, FillsItself):
+            part.fill(generator)
+        elif isinstance(part, nn.Conv2d):
             fan_in = part.weight[0].numel()
             part.weight.normal_(0.0, math.sqrt(2.0 / fan_in), generator=generator)
             _zero(part.bias)
@@ -38,6 +52,9 @@ def initialised(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
             _lstm(part, generator)
         elif isinstance(part, BatchNorm):
             _batch_norm(part)
+        elif isinstance(part, nn.LayerNorm):
+            part.weight.fill_(1.0)
+            _zero(part.bias)
     return module
 
 

@@ -89,6 +89,11 @@ class Dropout(nn.Module):
         self.rate = rate
         self.register_buffer("uniform", torch.empty(0), persistent=False)
 
+    @property
+    def p(self) -> float:
+        """The rate under the name of ``torch.nn.Dropout``, which other people's code reads."""
+        return self.rate
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0.0:
             return x
@@ -102,9 +107,11 @@ class Dropout(nn.Module):
 def visible(module: nn.Module) -> nn.Module:
     """A deep copy of ``module`` that computes the same, with batch norm and dropout replaced by the layers above.
 
+    LSTM and GRU become :class:`edgefl.models.recurrent.TorchStack`, whose graph does not grow with the sequence.
+
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
-    for tied parameters (two names would be trained apart), cumulative batch-norm averages, and kinds of dropout
-    other than ``nn.Dropout``, attention's own included.
+    for tied parameters (two names would be trained apart), cumulative batch-norm averages, kinds of dropout
+    other than ``nn.Dropout``, attention's own included, and LSTMs with projections.
     """
     module = _replaced("", copy.deepcopy(module))
     seen: dict[int, str] = {}
@@ -133,6 +140,8 @@ def _replaced(path: str, module: nn.Module) -> nn.Module:
         return _batch_norm(path, module)
     if type(module) is nn.Dropout:
         return Dropout(module.p).train(module.training)
+    if isinstance(module, nn.LSTM | nn.GRU):
+        return _recurrent(path, module)
     if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
         raise ModelError(
             f"MultiheadAttention {path!r} drops attention weights by a hidden generator; give it dropout=0.0",
@@ -165,3 +174,15 @@ def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm) -> BatchNorm:
     for name, parameter in old.named_parameters():
         new.get_parameter(name).requires_grad_(parameter.requires_grad)
     return new.train(old.training)
+
+
+def _recurrent(path: str, old: nn.LSTM | nn.GRU) -> nn.Module:
+    from edgefl.models.recurrent import TorchStack  # which has dropout layers of this file in it
+
+    if old.proj_size:
+        raise ModelError(
+            f"{type(old).__name__} {path!r} has proj_size={old.proj_size}, which has no step-by-step form here; leave "
+            "it out and put an nn.Linear behind",
+            module=path,
+        )
+    return TorchStack(old)

@@ -1,13 +1,204 @@
-"""The bidirectional LSTM of spec 3.3 (one bias vector per gate), whole or split in two parts along the sequence."""
+"""Recurrent layers: stacked LSTM and GRU with torch's names and layouts, and the bidirectional LSTM of spec 3.3.
+
+The steps themselves are operators (:mod:`edgefl.models.recurrence`), so neither tracing nor a graph grows with the
+sequence. Inside, a sequence is (T, B, features), as those operators want it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from edgefl.models import recurrence
 from edgefl.models.layers import Dropout
+from edgefl.wire.errors import ModelError
 
 State = tuple[Tensor, Tensor]
+States = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tells a stack of LSTM layers from one of GRU layers.
+
+    ``run`` takes a sequence (T, B, E), the weights (two, or four with biases) of one layer in one direction, the
+    tensors of the first state (B, H), and whether to go backwards; it returns the hidden states (T, B, H) and the
+    tensors of the last state.
+    """
+
+    gates: int
+    carried: int
+    run: Callable[[Tensor, Sequence[Tensor], States, bool], States]
+
+
+def _lstm(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+    kernel, recurrent, *biases = weights
+    bias = biases[0] + biases[1] if biases else recurrent.new_zeros(recurrent.shape[0])
+    return recurrence.lstm(x, kernel, recurrent, bias, first[0], first[1], reverse=reverse)
+
+
+def _gru(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+    kernel, recurrent, *biases = weights
+    outer, inner = biases or [recurrent.new_zeros(recurrent.shape[0])] * 2
+    return recurrence.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
+
+
+LSTM = Kind(gates=4, carried=2, run=_lstm)
+GRU = Kind(gates=3, carried=1, run=_gru)
+
+
+class Stack(nn.Module):
+    """Layers of one kind on each other, in one direction or two, with dropout between them.
+
+    Parameters have the names and layouts of ``torch.nn.LSTM`` and ``torch.nn.GRU`` (``weight_ih_l0`` (G*H, E),
+    ``weight_hh_l0`` (G*H, H), ``bias_ih_l0``, ``bias_hh_l0`` (G*H), ``..._reverse``), so their state dicts load.
+    The noise of the dropout layers is (T, B, D*H).
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        features: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise ModelError(
+                f"a recurrent stack has at least one layer, found layers={layers}", layers=layers
+            )
+        self.kind, self.features, self.hidden, self.layers = kind, features, hidden, layers
+        self.ends = ("", "_reverse") if bidirectional else ("",)
+        self.tensors = (
+            ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
+        )
+        self.drops = nn.ModuleList(Dropout(dropout) for _ in range(layers - 1))
+        for layer in range(layers):
+            read = features if layer == 0 else hidden * len(self.ends)
+            widths = {"weight_ih": (read,), "weight_hh": (hidden,)}
+            for name in self._names(layer):
+                values = torch.empty(kind.gates * hidden, *widths.get(name.partition("_l")[0], ()))
+                self.register_parameter(name, nn.Parameter(values))
+
+    def _names(self, layer: int) -> list[str]:
+        return [f"{tensor}_l{layer}{end}" for end in self.ends for tensor in self.tensors]
+
+    @torch.no_grad()
+    def fill(self, generator: torch.Generator | None = None) -> None:
+        """Initial values as torch's: uniform in +-1/sqrt(H)."""
+        for parameter in self.parameters():
+            parameter.uniform_(-(self.hidden**-0.5), self.hidden**-0.5, generator=generator)
+
+    def run(self, x: Tensor, state: States | None = None) -> tuple[Tensor, States]:
+        """(B, T, E) -> the last layer's hidden states at every position (B, T, D*H), and the state at the end.
+
+        A state is (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H); None stands for zeros.
+        """
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.features:
+            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ModelError(
+                f"a recurrent layer of {self.features} features reads a padded batch (B, T, {self.features}), found "
+                f"{found}; pad packed sequences, give one sequence a batch dimension, or change the features",
+                found=found,
+            )
+        if state is None:
+            zeros = x.new_zeros(self.layers * len(self.ends), x.shape[0], self.hidden)
+            state = (zeros,) * self.kind.carried
+        first = zip(*(part.unbind() for part in state), strict=True)
+        sequence, last = x.transpose(0, 1), []
+        for layer in range(self.layers):
+            sequence = sequence if layer == 0 else self.drops[layer - 1](sequence)
+            results = [self._direction(sequence, layer, end, next(first)) for end in self.ends]
+            last += [result[1:] for result in results]
+            states = [result[0] for result in results]
+            sequence = states[0] if len(states) == 1 else torch.cat(states, dim=2)
+        final = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        # Contiguous, because torch gives a dense layer that reads a view two ops instead of one.
+        return sequence.transpose(0, 1).contiguous(), final
+
+    def _direction(self, sequence: Tensor, layer: int, end: str, first: States) -> States:
+        weights = [getattr(self, f"{tensor}_l{layer}{end}") for tensor in self.tensors]
+        return self.kind.run(sequence, weights, first, end == "_reverse")
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, {self.hidden}, layers={self.layers}, directions={len(self.ends)}"
+
+
+class Lstm(Stack):
+    """Stacked LSTM layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(LSTM, features, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout)
+        self.fill()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)[0]
+
+
+class Gru(Stack):
+    """Stacked GRU layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(GRU, features, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout)
+        self.fill()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)[0]
+
+
+class TorchStack(Stack):
+    """A stack that is called as ``torch.nn.LSTM`` or ``torch.nn.GRU``, whose parameters it takes over."""
+
+    def __init__(self, old: nn.LSTM | nn.GRU) -> None:
+        super().__init__(
+            LSTM if isinstance(old, nn.LSTM) else GRU,
+            old.input_size,
+            old.hidden_size,
+            layers=old.num_layers,
+            bidirectional=old.bidirectional,
+            dropout=old.dropout,
+            bias=old.bias,
+        )
+        self.batch_first, self.bidirectional = old.batch_first, old.bidirectional
+        # Under torch's names, for code around the layer that reads them.
+        self.input_size, self.hidden_size, self.num_layers = old.input_size, old.hidden_size, old.num_layers
+        for name, parameter in old.named_parameters():
+            self.register_parameter(name, parameter)
+        self.train(old.training)
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: there is no copy for cuDNN."""
+
+    def forward(self, x: Tensor, state: Tensor | States | None = None) -> tuple[Tensor, Tensor | States]:
+        """Torch's arguments and results, but for packed sequences and for inputs without a batch dimension."""
+        turn = isinstance(x, Tensor) and x.dim() == 3 and not self.batch_first
+        out, last = self.run(
+            x.transpose(0, 1) if turn else x, (state,) if isinstance(state, Tensor) else state
+        )
+        return out if self.batch_first else out.transpose(0, 1), last if len(last) > 1 else last[0]
 
 
 class LstmDirection(nn.Module):
@@ -20,13 +211,10 @@ class LstmDirection(nn.Module):
         self.recurrent = nn.Parameter(torch.empty(4 * hidden, hidden))
         self.bias = nn.Parameter(torch.empty(4 * hidden))
 
-    def forward(self, words: Tensor, state: State) -> State:
-        """``words`` (B, T, E) in processing order, ``state`` = (h, c), each (B, H); the state after T steps."""
-        h, c = state
-        for projected in (words @ self.kernel.t() + self.bias).unbind(1):
-            i, f, g, o = (projected + h @ self.recurrent.t()).chunk(4, dim=1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
+    def forward(self, words: Tensor, state: State, *, reverse: bool = False) -> State:
+        """``words`` (B, T, E), ``state`` = (h, c), each (B, H); the state after T steps, from the end if ``reverse``."""
+        x = words.transpose(0, 1)
+        _, h, c = recurrence.lstm(x, self.kernel, self.recurrent, self.bias, *state, reverse=reverse)
         return h, c
 
     def zero_state(self, words: Tensor) -> State:
@@ -62,11 +250,9 @@ class BiLstm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         words, states = self._unpack(x)
         words = self.drop_in(words)
-        orders = (words[:, self.skip :], words[:, : self.steps].flip(1))
-        last = [
-            cell(order, state)[0] for cell, order, state in zip(self.directions, orders, states, strict=True)
-        ]
-        out: Tensor = self.drop_out(torch.cat(last, dim=1))
+        forward, _ = self.forward_cell(words[:, self.skip :], states[0])
+        reverse, _ = self.reverse_cell(words[:, : self.steps], states[1], reverse=True)
+        out: Tensor = self.drop_out(torch.cat((forward, reverse), dim=1))
         return out
 
     def _unpack(self, x: Tensor) -> tuple[Tensor, tuple[State, State]]:
@@ -90,9 +276,9 @@ class BiLstmStart(nn.Module):
         self.reverse_cell = LstmDirection(features, hidden)
 
     def forward(self, words: Tensor) -> Tensor:
-        first, last = words[:, : self.steps], words.flip(1)[:, : self.steps]
+        first, last = words[:, : self.steps], words[:, words.shape[1] - self.steps :]
         forward = self.forward_cell(first, self.forward_cell.zero_state(words))
-        reverse = self.reverse_cell(last, self.reverse_cell.zero_state(words))
+        reverse = self.reverse_cell(last, self.reverse_cell.zero_state(words), reverse=True)
         return pack(words, forward, reverse)
 
 

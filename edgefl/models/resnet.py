@@ -1,4 +1,7 @@
-"""ResNet-20 of EmbracingFL spec 3.1 and its ResNet-8 sibling of spec 9.2: basic blocks as indivisible units."""
+"""ResNet-20 of EmbracingFL spec 3.1, its ResNet-8 sibling of spec 9.2, and ResNet-18 for small images.
+
+Basic blocks are indivisible units.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.programs.contract import TensorSpec
 
 WIDTHS = (16, 32, 64)
+WIDTHS_18 = (64, 128, 256, 512)
 
 
 class Stem(nn.Module):
@@ -103,6 +107,24 @@ def resnet8(
     return _resnet(shape, seed)
 
 
+def resnet18(
+    *,
+    in_channels: int = 3,
+    size: int = 32,
+    classes: int = 10,
+    widths: Sequence[int] = WIDTHS_18,
+    bn: BnMode = "global",
+    bn_keep: float = 0.9,
+    seed: int = 0,
+) -> ModelSpec:
+    """ResNet-18 for small images: 3x3 stem of stride 1 and no pooling behind it, 4 x 2 blocks; 11,173,962 parameters.
+
+    Shortcuts are projections where a stage changes the shape, hence not in stage 1, as in the ImageNet original.
+    """
+    shape = _Shape("resnet18", 2, in_channels, size, classes, tuple(widths), bn, bn_keep, project_first=False)
+    return _resnet(shape, seed)
+
+
 @dataclass(frozen=True)
 class _Shape:
     """Everything that fixes a ResNet but its initial values."""
@@ -115,6 +137,7 @@ class _Shape:
     widths: tuple[int, ...]
     bn: BnMode
     bn_keep: float
+    project_first: bool = True  # whether stage 1 begins with a projection too
 
     def narrow(self, ratio: float) -> _Shape:
         # The small term keeps 0.29 * 100 at 29: floats fall just short of the product that was meant.
@@ -138,7 +161,8 @@ def _units(shape: _Shape) -> nn.Sequential:
     for stage, width in enumerate(shape.widths):
         for position in range(shape.blocks):
             stride = 2 if position == 0 and stage > 0 else 1
-            units.append((f"block{len(units)}", Block(inside, width, stride, position == 0, norm)))
+            project = position == 0 and (stage > 0 or shape.project_first)
+            units.append((f"block{len(units)}", Block(inside, width, stride, project, norm)))
             inside = width
     units.append(("head", Head(inside, shape.classes)))
     return sequential(units)

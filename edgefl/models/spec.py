@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.blame import blamed
+from edgefl.models.loss import CROSS_ENTROPY, Loss
 from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
 
@@ -27,12 +28,15 @@ class ModelSpec:
     module: nn.Sequential
     # One sample as the first unit reads it, without the batch dimension.
     sample: TensorSpec
-    # Number of labels; a model with a single output (a logit) has two.
+    # Number of classes that a label chooses from, a language model's vocabulary; 1 where labels are no classes.
+    # A model with a single output (a logit) and cross-entropy has two.
     classes: int
     # Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (spec 2.8).
     accounting_batch: int = 32
     # The same architecture with floor(ratio * C) channels everywhere; None where widths cannot be cut.
     narrow: Callable[[float], ModelSpec] | None = None
+    # What training minimises; it also says what a label looks like.
+    loss: Loss = CROSS_ENTROPY
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -57,6 +61,11 @@ class ModelSpec:
             )
         return output_spec(self.part(0, cut), self.sample)
 
+    @property
+    def label(self) -> TensorSpec:
+        """One sample's label. ModelError if the loss cannot read the model's output."""
+        return self.loss.label(self.boundary(len(self.units)))
+
 
 def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
     """An ``nn.Sequential`` with these named children."""
@@ -79,6 +88,19 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
     return bare.train(training)
 
 
+def on_meta(module: nn.Sequential) -> nn.Sequential:
+    """A copy on the meta device; no value is copied on the way."""
+    tensors = [*module.parameters(), *module.buffers()]
+    # What a deep copy finds in its memo it takes from there.
+    memo: dict[int, object] = {
+        id(tensor): nn.Parameter(tensor.to("meta"), tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else tensor.to("meta")
+        for tensor in tensors
+    }
+    return copy.deepcopy(module, memo).to("meta")
+
+
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
     """Shape and dtype of one output sample, found by a run without values."""
     if len(module) == 0:
@@ -93,7 +115,7 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
 
     Raises ModelError, naming the unit, if it cannot read what comes before it or gives no tensor.
     """
-    bare = copy.deepcopy(module).to("meta").eval()
+    bare = on_meta(module).eval()
     tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with torch.no_grad():
         for name, unit in bare.named_children():

@@ -1,198 +1,204 @@
-"""Any module as a unit list: an ``nn.Sequential`` as it is, any other ``nn.Module`` at the cuts its user names."""
+"""Any module as a unit list: an ``nn.Sequential`` as it is, any other ``nn.Module`` cut at places named or found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise, zip_longest
+from typing import Literal
 
 from torch import fx, nn
 
+from edgefl.models import autocut
+from edgefl.models.flow import Flow
+from edgefl.models.graph import paths_of
 from edgefl.models.layers import visible
-from edgefl.models.spec import ModelSpec, output_spec, sequential
+from edgefl.models.loss import CrossEntropy, Loss
+from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.tracing import trace
+from edgefl.models.units import Stretch
 from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
 
 TAIL = "tail"
+Cuts = Sequence[str] | Literal["auto"] | None
 
 
 def split(
     module: nn.Module,
-    cuts: Sequence[str] = (),
+    cuts: Cuts = None,
     *,
     sample: TensorSpec,
     classes: int,
+    units: int | None = None,
     name: str = "custom",
     accounting_batch: int = 32,
+    loss: Loss | None = None,
 ) -> ModelSpec:
     """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is one input without batch dimension.
 
-    An ``nn.Sequential`` without ``cuts`` keeps its children as units. Otherwise each cut is the path of a submodule
-    (``"layer1"``, ``"features.3"``) after which exactly one tensor may be needed by the rest; the units are named by
-    their cuts (dots become underscores), the last one ``tail``. Inside a unit, tensors keep their paths; a unit
-    that is exactly one submodule drops that path, so ``layer2.0.weight`` stays ``layer2.0.weight``.
+    Without ``cuts`` an ``nn.Sequential`` keeps its children as units and any other module is cut automatically
+    (``"auto"``: both): at points of its graph that exactly one tensor crosses, between the blocks that it repeats,
+    each unit with at least one kernel; ``units`` merges them into at most that many, of balanced weights. The units
+    are named by the submodules they hold.
+
+    Otherwise each cut is the path of a submodule (``"layer1"``, ``"features.3"``) after which exactly one tensor may
+    be needed by the rest; the units are named by their cuts, the last one ``tail``. Dots in names become underscores.
+    Inside a unit, tensors keep their paths; a unit that is exactly one submodule drops that path, so
+    ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
     The module is copied; batch norm and dropout become those of :mod:`edgefl.models.layers`. Raises ModelError,
-    naming the cut and the tensors, where more than one tensor crosses.
+    naming the cut and the tensors, where more than one tensor crosses or weights are needed on both sides, and with
+    torch's reason and the line of code where the module cannot be traced.
     """
     copied = visible(module)
     plain = isinstance(copied, nn.Sequential) and type(copied).forward is nn.Sequential.forward
-    units = sequential(copied.named_children()) if plain and not cuts else _units(copied, tuple(cuts))
-    spec = ModelSpec(name, units, sample, classes, accounting_batch)
+    if cuts is None and plain and units is None:
+        made = sequential(copied.named_children())
+    elif cuts is None or cuts == "auto":
+        made = _automatic(copied, sample, units)
+    else:
+        made = _at(copied, sample, tuple(cuts))
+    spec = ModelSpec(name, made, sample, classes, accounting_batch, loss=loss or CrossEntropy())
     _check_output(spec)
     return spec
 
 
 def _check_output(spec: ModelSpec) -> None:
-    out = output_spec(spec.module, spec.sample).shape
-    allowed = {(spec.classes,)} | ({(1,)} if spec.classes == 2 else set())
-    if out not in allowed:
+    label = spec.label
+    if label.below not in (None, spec.classes):
+        out = spec.boundary(len(spec.units)).shape
         raise ModelError(
-            f"{spec.name} gives {out} per sample; {spec.classes} classes need ({spec.classes},)", found=out
+            f"{spec.name} gives {out} per sample, so {label.below} classes; {spec.classes} classes were asked for",
+            found=out,
         )
 
 
-def _units(module: nn.Module, cuts: tuple[str, ...]) -> nn.Sequential:
-    graph = _traced(module, cuts)
-    pieces = _pieces(graph, cuts)
-    _check_sharing(module, pieces)
-    return sequential((piece.name, piece.module(module)) for piece in pieces)
+def _automatic(module: nn.Module, sample: TensorSpec, units: int | None) -> nn.Sequential:
+    with _mode(module, training=True):
+        fine = Flow(trace(module, sample, lambda path, part: autocut.is_layer(part)))
+    blocks = autocut.blocks(fine)
+    opened = autocut.opened(fine, autocut.chosen(fine, blocks))
+    # Traced once more with all closed that no cut lies in and no F.dropout: it stays what its author wrote.
+    flow = _flow(module, sample, opened | autocut.dropping(fine))
+    cuts = autocut.chosen(flow, blocks)
+    if units is not None:
+        cuts = _merged(flow, cuts, units)
+    stretches = _stretches(flow, cuts)
+    return sequential(
+        (name, part.module()) for name, part in zip(autocut.named(stretches), stretches, strict=True)
+    )
 
 
-class _PathTracer(fx.Tracer):
-    """Traces only the modules on the way to a cut; every other submodule stays a call, its Python untouched."""
-
-    def __init__(self, cuts: Iterable[str]) -> None:
-        super().__init__()
-        self._opened = {cut[:dot] for cut in cuts for dot in _dots(cut)}
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name not in self._opened
+def _merged(flow: Flow, cuts: Sequence[int], units: int) -> list[int]:
+    if units < 1:
+        raise ModelError(f"a model has at least one unit; found units={units}", units=units)
+    state = flow.traced.root.state_dict()
+    sizes = [sum(state[name].numel() for name in part.state) for part in _stretches(flow, cuts)]
+    return [cuts[start - 1] for start in autocut.grouped(sizes, units)]
 
 
-def _dots(path: str) -> list[int]:
-    return [index for index, letter in enumerate(path) if letter == "."]
-
-
-def _traced(module: nn.Module, cuts: tuple[str, ...]) -> fx.Graph:
-    known = {name for name, _ in module.named_modules() if name}
+def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...]) -> nn.Sequential:
+    known = {path for path, _ in module.named_modules() if path}
     unknown = [cut for cut in cuts if cut not in known]
     if unknown or len(set(cuts)) != len(cuts):
         problem = f"no submodule {unknown[0]!r}" if unknown else f"a cut is named twice in {cuts}"
         raise ModelError(
             f"cannot cut: {problem}; cuts are paths of submodules", cuts=cuts, known=sorted(known)
         )
+    ancestors = {cut[:dot] for cut in cuts for dot, letter in enumerate(cut) if letter == "."}
+    flow = _flow(module, sample, frozenset(ancestors))
+    ends = {cut: _end(flow, cut) for cut in cuts}
+    ordered = sorted(cuts, key=ends.__getitem__)
+    for before, after in pairwise(ordered):
+        if ends[before] == ends[after]:
+            raise ModelError(
+                f"cuts {before!r} and {after!r} lie at the same place; name one of them", cuts=cuts
+            )
+    for cut in ordered:
+        _check_crossing(flow, cut, ends[cut])
+    last = len(flow.steps) - 1
+    stretches = _stretches(flow, [ends[cut] for cut in ordered if ends[cut] < last])
+    names = [cut.replace(".", "_") for cut in ordered]
+    return sequential((name, part.module()) for name, part in zip([*names, TAIL], stretches, strict=False))
+
+
+def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str]) -> Flow:
+    """The graph of ``module`` with all but the submodules ``opened`` closed; the same in training and inference."""
+    flows = []
+    for training in (False, True):
+        with _mode(module, training=training):
+            flows.append(Flow(trace(module, sample, lambda path, part: path not in opened)))
+    _check_modes(module, *flows)
+    return flows[1]
+
+
+@contextmanager
+def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """``module`` in one mode as a whole; afterwards each part is in its own again."""
+    before = {part: part.training for part in module.modules()}
+    module.train(training)
     try:
-        graph = _PathTracer(cuts).trace(module)
-    except Exception as error:
-        raise ModelError(
-            f"cannot trace {type(module).__name__} down to the cuts {list(cuts)}: {error}. Control flow on tensors is "
-            "allowed inside submodules, not between them and the cuts",
-            cuts=cuts,
-        ) from error
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    if len(inputs) != 1:
-        raise ModelError(
-            f"a model reads one tensor; {type(module).__name__} reads {[node.name for node in inputs]}",
-            inputs=[node.name for node in inputs],
-        )
-    for node in graph.nodes:
-        if node.op == "get_attr" and node.users:
-            next(later for later in graph.nodes if later in node.users).prepend(node)
-    return graph
+        yield
+    finally:
+        for part, own in before.items():
+            part.training = own
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Consecutive nodes of the graph, from the one tensor ``source`` to the one tensor ``result``."""
-
-    name: str
-    nodes: tuple[fx.Node, ...]
-    source: fx.Node
-    result: fx.Node
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Paths of the submodules and tensors this piece uses."""
-        return tuple(str(node.target) for node in self.nodes if node.op in ("call_module", "get_attr"))
-
-    def module(self, root: nn.Module) -> nn.Module:
-        """The piece as a module: the submodule itself where it is nothing else, or a traced graph of several."""
-        if (
-            len(self.nodes) == 1
-            and self.nodes[0].op == "call_module"
-            and self.nodes[0].args == (self.source,)
-        ):
-            return root.get_submodule(self.targets[0])
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {self.source: graph.placeholder("x")}
-        for node in self.nodes:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(copies[self.result])
-        return fx.GraphModule(root, graph, class_name=self.name)
+def _check_modes(module: nn.Module, inference: Flow, training: Flow) -> None:
+    """ModelError if the code between the closed submodules does something else in training than in inference."""
+    if training.place.get(training.traced.result, -1) < 0:
+        raise ModelError(f"the output of {type(module).__name__} is not computed from its input")
+    told = [flow.traced.described() for flow in (inference, training)]
+    for before, after in zip_longest(*told):
+        if before != after:
+            raise ModelError(
+                f"{type(module).__name__} computes {_short(after)} in training where it computes {_short(before)} in "
+                "inference; put what differs into a submodule that no cut opens",
+                training=after,
+                inference=before,
+            )
 
 
-def _pieces(graph: fx.Graph, cuts: tuple[str, ...]) -> list[_Piece]:
-    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    source = next(node for node in graph.nodes if node.op == "placeholder")
-    output = next(node for node in graph.nodes if node.op == "output")
-    if not isinstance(output.args[0], fx.Node):
-        raise ModelError("a model gives one tensor; found several outputs")
-    pieces: list[_Piece] = []
-    done = 0
-    for cut in _in_order(cuts, nodes):
-        stop = _last(cut, nodes) + 1
-        result = _crossing(cut, [*graph.nodes][: [*graph.nodes].index(nodes[stop - 1]) + 1])
-        pieces.append(_Piece(cut.replace(".", "_"), tuple(nodes[done:stop]), source, result))
-        source, done = result, stop
-    if done < len(nodes):
-        pieces.append(_Piece(TAIL, tuple(nodes[done:]), source, output.args[0]))
-    return pieces
+def _short(line: str | None) -> str:
+    return (line or "nothing").partition("(")[0]
 
 
-def _in_order(cuts: tuple[str, ...], nodes: Sequence[fx.Node]) -> list[str]:
-    return sorted(cuts, key=lambda cut: _last(cut, nodes))
+def _stretches(flow: Flow, cuts: Sequence[int]) -> list[Stretch]:
+    source: fx.Node = flow.traced.source
+    found: list[Stretch] = []
+    for before, after in pairwise([-1, *cuts, len(flow.steps) - 1]):
+        last = after == len(flow.steps) - 1
+        result = flow.traced.result if last else flow.crossing[after][0]
+        found.append(Stretch(flow, before + 1, after + 1, source, result))
+        source = result
+    return found
 
 
-def _last(cut: str, nodes: Sequence[fx.Node]) -> int:
-    """Position of the last operation that belongs to the submodule ``cut``."""
-    inside = [index for index, node in enumerate(nodes) if _belongs(node, cut)]
+def _end(flow: Flow, cut: str) -> int:
+    """The last step that belongs to the submodule ``cut``."""
+    inside = [place for place, step in enumerate(flow.steps) if cut in paths_of(step)]
     if not inside:
         raise ModelError(f"the submodule {cut!r} is never called in forward", cut=cut)
     return inside[-1]
 
 
-def _belongs(node: fx.Node, cut: str) -> bool:
-    stack: dict[str, Any] = node.meta.get("nn_module_stack", {})
-    paths = [entry[0] for entry in stack.values()]
-    target = str(node.target) if node.op == "call_module" else ""
-    return any(path == cut or path.startswith(cut + ".") for path in [*paths, target])
-
-
-def _crossing(cut: str, before: Sequence[fx.Node]) -> fx.Node:
-    """The one value computed so far that anything later needs."""
-    early = set(before)
-    crossing = [
-        node for node in before if node.op != "get_attr" and any(user not in early for user in node.users)
-    ]
-    if len(crossing) != 1:
-        names = [str(node.target) if node.op == "call_module" else node.name for node in crossing]
+def _check_crossing(flow: Flow, cut: str, place: int) -> None:
+    if place == len(flow.steps) - 1:
+        return
+    crossing, shared = flow.crossing[place], flow.shared[place]
+    if len(crossing) != 1 or not flow.is_samples(crossing[0]):
+        names = [flow.traced.label(node) for node in crossing]
         raise ModelError(
-            f"cut {cut!r}: exactly one tensor may cross, found {len(crossing)}: {', '.join(names)}. Cut where "
-            "nothing but the cut's own output is used later (after a whole block, not inside a skip connection)",
+            f"cut {cut!r}: exactly one tensor of samples may cross, found {len(crossing)}: {', '.join(names)}. Cut "
+            "where nothing but the cut's own output is used later (after a whole block, not inside a skip connection)",
             cut=cut,
             tensors=names,
         )
-    return crossing[0]
-
-
-def _check_sharing(module: nn.Module, pieces: Sequence[_Piece]) -> None:
-    owner: dict[str, str] = {}
-    for piece in pieces:
-        for target in set(piece.targets):
-            if owner.setdefault(target, piece.name) != piece.name:
-                raise ModelError(
-                    f"{target!r} is used in units {owner[target]!r} and {piece.name!r}; its weights cannot be in both",
-                    target=target,
-                    units=(owner[target], piece.name),
-                )
+    if shared:
+        target = min(shared)
+        raise ModelError(
+            f"cut {cut!r}: {target!r} is used before and after it; its weights cannot be in both units",
+            cut=cut,
+            target=target,
+        )

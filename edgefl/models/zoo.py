@@ -13,18 +13,28 @@ from torch import nn
 
 from edgefl.models.basic import bilstm, cnn, mlp
 from edgefl.models.blame import blamed, defined_at
-from edgefl.models.resnet import resnet8, resnet20
+from edgefl.models.convnext import convnext
+from edgefl.models.language import lstm_lm
+from edgefl.models.mobilenet import mobilenet
+from edgefl.models.resnet import resnet8, resnet18, resnet20
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
+from edgefl.models.transformer import bert, vit
 from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
 
 MODELS: Mapping[str, Callable[..., ModelSpec]] = {
+    "bert": bert,
     "bilstm": bilstm,
     "cnn": cnn,
+    "convnext": convnext,
+    "lstm_lm": lstm_lm,
     "mlp": mlp,
+    "mobilenet": mobilenet,
+    "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet8": resnet8,
+    "vit": vit,
 }
 
 
@@ -35,9 +45,10 @@ _SHAPE_OPTIONS = ("in_channels", "size", "classes", "sample_shape")
 def build(name: str, **options: Any) -> ModelSpec:
     """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
 
-    ``package.module:factory`` calls a factory of your own, which returns a ModelSpec, an ``nn.Sequential``, or
-    ``(nn.Module, cuts)``; then ``sample_shape`` (a list, or ``in_channels`` and ``size``), ``classes`` and ``seed``
-    are taken out of the options and the rest is passed on. Raises ModelError with what exists.
+    ``package.module:factory`` calls a factory of your own, which returns a ModelSpec, an ``nn.Module`` (cut
+    automatically; an ``nn.Sequential`` between its children) or ``(nn.Module, cuts)``; then ``sample_shape`` (a list,
+    or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken out of the options and the rest is passed on.
+    Raises ModelError with what exists.
     """
     if ":" in name:
         return _custom(name, dict(options))
@@ -91,10 +102,10 @@ def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> Model
 def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
     if isinstance(made, ModelSpec):
         return replace(made, name=made.name or path)
-    module, cuts = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
+    module, cuts = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise ModelError(
-            f"{path!r} must return a ModelSpec, an nn.Sequential or (nn.Module, cuts); "
+            f"{path!r} must return a ModelSpec, an nn.Module or (nn.Module, cuts); "
             f"found {type(module).__name__}",
             name=path,
         )

@@ -36,6 +36,8 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    # Valid values are the whole numbers 0 .. below-1: token numbers, class labels. None says nothing about them.
+    below: int | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -44,13 +46,17 @@ class TensorSpec:
     def zeros(self) -> Tensor:
         return torch.zeros(self.shape, dtype=self.dtype)
 
+    def rows(self, count: int) -> TensorSpec:
+        """``count`` of these with a batch dimension in front, for a spec of one sample."""
+        return TensorSpec((count, *self.shape), self.dtype, self.below)
+
 
 @dataclass(frozen=True)
 class Function:
     """One pure function of a program, with the ports it reads.
 
     Outputs need no declaration: they are what ``fn`` returns, in that order.
-    ``label_range`` bounds integer inputs so that random examples are valid (class labels).
+    ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid.
     """
 
     name: str
@@ -62,7 +68,7 @@ class Function:
         return self.fn(tensors)
 
     def example(self, seed: int) -> Tensors:
-        """Random inputs that satisfy the ports: normal floats, labels below ``label_range``, noise in [0, 1).
+        """Random inputs that satisfy the ports: normal floats, whole numbers in their range, noise in [0, 1).
 
         Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5).
         """
@@ -71,8 +77,9 @@ class Function:
 
 
 def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
-    if not spec.dtype.is_floating_point:
-        return torch.randint(0, label_range, spec.shape, generator=generator, dtype=spec.dtype)
+    if spec.below is not None or not spec.dtype.is_floating_point:
+        below = label_range if spec.below is None else spec.below
+        return torch.randint(0, below, spec.shape, generator=generator, dtype=spec.dtype)
     uniform = name.startswith("noise.") or name.endswith("running_var")
     if uniform:
         shift = 0.5 if name.endswith("running_var") else 0.0

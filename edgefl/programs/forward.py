@@ -27,5 +27,5 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
         return {"record.x": cast(Tensor, out)}
 
     ports = {f"weights.{name}": spec for name, spec in weights.items()}
-    ports["batch.0.x"] = TensorSpec((batch, *sample.shape), sample.dtype)
+    ports["batch.0.x"] = sample.rows(batch)
     return Function("forward", fn, ports)

@@ -9,10 +9,10 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from edgefl.models.layers import Dropout
-from edgefl.models.spec import ModelSpec, skeleton
+from edgefl.models.loss import CROSS_ENTROPY, Loss
+from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.programs.contract import Tensors, TensorSpec
 from edgefl.wire.errors import ModelError
 
@@ -30,16 +30,17 @@ class TrainedPart(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Mean cross-entropy of ``suffix`` on a batch, its gradient's ingredients and its inference.
+    """Mean ``loss`` of ``suffix`` on a batch, its gradient's ingredients and its inference.
 
-    ``suffix`` maps the boundary tensor (B, *boundary.shape) to logits (B, classes), or to one logit (B, 1) when
-    there are two classes. Only its structure and shapes are used; values always come from the arguments.
+    ``suffix`` maps the boundary tensor (B, *boundary.shape) to what the loss reads: for the default, logits
+    (B, classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values always come
+    from the arguments.
     """
 
     suffix: nn.Sequential
     # One sample of the suffix's input, without the batch dimension.
     boundary: TensorSpec
-    classes: int
+    loss: Loss = CROSS_ENTROPY
     _modes: dict[bool, nn.Sequential] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Objective:
     @classmethod
     def of(cls, part: TrainedPart) -> Objective:
         """The objective of a submodel (output-side suffix, width slice or full model)."""
-        return cls(part.suffix, part.boundary, part.spec.classes)
+        return cls(part.suffix, part.boundary, part.spec.loss)
 
     @cached_property
     def weights(self) -> Mapping[str, TensorSpec]:
@@ -80,7 +81,15 @@ class Objective:
 
     def batch(self, size: int) -> TensorSpec:
         """The port of ``size`` boundary samples."""
-        return TensorSpec((size, *self.boundary.shape), self.boundary.dtype)
+        return self.boundary.rows(size)
+
+    def labels(self, size: int) -> TensorSpec:
+        """The port of ``size`` labels, as the loss reads them. ModelError if it cannot read the suffix's output."""
+        return self._label.rows(size)
+
+    @cached_property
+    def _label(self) -> TensorSpec:
+        return self.loss.label(output_spec(self.suffix, self.boundary))
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
         """The uniform tensors that dropout layers read in training, by name; empty for models without dropout."""
@@ -102,51 +111,33 @@ class Objective:
         y: Tensor,
         noise: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
-        """Training mode: (mean cross-entropy (), number correct () float32, buffers after the pass).
+        """Training mode: (mean loss (), number correct () float32, buffers after the pass).
 
-        ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` (B,)
-        int64. The arguments are never changed: batch norm's moving statistics come back as new tensors.
+        ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` as
+        :meth:`labels` says. The arguments are never changed: batch norm's moving statistics come back as new tensors.
         """
         tensors = {**params, **{name: buffers[name].clone() for name in self.fixed}, **(noise or {})}
-        logits = self._logits(tensors, x, training=True)
-        losses = cross_entropy(logits, y)
+        out = self._output(tensors, x, training=True)
+        losses = self.loss.each(out, y)
         moved = {name: tensors[name].detach() for name in self.fixed}
-        return losses.mean(), correct(logits.detach(), y).sum(), moved
+        return losses.mean(), self.loss.correct(out.detach(), y).sum(), moved
 
     def evaluate(self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Inference mode: per sample, the cross-entropy (B,) and whether the label was found (B,), float32."""
-        logits = self.predict(weights, x)
-        return cross_entropy(logits, y), correct(logits, y)
+        """Inference mode: per sample, the loss (B,) and how right it is (B,), float32 from 0 to 1."""
+        out = self.predict(weights, x)
+        return self.loss.each(out, y), self.loss.correct(out, y)
 
     def predict(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Inference mode: the logits. ``weights`` may hold more than the suffix, such as the whole model."""
+        """Inference mode: the output. ``weights`` may hold more than the suffix, such as the whole model."""
         tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
-        return self._logits(tensors, x, training=False)
+        return self._output(tensors, x, training=False)
 
-    def _logits(self, tensors: Tensors, x: Tensor, *, training: bool) -> Tensor:
+    def _output(self, tensors: Tensors, x: Tensor, *, training: bool) -> Tensor:
         missing = [name for name in self.weights if name not in tensors]
         if missing:
             raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
-        logits = torch.func.functional_call(self._modes[training], tensors, (x,))
-        return cast(Tensor, logits)
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """-log softmax(logits)[y] per sample, (B,). Written with comparisons, so that its gradient needs no scatter."""
-    logp = F.log_softmax(_two_sided(logits), dim=1)
-    chosen = torch.arange(logp.shape[1], device=y.device) == y.unsqueeze(1)
-    return -torch.where(chosen, logp, torch.zeros_like(logp)).sum(dim=1)
-
-
-def correct(logits: Tensor, y: Tensor) -> Tensor:
-    """1.0 where the largest logit is the label's, (B,) float32."""
-    return (_two_sided(logits).argmax(dim=1) == y).to(torch.float32)
-
-
-def _two_sided(logits: Tensor) -> Tensor:
-    """One logit z is the pair (0, z): its cross-entropy is that of sigmoid(z)."""
-    return torch.cat((torch.zeros_like(logits), logits), dim=1) if logits.shape[1] == 1 else logits
+        return cast(Tensor, torch.func.functional_call(self._modes[training], tensors, (x,)))
 
 
 def _shape_into(found: dict[str, TensorSpec], name: str):  # type: ignore[no-untyped-def]

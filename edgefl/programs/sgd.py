@@ -67,7 +67,7 @@ def _step(
     trained = {f"state.momentum.{name}": objective.weights[name] for name in objective.trainable}
     ports = _named("state.weights", objective) | trained | batch_ports(objective, batch)
     ports |= {f"noise.{name}": spec for name, spec in noise.items()} | {"hyper.lr": SCALAR}
-    return Function("train", fn, ports, label_range=objective.classes)
+    return Function("train", fn, ports)
 
 
 def gradient(
@@ -114,13 +114,12 @@ def evaluate(objective: Objective, batch: int) -> Function:
         }
 
     ports = _named("weights", objective) | batch_ports(objective, batch)
-    return Function("evaluate", fn, ports | {"batch.0.mask": TensorSpec((batch,))}, objective.classes)
+    return Function("evaluate", fn, ports | {"batch.0.mask": TensorSpec((batch,))})
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
-    """Ports of one labelled batch: features as the suffix reads them, int64 labels."""
-    labels = TensorSpec((batch,), torch.int64)
-    return {f"batch.{index}.x": objective.batch(batch), f"batch.{index}.y": labels}
+    """Ports of one labelled batch: features as the suffix reads them, labels as the loss does."""
+    return {f"batch.{index}.x": objective.batch(batch), f"batch.{index}.y": objective.labels(batch)}
 
 
 def _named(prefix: str, objective: Objective) -> dict[str, TensorSpec]:

@@ -5,16 +5,16 @@ All numbers are elements, not bytes; nothing here allocates or computes values.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
 
 from torch import Tensor, nn
 
-from edgefl.models.recurrent import BiLstm
-from edgefl.models.spec import ModelSpec, run_meta
+from edgefl.models.recurrent import BiLstm, Stack
+from edgefl.models.spec import ModelSpec, on_meta, run_meta
 from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.liveness import live_elements
 from edgefl.submodels.output_side import Chunk, OutputSide
@@ -46,29 +46,34 @@ def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> Count:
 def activations(module: nn.Sequential, sample: TensorSpec) -> int:
     """Counted activations per sample: outputs of conv layers and dense layers, and 10 values per LSTM unit and step.
 
-    Batch norm, ReLU, add, pooling, embedding outputs and the input are not counted, nor is a single logit.
+    GRUs have 7 values, by the same rule. Norms, activation functions, add, pooling, attention scores, embedding
+    outputs and the input are not counted, nor is a single logit.
     """
     total = 0
 
-    def add(part: nn.Module, _args: tuple[Tensor, ...], out: Tensor) -> None:
+    def add(part: nn.Module, _args: tuple[Tensor, ...], out: Any) -> None:
         nonlocal total
         total += _counted(part, out)
 
-    counted = copy.deepcopy(module)
+    counted = on_meta(module)
     for part in counted.modules():
         if isinstance(part, _COUNTED):
             part.register_forward_hook(add)
-    run_meta(counted, sample, 2)
+    run_meta(counted, sample, _ROWS)
     return total
 
 
-_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, BiLstm)
+_ROWS = 2
+_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, BiLstm, Stack)
 
 
-def _counted(part: nn.Module, out: Tensor) -> int:
+def _counted(part: nn.Module, out: Any) -> int:
     if isinstance(part, BiLstm):
         return LSTM_VALUES * part.hidden * len(part.directions) * part.steps
-    per_sample = out.numel() // out.shape[0]
+    if isinstance(part, Stack):
+        states = out if isinstance(out, Tensor) else out[0]
+        return (2 * part.kind.gates + part.kind.carried) * part.layers * (states.numel() // _ROWS)
+    per_sample: int = out.numel() // out.shape[0]
     return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample
 
 

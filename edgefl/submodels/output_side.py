@@ -180,12 +180,19 @@ STRONG = Tier(0)
 _STAGE_1 = ("stem", "block1", "block2", "block3")
 _STAGE_2 = ("block4", "block5", "block6")
 
-# Spec 2.2 (the paper's Table 1), spec 2.4 for the chunks, and spec 9.2 for ResNet-8.
+# Spec 2.2 (the paper's Table 1), spec 2.4 for the chunks, and spec 9.2 for ResNet-8. The others are ours, after the
+# same pattern: moderate leaves the first stages frozen, weak trains the last stage.
 TIERS: Mapping[str, Mapping[str, Tier]] = {
     "resnet20": {"strong": STRONG, "moderate": Tier(4), "weak": Tier(7, (_STAGE_1, _STAGE_2))},
     "resnet8": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},
     "cnn": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},
     "bilstm": {"strong": STRONG, "moderate": Tier(1), "weak": Tier(1, 1, skip=0.5)},
+    "resnet18": {"strong": STRONG, "moderate": Tier(5), "weak": Tier(7, 2)},
+    "mobilenet": {"strong": STRONG, "moderate": Tier(7, 2), "weak": Tier(14, 2)},
+    "convnext": {"strong": STRONG, "moderate": Tier(6), "weak": Tier(13, 2)},
+    "vit": {"strong": STRONG, "moderate": Tier(3), "weak": Tier(5, 2)},
+    "bert": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(4, 2)},
+    "lstm_lm": {"strong": STRONG, "moderate": Tier(1), "weak": Tier(2)},
 }
 
 

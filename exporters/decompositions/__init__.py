@@ -11,15 +11,36 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
-from exporters.decompositions import activation, convolution, layout, loss, normalization, pooling
+from exporters.decompositions import (
+    activation,
+    convolution,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    padding,
+    pooling,
+    reduction,
+    resize,
+    strided,
+    views,
+)
 
 RULES: dict[OpOverload, Callable[..., object]] = {
     **activation.RULES,
     **convolution.RULES,
+    **indexing.RULES,
     **layout.RULES,
+    **linear.RULES,
     **loss.RULES,
     **normalization.RULES,
+    **padding.RULES,
     **pooling.RULES,
+    **reduction.RULES,
+    **resize.RULES,
+    **strided.RULES,
+    **views.RULES,
 }
 
 # Ops whose schema hides that they write to an argument: rewritten first, or the write is lost.

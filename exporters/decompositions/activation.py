@@ -1,4 +1,4 @@
-"""Activations: the gradient of ReLU. The others decompose well as they are."""
+"""Activations: gradients that select by comparison. The others decompose well as they are."""
 
 from __future__ import annotations
 
@@ -14,4 +14,14 @@ def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
     return torch.where(value <= threshold, zero, grad)
 
 
-RULES = {_aten.threshold_backward.default: threshold_backward}
+def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
+    """dL/dx = dL/dy where abs(x) > limit, else 0: the gradient of both hardshrink and softshrink."""
+    zero = torch.zeros((), dtype=grad.dtype)
+    return torch.where(x.abs() <= limit, zero, grad)
+
+
+RULES = {
+    _aten.threshold_backward.default: threshold_backward,
+    _aten.hardshrink_backward.default: shrink_backward,
+    _aten.softshrink_backward.default: shrink_backward,
+}

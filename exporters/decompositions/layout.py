@@ -30,9 +30,25 @@ def fill(destination: Tensor, value: float) -> Tensor:
     return torch.full(destination.shape, value, dtype=destination.dtype)
 
 
+def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]:
+    """Consecutive parts as slices; torch.onnx makes a sequence of them, which few runtimes handle well."""
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [
+        _aten.slice.Tensor(x, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    """Parts of ``size``, the last one shorter if it must be."""
+    length = x.shape[dim]
+    return split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)], dim)
+
+
 RULES = {
     _aten.copy.default: copy,
     _aten.fill.Scalar: fill,
+    _aten.split.Tensor: split,
+    _aten.split_with_sizes.default: split_with_sizes,
     _aten.squeeze.dims: squeeze_dims,
     _aten.t.default: transpose_matrix,
 }

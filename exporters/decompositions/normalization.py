@@ -1,7 +1,7 @@
-"""Batch normalization, in training and frozen, spelled out with one scale and one shift per channel.
+"""Batch normalization, in training and frozen, in the two forms that :mod:`exporters.onnx_ops` writes as one node.
 
-Spelled out rather than left as one op: torch.onnx writes the inference form of BatchNormalization for it, and
-the training form makes onnxruntime write the new running mean over its input, weights of the caller included.
+PyTorch's own op hides a write to the running statistics in its schema. Here the batch statistics come out of a
+functional op, and the running ones follow from them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ def native_batch_norm(
     if not training:
         assert running_mean is not None and running_var is not None
         empty = x.new_zeros(0)
-        return _affine(x, weight, bias, running_mean, _rstd(running_var, eps)), empty, empty
-    mean = x.mean(_not_channels(x))
-    centred = x - _channels(mean, x)
-    variance = (centred * centred).mean(_not_channels(x))
-    rstd = _rstd(variance, eps)
+        frozen = _aten._native_batch_norm_legit_no_training
+        return frozen(x, weight, bias, running_mean, running_var, momentum, eps)[0], empty, empty
+    out, mean, rstd = _aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
     if running_mean is not None and running_var is not None:
         count = x.numel() // x.shape[1]
-        unbiased = variance * (count / max(count - 1, 1))
+        unbiased = (rstd.pow(-2) - eps) * (count / max(count - 1, 1))
         running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
         running_var.copy_(running_var * (1 - momentum) + unbiased * momentum)
-    return _affine(x, weight, bias, mean, rstd), mean, rstd
+    return out, mean, rstd
 
 
 def native_batch_norm_backward(
@@ -73,17 +71,17 @@ def native_batch_norm_backward(
         count = x.numel() // x.shape[1]
         tilt = gain * rstd * slope * (-1.0 / count)
         shift = gain * sum_grad * (-1.0 / count) - tilt * mean
-        grad_x = grad * _channels(gain, x) + (x * _channels(tilt, x) + _channels(shift, x))
+        grad_x = grad * _channels(gain, x) + _affine(x, tilt, shift)
     elif output_mask[0]:
         grad_x = grad * _channels(gain, x)
     return grad_x, slope if output_mask[1] else None, sum_grad if output_mask[2] else None
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
-    """y = x * scale + shift; the centred x is not kept, which would cost a second tensor of its size."""
-    scale = rstd if weight is None else rstd * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return x * _channels(scale, x) + _channels(shift, x)
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """x * scale + shift per channel in one pass: frozen batch norm with mean 0 and variance 1."""
+    zeros, ones = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
+    out: Tensor = _aten._native_batch_norm_legit_no_training(x, scale, shift, zeros, ones, 0.0, 0.0)[0]
+    return out
 
 
 def _rstd(var: Tensor | None, eps: float) -> Tensor:

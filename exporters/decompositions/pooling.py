@@ -19,10 +19,44 @@ def max_pool2d_backward(
     indices: Tensor,
 ) -> Tensor:
     """dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum lies at q (``indices``, flat in H * W)."""
+    return _to_positions(grad, x, indices)
+
+
+def _to_positions(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """Zeros shaped like x, with each entry of ``grad`` added at its flat position in the plane."""
     planes = x.shape[:-2].numel()
     area = x.shape[-2] * x.shape[-1]
     empty = torch.zeros((planes, area), dtype=grad.dtype)
     return empty.scatter_add(1, indices.reshape(planes, -1), grad.reshape(planes, -1)).view(x.shape)
+
+
+def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """Maxima over rows floor(i n / m) .. ceil((i + 1) n / m), columns alike, and their positions, flat in H * W.
+
+    Plain max pooling where the sizes divide. Otherwise windows differ by an entry: the shorter ones repeat their
+    last, which is never the first maximum, so that the position within a window tells the one in the input.
+    """
+    height, width = x.shape[-2:]
+    if height % output_size[0] == 0 and width % output_size[1] == 0:
+        kernel = [height // output_size[0], width // output_size[1]]
+        return _aten.max_pool2d_with_indices(x, kernel, kernel)
+    spans = [_adaptive_windows(x.shape[i - 2], output_size[i]) for i in range(2)]
+    tall, wide = (max(stop - start for start, stop in windows) for windows in spans)
+    rows, columns = (
+        torch.tensor([min(start + k, stop - 1) for start, stop in windows for k in range(size)])
+        for windows, size in zip(spans, (tall, wide), strict=True)
+    )
+    shape = (*x.shape[:-2], output_size[0], tall, output_size[1], wide)
+    windows = x.index_select(-2, rows).index_select(-1, columns).view(shape)
+    values, place = windows.transpose(-2, -3).reshape(*x.shape[:-2], *output_size, tall * wide).max(-1)
+    first = torch.tensor([[top * width + left for left, _ in spans[1]] for top, _ in spans[0]])
+    row = torch.div(place, wide, rounding_mode="trunc")
+    return values, first + place + row * (width - wide)
+
+
+def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """As :func:`max_pool2d_backward`, which needs the positions only."""
+    return _to_positions(grad, x, indices)
 
 
 def avg_pool2d(
@@ -137,14 +171,20 @@ def _matrix(windows: list[tuple[int, int]], size: int, like: Tensor) -> Tensor:
     )
 
 
+def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
+    return [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+
+
 def _adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
-    windows = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+    windows = _adaptive_windows(size, count)
     return _matrix(windows, size, like) / torch.tensor(
         [[float(stop - start)] for start, stop in windows], dtype=like.dtype
     )
 
 
 RULES = {
+    _aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
+    _aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
     _aten.avg_pool2d.default: avg_pool2d,
     _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
     _aten.avg_pool2d_backward.default: avg_pool2d_backward,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_runtime.data import load
+from device_runtime.data import LabelSpec, load
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
 from edgefl.wire.manifest import DataSpec
@@ -266,3 +266,31 @@ def test_a_sample_budget_takes_the_first_rows(tmp_path: Path) -> None:
     data = load(npz(tmp_path / "d.npz", x=X, y=Y)).fitted(SPEC)
 
     assert [len(data.first(samples)) for samples in (0, 2, 99)] == [5, 2, 5]
+
+
+# -- labels of other kinds -------------------------------------------------------------------------------------
+
+
+def test_a_label_per_token_is_taken_and_checked(tmp_path: Path) -> None:
+    tokens = np.array([[0, 1], [2, 2], [1, 0], [0, 0], [2, 1]], dtype=np.uint16)
+    data = load(npz(tmp_path / "d.npz", x=X, y=tokens))
+    kept = data.fitted(SPEC, LabelSpec((2,))).labels(np.array([1, 4]))
+
+    assert kept.dtype == np.int64
+    np.testing.assert_array_equal(kept, [[2, 2], [2, 1]])
+    with pytest.raises(DataError, match=r"shape \(5, 2\), the model takes int64 \(3,\) per sample"):
+        data.fitted(SPEC, LabelSpec((3,)))
+    with pytest.raises(DataError, match="from 0 to 3, the model takes integers from 0 to 2"):
+        load(npz(tmp_path / "e.npz", x=X, y=tokens + (tokens == 2))).fitted(SPEC, LabelSpec((2,)))
+
+
+def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) -> None:
+    targets = np.linspace(-3.0, 7.0, 10).reshape(5, 2)
+    spec = LabelSpec((2,), "float32")
+    kept = load(npz(tmp_path / "d.npz", x=X, y=targets)).fitted(SPEC, spec).labels(np.arange(5))
+
+    np.testing.assert_array_equal(kept, targets.astype(np.float32))
+    assert kept.dtype == np.float32
+    targets[1, 1] = np.nan
+    with pytest.raises(DataError, match="the model takes finite numbers"):
+        load(npz(tmp_path / "e.npz", x=X, y=targets)).fitted(SPEC, spec)

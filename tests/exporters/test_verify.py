@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -9,8 +13,9 @@ from edgefl.programs.contract import Function, Tensors
 from edgefl.wire.errors import ExportError
 from exporters.capture import capture
 from exporters.onnx import to_onnx
-from exporters.verify import verify
-from tests.exporters.examples import pointwise
+from exporters.rounding import Array, exactly
+from exporters.verify import ATTEMPTS, FACTOR, RELATIVE, compare, verify
+from tests.exporters.examples import pointwise, small_net, step_of
 
 
 def scaled(factor: float) -> Function:
@@ -44,16 +49,99 @@ def test_slightly_wrong_result_is_caught_on_every_example() -> None:
         verify(scaled(2.001), model, 0)
 
 
-def test_an_example_on_a_kink_is_set_aside() -> None:
-    def wobbly(t: Tensors) -> Tensors:
-        first = torch.equal(t["state.w"], function.example(0)["state.w"])
-        return {"update.w": t["state.w"] * (2.001 if first else 2.0)}
+def kinked(tensors: Tensors) -> Tensors:
+    """``record.gate`` is w where a sum that is zero in exact arithmetic comes out positive, else zero."""
+    w = tensors["state.w"]
+    gate = (w.sum() - w.double().sum().float() > 0).to(w.dtype)
+    return {"record.gate": gate * w, "update.w": 2 * w}
 
-    function = pointwise(wobbly, state__w=(64,))
 
-    report = verify(function, to_onnx(capture(scaled(2.0))), 0)
+def other_side(arrays: Mapping[str, Array]) -> list[Array]:
+    """Another runtime for ``kinked``, in which each gate is as far from float64 as a gate can be."""
+    w = arrays["state.w"]
+    exact = exactly(KINKED, {"state.w": torch.from_numpy(w)})["record.gate"]
+    return [np.zeros_like(w) if exact.any() else w, 2 * w]
 
-    assert report.seed == 1 and report.set_aside == (0,)
+
+KINKED = pointwise(kinked, state__w=(64,))
+
+
+def test_where_rounding_decides_torchs_own_rounding_is_the_measure() -> None:
+    report = compare(KINKED, other_side, 0)
+
+    assert list(report.rounding) == ["record.gate"]
+    assert report.errors["record.gate"] == pytest.approx(1.0) and report.errors["update.w"] == 0.0
+    assert report.rounding["record.gate"] >= report.errors["record.gate"] / FACTOR
+    assert len(report.set_aside) == ATTEMPTS - 1
+
+
+def test_an_example_without_a_kink_is_preferred() -> None:
+    kink = KINKED.example(0)["state.w"].double().sum().float()
+
+    def gated(t: Tensors) -> Tensors:
+        return {"record.gate": (t["state.w"].sum() > kink).to(t["state.w"].dtype) * t["state.w"]}
+
+    def run(arrays: Mapping[str, Array]) -> list[Array]:
+        """The wrong side of the first example's kink."""
+        w = arrays["state.w"]
+        exact = exactly(function, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
+        near = abs(float(w.sum(dtype=np.float64)) - float(kink)) < 1e-4
+        return [w - exact if near else exact]
+
+    function = pointwise(gated, state__w=(64,))
+
+    report = compare(function, run, 0)
+
+    assert (report.seed, report.set_aside, dict(report.rounding), report.worst) == (1, (0,), {}, 0.0)
+
+
+def test_a_formula_wrong_by_a_percent_is_caught_beside_an_output_that_rounding_decides() -> None:
+    def run(arrays: Mapping[str, Array]) -> list[Array]:
+        gate, doubled = other_side(arrays)
+        return [gate, doubled * np.float32(1.01)]
+
+    with pytest.raises(ExportError, match=r"'update\.w'.*what torch loses by rounding"):
+        compare(KINKED, run, 0)
+
+
+@pytest.mark.parametrize("output", [0, 4, 12])
+def test_a_gradient_wrong_by_a_percent_is_caught_in_a_model_with_kinks(output: int) -> None:
+    step = step_of(small_net(), (3, 8, 8))
+    right = to_onnx(capture(step))
+    session = onnxruntime.InferenceSession(right, providers=["CPUExecutionProvider"])
+
+    def run(arrays: Mapping[str, Array]) -> list[Array]:
+        found = list(session.run(None, {port.name: arrays[port.name] for port in session.get_inputs()}))
+        found[output] = found[output] * np.float32(1.01)
+        return found
+
+    assert verify(step, right, 0).worst <= RELATIVE
+    with pytest.raises(ExportError, match="differs from torch"):
+        compare(step, run, 0)
+
+
+def test_a_graph_closer_to_float64_than_torch_is_right() -> None:
+    """1e4 + w - 1e4 loses most digits in float32."""
+    function = pointwise(lambda t: {"update.w": t["state.w"] + 1e4 - 1e4}, state__w=(64,))
+
+    report = compare(function, lambda arrays: [arrays["state.w"]], 0)
+
+    assert report.worst <= 1e-7 and not report.rounding and not report.set_aside
+
+
+def test_a_function_that_insists_on_float32_is_measured_by_its_own_rounding() -> None:
+    def insisting(t: Tensors) -> Tensors:
+        if t["state.w"].dtype != torch.float32:
+            raise TypeError("float32, please")
+        return kinked(t)
+
+    def torchs(arrays: Mapping[str, Array]) -> list[Array]:
+        return [value.numpy() for value in kinked({"state.w": torch.from_numpy(arrays["state.w"])}).values()]
+
+    function = pointwise(insisting, state__w=(64,))
+    assert "record.gate" not in compare(function, torchs, 0).rounding
+    with pytest.raises(ExportError, match=r"'update\.w'"):
+        compare(function, lambda arrays: [torchs(arrays)[0], np.float32(2.02) * arrays["state.w"]], 0)
 
 
 def test_nan_is_never_accepted() -> None:
@@ -66,7 +154,7 @@ def test_nan_is_never_accepted() -> None:
 def test_other_shape_is_told() -> None:
     model = to_onnx(capture(scaled(2.0)))
 
-    with pytest.raises(ExportError, match=r"float32\[64\] in onnxruntime and float32\[8, 8\] in torch"):
+    with pytest.raises(ExportError, match=r"float32\[64\] in the runtime and float32\[8, 8\] in torch"):
         verify(pointwise(lambda t: {"update.w": t["state.w"].view(8, 8)}, state__w=(64,)), model, 0)
 
 
@@ -82,3 +170,25 @@ def test_missing_output_is_told() -> None:
 def test_damaged_bytes_are_told() -> None:
     with pytest.raises(ExportError, match=r"onnxruntime .* cannot load the graph of function 'example'"):
         verify(scaled(2.0), b"not a model", 0)
+
+
+def test_the_worst_of_several_wrong_outputs_is_told() -> None:
+    def outputs(first: float, second: float) -> Function:
+        return pointwise(
+            lambda t: {"update.w": t["state.w"] * first, "carry.w": t["state.w"] * second}, state__w=(64,)
+        )
+
+    model = to_onnx(capture(outputs(1.01, 1.5)))
+
+    with pytest.raises(ExportError, match=r"'update\.w'") as caught:
+        verify(outputs(1.0, 1.0), model, 0)
+
+    assert caught.value.details["worst"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_graph_in_any_runtime_can_be_compared() -> None:
+    function = scaled(2.0)
+
+    assert compare(function, lambda arrays: [arrays["state.w"] * np.float32(2)], 0).worst == 0.0
+    with pytest.raises(ExportError, match="differs from torch"):
+        compare(function, lambda arrays: [arrays["state.w"] * np.float32(3)], 0)

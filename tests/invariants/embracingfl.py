@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgefl.models.basic import bilstm, cnn, mlp
+from edgefl.models.language import lstm_lm
 from edgefl.models.resnet import resnet8, resnet20
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Function, Tensors
@@ -29,6 +30,7 @@ def tiny(name: str) -> ModelSpec:
         "cnn": lambda: cnn(size=8, classes=5, seed=1),
         "mlp": lambda: mlp(size=6, hidden=(9, 7), seed=1),
         "bilstm": lambda: bilstm(length=8, vocabulary=20, features=6, hidden=5, rate=0.0, seed=1),
+        "lstm_lm": lambda: lstm_lm(length=5, vocabulary=20, features=6, hidden=5, rate=0.0, seed=1),
     }[name]()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

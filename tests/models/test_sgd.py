@@ -12,7 +12,7 @@ from edgefl import programs
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import INPUT_ROLES, OUTPUT_ROLES, Function, Program, role_of
 from edgefl.programs.forward import chunk_forward
-from edgefl.programs.objective import Objective, correct, cross_entropy
+from edgefl.programs.objective import Objective
 from edgefl.programs.sgd import sgd
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side import OutputSide
@@ -23,7 +23,7 @@ MODELS = ("resnet8", "resnet8 static", "cnn", "mlp", "bilstm")
 
 
 def _program(spec: ModelSpec, **options: object) -> Program:
-    return programs.build("sgd", Objective(spec.module, spec.sample, spec.classes), batch=4, **options)
+    return programs.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4, **options)
 
 
 def _functions(name: str) -> list[Function]:
@@ -115,7 +115,7 @@ def test_learning_rate_is_an_input() -> None:
 @pytest.mark.parametrize("name", ["resnet8", "bilstm"])
 def test_evaluation_counts_only_unmasked_rows(name: str) -> None:
     spec = tiny(name)
-    objective = Objective(spec.module, spec.sample, spec.classes)
+    objective = Objective(spec.module, spec.sample, spec.loss)
     x, y = samples(spec, 4)
     inputs = {f"weights.{key}": value for key, value in spec.weights.items()}
     inputs |= {"batch.0.x": x, "batch.0.y": y, "batch.0.mask": torch.tensor([1.0, 1.0, 1.0, 0.0])}
@@ -125,15 +125,6 @@ def test_evaluation_counts_only_unmasked_rows(name: str) -> None:
     torch.testing.assert_close(metrics["metric.loss_sum"], losses[:3].sum())
     assert metrics["metric.correct"] == hits[:3].sum()
     assert all(metric.dtype == torch.float32 for metric in metrics.values())
-
-
-def test_cross_entropy_equals_torch_for_many_classes_and_for_one_logit() -> None:
-    logits, y = torch.randn(6, 5) * 30, torch.arange(6) % 5
-    torch.testing.assert_close(cross_entropy(logits, y), F.cross_entropy(logits, y, reduction="none"))
-    one, bits = torch.randn(6, 1) * 30, torch.arange(6) % 2
-    expected = F.binary_cross_entropy_with_logits(one.squeeze(1), bits.float(), reduction="none")
-    torch.testing.assert_close(cross_entropy(one, bits), expected)
-    assert torch.equal(correct(one, bits), ((one.squeeze(1) > 0).long() == bits).float())
 
 
 def test_dropout_noise_is_a_port_shaped_like_the_layer_s_input() -> None:
@@ -153,7 +144,7 @@ def test_dropout_noise_is_a_port_shaped_like_the_layer_s_input() -> None:
 
 
 def test_wrong_names_and_options_name_what_exists() -> None:
-    objective = Objective(tiny("mlp").module, tiny("mlp").sample, 10)
+    objective = Objective(tiny("mlp").module, tiny("mlp").sample)
     with pytest.raises(ConfigError, match="there are: sgd"):
         programs.build("adam", objective)
     with pytest.raises(ConfigError, match=r"no option 'step'.*steps"):
@@ -164,9 +155,9 @@ def test_wrong_names_and_options_name_what_exists() -> None:
 
 def test_kernels_are_what_decay_acts_on() -> None:
     spec = tiny("bilstm")
-    kernels = Objective(spec.module, spec.sample, 2).kernels
+    kernels = Objective(spec.module, spec.sample).kernels
     assert "embedding.weight" not in kernels
     assert {"lstm.forward_cell.kernel", "lstm.reverse_cell.recurrent", "head.weight"} <= kernels
     assert not any(key.endswith("bias") for key in kernels)
-    program = sgd(Objective(spec.module, spec.sample, 2), batch=2)
+    program = sgd(Objective(spec.module, spec.sample), batch=2)
     assert program.hyper == {"lr": 0.1}

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from edgefl.models.basic import cnn, mlp
 from edgefl.models.resnet import resnet8, resnet20
+from edgefl.models.zoo import build
 from edgefl.submodels import accounting
-from edgefl.submodels.output_side import OutputSide, _balanced, tiers
+from edgefl.submodels.output_side import TIERS, OutputSide, _balanced, tiers
 from edgefl.wire.errors import ModelError
 from tests.invariants.embracingfl import chunkings, tiny
 
@@ -55,6 +56,35 @@ def test_presets_nest(model: str, cuts: tuple[int, int, int]) -> None:
     assert list(tiers(model)) == ["strong", "moderate", "weak"]
     assert tuple(part.cut for part in parts) == cuts
     assert set(parts[2].holds) <= set(parts[1].holds) <= set(parts[0].holds) == set(spec.weights)
+
+
+@pytest.mark.parametrize("model", sorted(TIERS))
+def test_every_preset_fits_its_model_and_needs_less_from_tier_to_tier(model: str) -> None:
+    spec = build(model)
+    parts = {name: tier.of(spec) for name, tier in TIERS[model].items()}
+    capacities = [accounting.capacity(part) for part in parts.values()]
+
+    assert list(parts) == ["strong", "moderate", "weak"]
+    assert capacities[0] == 1.0 and capacities == sorted(capacities, reverse=True)
+    assert capacities[2] < capacities[1] or model == "bilstm"
+
+
+def test_forward_peaks_of_transformers_and_language_models_are_found() -> None:
+    small = build("bert", length=6, vocabulary=20, width=12, depth=2)
+    chunk = OutputSide(small, 2).prefix[0]
+    weights = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
+    # At least the feed-forward layer's 4 x 12 values per token are alive at once, for 2 samples of 6 tokens.
+    assert accounting.m_forward(chunk, 2) - weights >= 2 * 6 * 48
+
+    words = build("lstm_lm", length=5, vocabulary=20, features=6, hidden=4)
+    assert accounting.m_forward(OutputSide(words, 2).prefix[0], 2) > 0
+
+
+def test_recurrent_stacks_count_10_values_per_unit_layer_and_step() -> None:
+    words = build("lstm_lm", length=5, vocabulary=20, features=6, hidden=4, layers=2)
+    counts = {name: a for name, _, a in accounting.per_unit(words)}
+
+    assert counts == {"embedding": 0, "lstm": 10 * 4 * 2 * 5, "decoder": 5 * 20}
 
 
 def test_lstm_weak_tier_records_states_and_embeddings_and_needs_the_lstm_twice() -> None:

@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 from edgefl.models.basic import bilstm, cnn, mlp
+from edgefl.models.convnext import convnext
+from edgefl.models.language import lstm_lm
 from edgefl.models.layers import Dropout, visible
-from edgefl.models.resnet import resnet8, resnet20
+from edgefl.models.mobilenet import mobilenet
+from edgefl.models.resnet import resnet8, resnet18, resnet20
+from edgefl.models.spec import ModelSpec
+from edgefl.models.transformer import Attention, bert, vit
 from edgefl.models.zoo import MODELS, build
 from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
@@ -26,12 +31,80 @@ from edgefl.wire.errors import ModelError
         (cnn(), 6_603_710),
         (bilstm(), 3_611_137),
         (mlp(hidden=(5,)), 784 * 5 + 5 + 5 * 10 + 10),
+        (resnet18(), 11_173_962),
+        (mobilenet(), 2_236_682),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_parameter_counts(spec, parameters: int) -> None:  # type: ignore[no-untyped-def]
-    assert sum(parameter.numel() for parameter in spec.module.parameters()) == parameters
+    assert _parameters(spec) == parameters
     assert spec.boundary(len(spec.units)).shape in {(spec.classes,), (1,)}
+
+
+# The published sizes; of BERT-mini without its 2 segment vectors, with a classifier of 2 classes.
+PUBLISHED = {
+    "MobileNetV2": (lambda: mobilenet(classes=1000), 3_504_872),
+    "ViT-Ti/16": (
+        lambda: vit(size=224, patch=16, depth=12, pool="token", classes=1000),
+        5_717_416,
+    ),
+    "BERT-mini": (
+        lambda: bert(vocabulary=30_522, length=512),
+        11_170_560 - 2 * 256 + (256 * 2 + 2),
+    ),
+    "ConvNeXt-T": (
+        lambda: convnext(size=224, patch=4, widths=(96, 192, 384, 768), depths=(3, 3, 9, 3), classes=1000),
+        28_589_128,
+    ),
+    "FAFED's language model": (
+        lambda: lstm_lm(vocabulary=33_278, features=650, hidden=650),
+        50_065_078,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_options_give_the_published_sizes(name: str) -> None:
+    make, parameters = PUBLISHED[name]
+    assert _parameters(make()) == parameters
+
+
+def _parameters(spec: ModelSpec) -> int:
+    return sum(parameter.numel() for parameter in spec.module.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_tensor_has_an_initial_value(name: str) -> None:
+    for key, tensor in build(name).weights.items():
+        assert torch.isfinite(tensor).all() and tensor.abs().max() <= 5, key
+
+
+def test_language_models_label_every_token() -> None:
+    spec = lstm_lm(length=7, vocabulary=30, features=4, hidden=4)
+    assert spec.boundary(3) == TensorSpec((7, 30))
+    assert spec.label == TensorSpec((7,), torch.int64, 30)
+    assert spec.sample.below == 30
+
+
+def test_a_vit_reads_the_token_or_the_mean_of_the_patches() -> None:
+    small = {"size": 8, "width": 12, "depth": 1}
+    assert vit(**small).boundary(1).shape == (4, 12)
+    assert vit(**small, pool="token").boundary(1).shape == (5, 12)
+    with pytest.raises(ModelError, match="'max'"):
+        vit(pool="max")
+    with pytest.raises(ModelError, match="5 attention heads do not divide the width 12"):
+        vit(**small, heads=5)
+    with pytest.raises(ModelError, match="patches of 3 do not divide the image size 8"):
+        vit(**small, patch=3)
+
+
+def test_attention_mixes_positions_and_equals_torch_s_own() -> None:
+    torch.manual_seed(0)
+    ours, theirs = Attention(12, 3), nn.MultiheadAttention(12, 3, batch_first=True)
+    theirs.in_proj_weight, theirs.in_proj_bias = ours.qkv.weight, ours.qkv.bias
+    theirs.out_proj.weight, theirs.out_proj.bias = ours.out.weight, ours.out.bias
+    x = torch.randn(2, 5, 12)
+    torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0])
 
 
 @pytest.mark.parametrize("name", ["resnet8", "mlp"])
@@ -53,7 +126,10 @@ def test_weights_are_floats_named_by_their_unit(name: str) -> None:
 
 
 def test_unknown_models_and_options_name_what_exists() -> None:
-    with pytest.raises(ModelError, match="bilstm, cnn, mlp, resnet20, resnet8"):
+    with pytest.raises(
+        ModelError,
+        match="bert, bilstm, cnn, convnext, lstm_lm, mlp, mobilenet, resnet18, resnet20, resnet8, vit",
+    ):
         build("resnet99")
     with pytest.raises(ModelError, match=r"no option 'depth'.*widths"):
         build("resnet8", depth=3)
@@ -109,7 +185,8 @@ FAULTS = {
     "misfit": ("unit '1' cannot read samples of shape \\(16,\\) float32.*17.*" + _line("def misfit()")),
     "misfit_module": "unit '0' cannot .* RuntimeError: .*"
     + _line("return self.head(self.features(x).mean(3)"),
-    "misfit_tail": "unit 'tail' cannot .* RuntimeError: .*" + _line("def misfit_tail()"),
+    "misfit_tail": "cannot trace Misfit .* RuntimeError: .*"
+    + _line("return self.head(self.features(x).mean(3)"),
     "demanding": "missing 1 required .*'width'.*" + _line("def demanding"),
     "number": "number is no function",
 }

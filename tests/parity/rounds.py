@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_runtime.data import Batches, FittedData, LocalData
+from device_runtime.data import Batches, FittedData, LabelSpec, LocalData
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.graphs import Residency, Settings
 from device_runtime.job import Job
@@ -79,15 +79,26 @@ def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float) -> Expo
         [Prefix(chunk.units, function) for chunk, function in zip(submodel.prefix, forward, strict=True)],
         tuple(name for name, _ in submodel.suffix.named_children()),
         label=Label(spec.name, "tier"),
-        data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
+        data=DataSpec(shape=spec.sample.shape, dtype=_numpy_name(spec.sample.dtype), classes=spec.classes),
     )
     return Exported(spec, submodel, program, forward, bundle)
 
 
 def local_data(spec: ModelSpec, samples: int, seed: int) -> LocalData:
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((samples, *spec.sample.shape)).astype(np.float32)
-    return LocalData(x, rng.integers(0, spec.classes, samples), "random")
+    shape = (samples, *spec.sample.shape)
+    tokens = spec.sample.below
+    x = rng.standard_normal(shape).astype(np.float32) if tokens is None else rng.integers(0, tokens, shape)
+    return LocalData(x, rng.integers(0, spec.classes, (samples, *spec.label.shape)), "random")
+
+
+def _numpy_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fitted(tier: Exported, data: LocalData) -> FittedData:
+    manifest = tier.bundle.manifest
+    return data.fitted(manifest.data, LabelSpec.of(manifest))
 
 
 def job_of(tier: Exported, seed: int) -> tuple[Job, dict[str, bytes]]:
@@ -126,13 +137,13 @@ def on_device(tier: Exported, data: LocalData, seed: int, folder: Path) -> tuple
         profiler=Profiler(),
         settings=Settings(folder=folder, checkpoint_steps=2),
     )
-    result = runner.run(job, data.fitted(tier.bundle.manifest.data), {})
+    result = runner.run(job, _fitted(tier, data), {})
     return result, runner.graphs.residency
 
 
 def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
     """The update of the same round from the same functions in torch."""
-    fitted: FittedData = data.fitted(tier.bundle.manifest.data)
+    fitted = _fitted(tier, data)
     x = torch.from_numpy(fitted.rows(np.arange(len(fitted))))
     y = torch.from_numpy(fitted.y)
     weights = {name: tensor.clone() for name, tensor in tier.spec.weights.items()}

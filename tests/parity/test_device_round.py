@@ -24,6 +24,8 @@ BATCH, STEPS, LR = 8, 4, 0.05
         ("resnet8", 0, 1),
         ("resnet8", 3, 2),
         ("resnet8 static", 2, 1),
+        ("lstm_lm", 0, 1),
+        ("lstm_lm", 1, 1),
     ],
 )
 def test_a_round_on_the_device_equals_the_round_in_torch(

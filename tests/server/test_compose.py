@@ -150,6 +150,26 @@ def test_a_model_that_does_not_fit_the_data_is_named(tmp_path: Path) -> None:
         compose(federation(model={"options": {"size": 9}}), DATASET, tmp_path)
 
 
+def test_a_model_with_labels_of_another_kind_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_answers.py").write_text(ANSWERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"labels of shape \(10,\) and type torch\.float32.* one class number"
+    ):
+        compose(federation(model={"name": "my_answers:model", "options": {}}), DATASET, tmp_path)
+
+
+ANSWERS = """
+from dataclasses import replace
+from edgefl.models.basic import mlp
+from edgefl.models.loss import BinaryCrossEntropy
+def model(in_channels, size, classes):
+    return replace(mlp(in_channels=in_channels, size=size, classes=classes), loss=BinaryCrossEntropy())
+"""
+
+
 def test_a_cut_beyond_the_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cut"):
         compose(federation(tiers={"weak": {"cut": 99}}), DATASET, tmp_path)

@@ -1,0 +1,42 @@
+"""The worker that trains as a device does: the device's engine, an exported graph, and no torch.
+
+``python -m edgefl.bench.step_device FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.memory import return_memory_early
+from edgefl.bench.step_worker import serve
+from edgefl.wire.manifest import Graph
+
+
+def load(folder: Path, threads: int) -> Callable[[], object]:
+    """The graph in the engine; each step gets the next batch and fresh noise, and state stays in the engine."""
+    graph = msgspec.msgpack.decode((folder / "graph.msgpack").read_bytes(), type=Graph)
+    engine = OnnxEngine(threads)
+    loaded = engine.load(graph, (folder / "graph.onnx").read_bytes())
+    with np.load(folder / "state.npz") as file:
+        state = engine.write_state({name: file[name] for name in file.files})
+    feeds = cycle([dict(np.load(path)) for path in sorted(folder.glob("batch*.npz"))])
+    noise, random = graph.inputs_of("noise"), np.random.default_rng(0)
+
+    def step() -> None:
+        nonlocal state
+        drawn = {port.name: random.random(port.shape, np.float32) for port in noise}
+        state = loaded.run({**next(feeds), **drawn}, state).state
+
+    return step
+
+
+if __name__ == "__main__":
+    return_memory_early()
+    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,119 @@
+"""A process in which one engine trains, step by step, on command: what its steps take and what memory they need.
+
+Lines of JSON: the parent writes ``{"steps": 5}`` and reads ``{"ms": [...], "peak_over_idle_bytes": ...}``; a first
+line from the worker tells that it is ready. This file and what it imports need the standard library only, because
+one of the engines lives in a Python environment of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from device_runtime.memory import peak_bytes, reset_peak, resident_bytes, trim_memory
+
+END_S = 20.0
+
+
+def serve(load: Callable[[], Callable[[], object]]) -> None:
+    """Run the worker's side. ``load`` makes the engine ready and returns one training step.
+
+    Call it when everything is imported and nothing is loaded: the memory of that moment counts as idle.
+    """
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as told:
+        os.dup2(2, 1)  # libraries that print must not disturb the conversation
+
+        def tell(**values: object) -> None:
+            told.write(json.dumps(values) + "\n")
+            told.flush()
+
+        trim_memory()
+        idle = resident_bytes()
+        reset_peak()
+        start = time.perf_counter()
+        step = load()
+        tell(load_s=time.perf_counter() - start, idle_bytes=idle)
+        for line in sys.stdin:
+            times = [_timed(step) for _ in range(json.loads(line)["steps"])]
+            tell(ms=times, peak_over_idle_bytes=peak_bytes() - idle)
+
+
+def _timed(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return 1e3 * (time.perf_counter() - start)
+
+
+class WorkerFailed(Exception):
+    """The worker ended; the text is what it wrote on its error output."""
+
+
+@dataclass
+class Worker:
+    """The parent's side of one worker process. ``times`` and ``peak`` are those of the steps that were counted."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)
+    peak: int = 0
+    load_s: float = 0.0
+    idle: int = 0
+
+    def __enter__(self) -> Worker:
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._process = subprocess.Popen(
+            self.command,
+            env={**os.environ, **self.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        told = self._read()
+        self.load_s, self.idle = float(told["load_s"]), int(told["idle_bytes"])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def run(self, steps: int, *, count: bool = True) -> list[float]:
+        """Milliseconds of each of ``steps`` steps, remembered where they ``count``."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
+            self._process.stdin.flush()
+        told = self._read()
+        self.peak = int(told["peak_over_idle_bytes"])
+        times: list[float] = told["ms"]
+        if count:
+            self.times += times
+        return times
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            told: dict[str, Any] = json.loads(line)
+            return told
+        self._process.wait()
+        self._log.seek(0)
+        raise WorkerFailed(self._log.read().strip()[-2000:] or f"exit code {self._process.returncode}")

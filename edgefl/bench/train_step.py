@@ -1,0 +1,269 @@
+"""One training step: the exported graph on the device's engine beside torch eager, and beside onnxruntime-training.
+
+Each engine has a fresh process of its own, so that its memory is its own; they take turns in blocks of steps, so that
+whatever else the machine does hits all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import device_runtime
+import edgefl
+from edgefl import programs
+from edgefl.bench import step_ort_training
+from edgefl.bench.machine import quiet_environment
+from edgefl.bench.step_model import built
+from edgefl.bench.step_worker import Worker, WorkerFailed
+from edgefl.programs.contract import Function, Program, TensorSpec, role_of
+from edgefl.programs.objective import Objective
+from edgefl.submodels.output_side import OutputSide
+from edgefl.wire.blobs import describe
+from edgefl.wire.errors import EdgeflError, ExportError
+from edgefl.wire.limits import Limits
+from edgefl.wire.manifest import Graph, Port
+from edgefl.wire.tensors import Arrays
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import verify
+
+MODELS = ("resnet20", "resnet18", "cnn", "mobilenet", "bert", "vit", "bilstm", "lstm_lm")
+
+WARM_UP = 3
+BATCHES = 2
+BLOCK_MS = 1500.0
+"""A block is as many steps as fit in this time, at least two and at most ``BLOCK_MOST``."""
+BLOCK_MOST = 20
+SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+VERIFY_SEED = 0
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds per step, medians (and minima) over all counted steps; bytes of resident memory over idle.
+
+    ``ratio`` is ``ms / eager_ms``. ``max_rel_error`` is the worst output of one step beside torch, over loss, new
+    weights, momentum (gradients) and statistics. ``load_s`` is the time until the device can run the graph.
+    ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
+    (``ort_training_error`` says why).
+    """
+
+    model: str
+    target: str
+    batch: int
+    threads: int
+    ms: float
+    eager_ms: float
+    ratio: float
+    max_rel_error: float
+    peak_over_idle_bytes: int
+    eager_peak_over_idle_bytes: int
+    ms_min: float
+    eager_ms_min: float
+    steps: int
+    memory_ratio: float
+    export_s: float
+    load_s: float
+    artifact_bytes: int
+    idle_bytes: int
+    eager_idle_bytes: int
+    parameters: int
+    tier: str
+    model_options: dict[str, Any]
+    ort_training_ms: float | None = None
+    ort_training_ms_min: float | None = None
+    ort_training_peak_over_idle_bytes: int | None = None
+    ort_training_error: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training."""
+
+    batch: int = 32
+    target: str = "onnx"
+    threads: int = 1
+    repeat: int = 5
+    tier: str = "strong"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ort_training: str = ""
+
+
+def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda _: None) -> StepRow:
+    """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
+    submodel = built(model, settings.options, settings.tier)
+    program = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
+    function = program.phases[0].function
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
+        folder = Path(name)
+        say(f"{model}: exporting")
+        start = time.perf_counter()
+        captured = capture(function)
+        artifact = to_onnx(captured)
+        export_s = time.perf_counter() - start
+        say(f"{model}: comparing with torch")
+        error = _worst_error(function, artifact)
+        _write_job(folder, model, settings, program, submodel)
+        _write_graph(folder, function.name, artifact, _ports(captured.inputs), _ports(captured.outputs))
+        device, eager, other, problem = _race(folder, model, settings, submodel, say)
+    return StepRow(
+        model=model,
+        target=settings.target,
+        batch=settings.batch,
+        threads=settings.threads,
+        ms=_median(device),
+        eager_ms=_median(eager),
+        ratio=round(_median(device) / _median(eager), 4),
+        max_rel_error=error,
+        peak_over_idle_bytes=device.peak,
+        eager_peak_over_idle_bytes=eager.peak,
+        ms_min=round(min(device.times), 3),
+        eager_ms_min=round(min(eager.times), 3),
+        steps=len(device.times),
+        memory_ratio=round(device.peak / eager.peak, 4),
+        export_s=round(export_s, 2),
+        load_s=round(device.load_s, 4),
+        artifact_bytes=len(artifact),
+        idle_bytes=device.idle,
+        eager_idle_bytes=eager.idle,
+        parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
+        tier=settings.tier,
+        model_options=dict(settings.options),
+        ort_training_ms=_median(other) if other else None,
+        ort_training_ms_min=round(min(other.times), 3) if other else None,
+        ort_training_peak_over_idle_bytes=other.peak if other else None,
+        ort_training_error=problem,
+    )
+
+
+def _worst_error(function: Function, artifact: bytes) -> float:
+    """Largest relative error of an output; one beyond the tolerance is told in the row, not hidden with the row."""
+    try:
+        return verify(function, artifact, VERIFY_SEED).worst
+    except ExportError as error:
+        found = error.details.get("worst")
+        if not isinstance(found, float) or not math.isfinite(found):
+            raise
+        return found
+
+
+def _median(worker: Worker) -> float:
+    return round(statistics.median(worker.times), 3)
+
+
+# -- the processes ---------------------------------------------------------------------------------------------
+
+
+def _race(
+    folder: Path, model: str, settings: Settings, submodel: OutputSide, say: Callable[[str], None]
+) -> tuple[Worker, Worker, Worker | None, str | None]:
+    """The device's worker, torch's, onnxruntime-training's where it runs, and why it does not."""
+    environment = quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
+    arguments = [str(folder), str(settings.threads)]
+    device, eager = (
+        Worker([sys.executable, "-m", f"edgefl.bench.{kind}", *arguments], environment)
+        for kind in ("step_device", "step_eager")
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            workers = [stack.enter_context(device), stack.enter_context(eager)]
+            other, problem = _third(stack, folder, settings, submodel, environment)
+            workers += [other] if other else []
+            _take_turns(workers, settings.repeat, lambda text: say(f"{model}: {text}"))
+        except WorkerFailed as error:
+            raise EdgeflError(f"a process that measures {model!r} ended: {error}", model=model) from error
+    return device, eager, other, problem
+
+
+def _third(
+    stack: contextlib.ExitStack,
+    folder: Path,
+    settings: Settings,
+    submodel: OutputSide,
+    environment: Mapping[str, str],
+) -> tuple[Worker | None, str | None]:
+    if not settings.ort_training:
+        return None, None
+    try:
+        step_ort_training.prepare(folder, submodel, settings.batch)
+        path = stack.enter_context(_import_path())
+        command = [settings.ort_training, "-m", "edgefl.bench.step_ort_training"]
+        worker = Worker(
+            [*command, str(folder), str(settings.threads)], {**environment, "PYTHONPATH": str(path)}
+        )
+        stack.enter_context(worker)
+        worker.run(1, count=False)
+    except Exception as error:  # a retired package and another exporter: whatever it is, the rest goes on
+        return None, f"{type(error).__name__}: {error}"[-1000:]
+    return worker, None
+
+
+@contextlib.contextmanager
+def _import_path() -> Iterator[Path]:
+    """A folder in which another environment finds our packages, and none of the packages installed beside them."""
+    with tempfile.TemporaryDirectory(prefix="edgefl-path-") as name:
+        for package in (edgefl, device_runtime):
+            os.symlink(Path(str(package.__file__)).parent, Path(name) / package.__name__)
+        yield Path(name)
+
+
+def _take_turns(workers: Sequence[Worker], repeat: int, say: Callable[[str], None]) -> None:
+    """Warm up, then ``repeat`` blocks of equally many steps for each worker, by turns."""
+    say("warming up")
+    slowest = max(min(worker.run(WARM_UP, count=False)) for worker in workers)
+    steps = int(min(BLOCK_MOST, max(2, BLOCK_MS / slowest)))
+    for block in range(1, repeat + 1):
+        say(f"block {block} of {repeat}, {steps} steps each")
+        for worker in workers:
+            worker.run(steps)
+
+
+# -- what they are given -----------------------------------------------------------------------------------------
+
+
+def _write_job(folder: Path, model: str, settings: Settings, program: Program, submodel: OutputSide) -> None:
+    """The model by name for torch; for both, the batches and the state that the program starts from."""
+    job = {"model": model, "options": dict(settings.options), "tier": settings.tier, "sgd": dict(SGD)}
+    (folder / "job.json").write_text(json.dumps(job))
+    weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
+    state = program.start(weights)
+    np.savez(folder / "state.npz", **{name: value.numpy() for name, value in state.items()})  # type: ignore[arg-type]
+    function = program.phases[0].function
+    for seed in range(BATCHES):
+        np.savez(folder / f"batch{seed}.npz", **_batch(function, program.hyper, seed))  # type: ignore[arg-type]
+
+
+def _batch(function: Function, hyper: Mapping[str, float], seed: int) -> Arrays:
+    """What a step reads beside state and noise: random samples and labels, and the scalars."""
+    example = function.example(seed)
+    batch = {name: value.numpy() for name, value in example.items() if role_of(name) == "batch"}
+    return batch | {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
+
+
+def _write_graph(
+    folder: Path, name: str, artifact: bytes, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+) -> None:
+    ref = describe(artifact, Limits().chunk_bytes)
+    graph = Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs)
+    (folder / "graph.msgpack").write_bytes(msgspec.msgpack.encode(graph))
+    (folder / "graph.onnx").write_bytes(artifact)
+
+
+def _ports(specs: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
+    return tuple(
+        Port(name=name, role=role_of(name), dtype=str(spec.dtype).removeprefix("torch."), shape=spec.shape)  # type: ignore[arg-type]
+        for name, spec in specs.items()
+    )

@@ -1,0 +1,162 @@
+"""``edgefl verify``: is a bundle what it says it is?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from edgefl.cli.output import console, errors, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.wire.manifest import Manifest
+    from exporters.verify_bundle import BundleCheck, GraphCheck, Origin
+
+_HELP = """
+Compare every graph of a bundle with torch.
+
+A bundle holds graphs and no code. The functions behind them are built again, from the federation file the bundle was
+exported with, or, without one, from the model, the program and the units that the bundle names, with default options.
+Each graph then runs in onnxruntime on random inputs beside its function in torch: loss, gradients (as momentum), new
+weights and statistics, all outputs. Exit code 0: everything agrees. 1: something differs. Others: it cannot be read or
+compared.
+
+Examples:
+
+  edgefl verify bundles/weak.efl
+
+  edgefl verify bundles/weak.efl federation.toml --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify", help=_HELP)(verify)
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="the bundle's file")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="the federation file it was exported with")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="compare with this model instead of the one the bundle names")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of the random inputs")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: ok, problems, graphs")] = False,
+) -> None:
+    from edgefl.wire import bundle as bundles
+    from exporters.verify_bundle import verify_bundle
+
+    read = bundles.read(bundle)
+    origin = _origin(_federation(read.manifest, config, model), read.manifest, named=config is not None)
+    with Progress(console=errors, transient=True) as bar:
+        graphs = bar.add_task("", total=len(read.manifest.graphs))
+        check = verify_bundle(
+            read, origin, seed, progress=lambda name: bar.update(graphs, advance=1, description=name)
+        )
+    if as_json:
+        print_json(_object(bundle, read.manifest, check))
+    else:
+        _print(read.manifest, check)
+    raise typer.Exit(0 if check.ok else 1)
+
+
+def _federation(manifest: Manifest, config: Path | None, model: str | None) -> Federation:
+    """The file's settings; without a file, those that the manifest tells, and defaults."""
+    from edgefl.config import load
+
+    told: dict[str, object] = {}
+    if config is None:
+        told = {
+            "model.name": manifest.model,
+            "program.name": manifest.program,
+            "program.batch": manifest.batch,
+        }
+        if len(manifest.phases) == 1:
+            told["program.steps"] = manifest.phases[0].steps
+        if "lr" in manifest.hyper:
+            told["program.lr"] = manifest.hyper["lr"]
+    return load(config, told | ({"model.name": model} if model else {}))
+
+
+def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origin:
+    """The functions of the federation's tier of this name, or of the units that the manifest lists."""
+    import numpy as np
+
+    from edgefl.data.dataset import Dataset
+    from edgefl.lab.lab import completed
+    from edgefl.programs import catalog
+    from edgefl.programs.forward import chunk_forward
+    from edgefl.programs.objective import Objective
+    from edgefl.submodels.output_side import OutputSide
+    from edgefl.wire.errors import ConfigError
+    from exporters.bundle import Prefix
+    from exporters.verify_bundle import Origin
+    from server.compose import FORWARD_BATCH, build_model
+
+    data = manifest.data
+    x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
+    samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
+    spec = build_model(federation, samples)
+    if named:
+        tiers = completed(federation).tiers
+        if manifest.tier not in tiers:
+            raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
+        submodel = OutputSide(spec, tiers[manifest.tier].cut, tiers[manifest.tier].chunks)
+    else:
+        groups = tuple(chunk.units for chunk in manifest.prefix)
+        submodel = OutputSide(spec, sum(map(len, groups)), groups)
+    options = federation.program.model_dump(exclude={"name"})
+    program = catalog.build(federation.program.name, Objective.of(submodel), **options)
+    prefix = [
+        Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
+        for chunk in submodel.prefix
+    ]
+    return Origin(program, prefix, tuple(name for name, _ in submodel.suffix.named_children()))
+
+
+def _row(check: GraphCheck) -> dict[str, Any]:
+    found = check.report.errors if check.report else {}
+    worst = max(found, key=lambda name: found[name], default=None)
+    return {
+        "graph": check.graph,
+        "bytes": check.size,
+        "ok": not check.problem,
+        "max_rel_error": found[worst] if worst else None,
+        "worst_output": worst,
+        "seed": check.report.seed if check.report else None,
+    }
+
+
+def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any]:
+    details = [
+        {"problem": item.problem, "errors": dict(item.report.errors) if item.report else {}}
+        for item in check.graphs
+    ]
+    return {
+        "bundle": str(path),
+        "model": manifest.model,
+        "tier": manifest.tier,
+        "program": manifest.program,
+        "ok": check.ok,
+        "problems": list(check.problems),
+        "graphs": [_row(item) | more for item, more in zip(check.graphs, details, strict=True)],
+    }
+
+
+def _print(manifest: Manifest, check: BundleCheck) -> None:
+    rows = [_row(item) for item in check.graphs]
+    title = f"{manifest.model}, tier {manifest.tier}, program {manifest.program}: beside torch"
+    print_table(title, [row | {"bytes": size(row["bytes"])} for row in rows])
+    for text in (*check.problems, *(item.problem for item in check.graphs if item.problem)):
+        console.print(f"differs: {text}", style="red", markup=False, highlight=False)
+    if check.ok:
+        console.print("every graph agrees with torch", style="green")
+    else:
+        console.print(
+            "if the bundle was exported with other options, name its federation file: edgefl verify BUNDLE CONFIG",
+            highlight=False,
+        )

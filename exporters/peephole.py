@@ -1,0 +1,67 @@
+"""Small clean-ups of an ONNX graph that a lowering node by node leaves behind: chains that one node can say."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+_SLICE_INPUTS = 5
+
+
+def merge_chains(graph: ir.Graph) -> None:
+    """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape: fewer copies and nodes."""
+    for node in list(graph):
+        if node.op_type == "Slice":
+            _merge_slices(graph, node)
+        elif node.op_type == "Reshape":
+            _merge_reshapes(node)
+
+
+def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if before is None or before.op_type != "Slice" or _read_elsewhere(before, node):
+        return
+    first, second = _slice_arguments(before), _slice_arguments(node)
+    if first is None or second is None or set(first[2]) & set(second[2]):
+        return
+    joined = [_constant(graph, node, [*a, *b]) for a, b in zip(first, second, strict=True)]
+    node.replace_input_with(0, before.inputs[0])
+    for index, value in enumerate(joined, start=1):
+        node.replace_input_with(index, value)
+
+
+def _merge_reshapes(node: ir.Node) -> None:
+    """Allowed where the outer shape says everything itself: no 0, which copies a size of the inner result."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    shape = _integers(node.inputs[1])
+    if before is not None and before.op_type == "Reshape" and shape is not None and 0 not in shape:
+        node.replace_input_with(0, before.inputs[0])
+
+
+def _read_elsewhere(node: ir.Node, reader: ir.Node) -> bool:
+    value = node.outputs[0]
+    return value.is_graph_output() or any(user is not reader for user in value.consumers())
+
+
+def _slice_arguments(node: ir.Node) -> tuple[list[int], ...] | None:
+    """Starts, ends, axes (not negative) and steps, if all are given as constants."""
+    lists = [_integers(value) for value in node.inputs[1:]]
+    rank = (
+        len(node.inputs[0].shape) if node.inputs[0] is not None and node.inputs[0].shape is not None else None
+    )
+    if len(node.inputs) != _SLICE_INPUTS or rank is None or any(item is None for item in lists):
+        return None
+    starts, ends, axes, steps = (list(item or ()) for item in lists)
+    return starts, ends, [axis % rank for axis in axes], steps
+
+
+def _integers(value: ir.Value | None) -> list[int] | None:
+    constant = value.const_value if value is not None else None
+    return None if constant is None else [int(item) for item in constant.numpy().reshape(-1)]
+
+
+def _constant(graph: ir.Graph, before: ir.Node, numbers: list[int]) -> ir.Value:
+    node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+    graph.insert_before(before, node)
+    node.outputs[0].const_value = ir.tensor(np.array(numbers, np.int64))
+    return node.outputs[0]

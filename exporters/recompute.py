@@ -1,0 +1,262 @@
+"""Less memory for more time: values that wait for the backward pass are dropped and computed again when it asks.
+
+The graph is read as a timeline. At its *turn* most bytes wait for a later use: in a training step, the moment
+between forward and backward. A plan names which of them are kept; the others are computed a second time behind the
+turn, from the kept ones. Plans go from "repeat only what is cheap" to "keep what crosses a few cuts, repeat all
+between them" (Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174); the cheapest one that
+fits the budget is taken.
+
+Runtimes merge equal computations, and would merge the second with the first. So the second reads its inputs through
+``edgefl::after(x, trigger)``: x, but not before the gradient that needs it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils.flop_counter import flop_registry
+
+from edgefl.wire.errors import ExportError
+from exporters.capture import Captured
+from exporters.memory import Timeline, size, timeline
+from exporters.ordering import AFTER
+
+RUNTIME_BYTES = 28 * 2**20
+"""What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors."""
+
+# Values below this are never worth computing twice.
+SMALL_BYTES = 32 * 2**10
+# A value waits if no node reads it for this share of the timeline.
+WAITING = 0.03
+# Bytes of dropped values between two cuts, as shares of all bytes that wait: the plans that are tried.
+SPACINGS = (1 / 16, 1 / 10, 1 / 7, 1 / 5, 1 / 4, 1 / 3)
+# Behind the first turn others come: what is computed again waits once more; a meta-gradient has several passes.
+TURNS = 6
+
+_EXPENSIVE_FLOPS_PER_BYTE = 2.0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A rewritten graph, its peak in bytes, and what the second computations cost (operations and bytes moved)."""
+
+    module: fx.GraphModule
+    peak: int
+    cost: float
+
+
+def peak_bytes(captured: Captured) -> int:
+    """Estimated peak of a device process that runs ``captured``, over its idle memory."""
+    return timeline(captured.module).peak + RUNTIME_BYTES
+
+
+def within(captured: Captured, budget: int) -> Captured:
+    """``captured`` with as much recomputation as a peak of ``budget`` bytes over the idle process asks for.
+
+    Raises ExportError with the smallest peak that was found if none fits.
+    """
+    room = budget - RUNTIME_BYTES
+    module = captured.module
+    peak = timeline(module).peak
+    for number in range(TURNS):
+        if peak <= room:
+            return replace(captured, module=module)
+        line = timeline(module)
+        plans = list(_plans(module, line, line.live.index(line.peak) if number else _turn(line)))
+        fitting = [plan for plan in plans if plan.peak <= room]
+        best = min(fitting, key=lambda plan: plan.cost) if fitting else min(plans, key=lambda plan: plan.peak)
+        if best.peak >= peak:
+            break
+        module, peak = best.module, best.peak
+    if peak <= room:
+        return replace(captured, module=module)
+    raise ExportError(
+        f"function {captured.name!r} does not fit a memory budget of {_mib(budget)}: with all recomputation it needs "
+        f"{_mib(peak + RUNTIME_BYTES)} over the idle process, {_mib(peak_bytes(captured))} without. Give that much, "
+        "a smaller batch, or a later cut",
+        function=captured.name,
+        budget=budget,
+        smallest=peak + RUNTIME_BYTES,
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _plans(module: fx.GraphModule, line: Timeline, turn: int) -> Iterator[_Plan]:
+    early = line.nodes[: turn + 1]
+    waiting = {node for node in early if _waits(node, line, turn)}
+    total = sum(size(node) for node in waiting)
+    yield _rewritten(module, line, turn, _is_expensive)
+    for spacing in SPACINGS:
+        kept = _crossing(line, turn, waiting, total * spacing)
+        yield _rewritten(module, line, turn, kept.__contains__)
+
+
+def _turn(line: Timeline) -> int:
+    """The position at which most bytes wait."""
+    least = max(2, int(len(line.nodes) * WAITING))
+    change = [0] * (len(line.nodes) + 1)
+    for node in line.nodes:
+        uses = [line.position[node], *line.reads[node]]
+        for before, after in pairwise(uses):
+            if node.op == "call_function" and after - before > least:
+                change[before + 1] += size(node)
+                change[after] -= size(node)
+    held = list(accumulate(change))
+    # A little before the most: by then the backward pass may have begun, and its own values must not count as early.
+    return next(index for index, count in enumerate(held) if count >= 0.9 * max(held))
+
+
+def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
+    """Whether ``node`` owns memory, not little of it, that is read behind the turn."""
+    reads = line.reads[node]
+    owns = node.op == "call_function" and line.owner[node] is node
+    return owns and size(node) >= SMALL_BYTES and bool(reads) and reads[-1] > turn
+
+
+def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) -> set[fx.Node]:
+    """What crosses cuts between which about ``spacing`` bytes of waiting values lie; each where little crosses."""
+    kept: set[fx.Node] = set()
+    window: list[tuple[int, list[fx.Node]]] = []
+    dropped = 0.0
+    open_values: set[fx.Node] = set()
+    for index, node in enumerate(line.nodes[: turn + 1]):
+        open_values = {v for v in open_values if _read_between(line, v, index, turn)}
+        if node.op == "call_function" and line.owner[node] is node and size(node) >= SMALL_BYTES:
+            open_values.add(node)
+        dropped += size(node) if node in waiting else 0
+        window.append((sum(map(size, open_values)), list(open_values)))
+        if dropped > spacing:
+            # The latest of the cheapest: what lies behind it belongs to the next window.
+            _, cut = min(reversed(window), key=lambda item: item[0])
+            kept.update(cut)
+            dropped, window = 0.0, []
+    return kept
+
+
+def _read_between(line: Timeline, value: fx.Node, index: int, turn: int) -> bool:
+    return any(index < read <= turn for read in line.reads[value])
+
+
+def _is_expensive(node: fx.Node) -> bool:
+    return _flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
+
+
+def _flops(node: fx.Node) -> float:
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None:
+        return 0.0
+
+    def shaped(item: Any) -> Any:
+        return item.meta["val"] if isinstance(item, fx.Node) else item
+
+    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), shaped)  # type: ignore[misc]
+    return float(count(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def _rewritten(module: fx.GraphModule, line: Timeline, turn: int, keep: Callable[[fx.Node], bool]) -> _Plan:
+    writer = _Writer(line, turn, keep)
+    graph = writer.write()
+    rewritten = fx.GraphModule(module, graph)
+    rewritten.graph.eliminate_dead_code()
+    return _Plan(rewritten, timeline(rewritten).peak, writer.cost)
+
+
+class _Writer:
+    """Copies a graph node by node; behind the turn, reads of dropped values become reads of second computations."""
+
+    def __init__(self, line: Timeline, turn: int, keep: Callable[[fx.Node], bool]) -> None:
+        self.line, self.turn, self.keep = line, turn, keep
+        self.graph = fx.Graph()
+        self.cost = 0.0
+        self.first: dict[fx.Node, fx.Node] = {}
+        self.again: dict[fx.Node, fx.Node] = {}
+        self.late: dict[fx.Node, fx.Node] = {}
+        # Head of the longest chain of nodes behind the turn: the gradient that has come furthest.
+        self.depth: dict[fx.Node, int] = {}
+        self.trigger: fx.Node | None = None
+
+    def write(self) -> fx.Graph:
+        for index, node in enumerate(self.line.nodes):
+            if index > self.turn:
+                self.first[node] = self._copied(node, self._reads(node))
+                self._advance(node)
+            else:
+                self.first[node] = self._copied(node, self.first)
+        return self.graph
+
+    def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """What a node behind the turn reads. One that reads no gradient would run long before its turn: held back."""
+        read = {value: self._later(value) for value in node.all_input_nodes}
+        if self.trigger is not None and not any(self.line.position[value] > self.turn for value in read):
+            early = [v for v in read if v.op == "call_function" and size(v) >= SMALL_BYTES]
+            read |= {value: self._after(read[value]) for value in early}
+        return read
+
+    def _copied(self, node: fx.Node, read: dict[fx.Node, fx.Node]) -> fx.Node:
+        return self.graph.node_copy(node, read.__getitem__)
+
+    def _advance(self, node: fx.Node) -> None:
+        self.depth[node] = 1 + max((self.depth.get(value, 0) for value in node.all_input_nodes), default=0)
+        value = node.meta.get("val")
+        floats = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+        if floats and self.depth[node] >= max(self.depth.values()):
+            self.trigger = self.first[node]
+
+    def _dropped(self, node: fx.Node) -> bool:
+        owner = self.line.owner[node]
+        early = self.line.position[node] <= self.turn and owner.op == "call_function"
+        return early and size(owner) >= SMALL_BYTES and not self.keep(owner)
+
+    def _later(self, node: fx.Node) -> fx.Node:
+        """What a node behind the turn reads in place of ``node``."""
+        if self.trigger is None or not self._dropped(node):
+            return self.first[node]
+        for value in self._chain(node):
+            read = {item: self._input(item) for item in value.all_input_nodes}
+            self._hold_back(read)
+            self.again[value] = self._copied(value, read)
+            self.cost += _flops(value) + size(value)
+        return self.again[node]
+
+    def _chain(self, node: fx.Node) -> list[fx.Node]:
+        """What must be computed again before ``node`` can be, and ``node``, in order."""
+        found: set[fx.Node] = set()
+        stack = [node]
+        while stack:
+            value = stack.pop()
+            if value not in found and value not in self.again:
+                found.add(value)
+                stack += [item for item in value.all_input_nodes if self._dropped(item)]
+        return sorted(found, key=self.line.position.__getitem__)
+
+    def _input(self, value: fx.Node) -> fx.Node:
+        """An input of a second computation: computed again itself, or held back until the gradient is there."""
+        if self._dropped(value):
+            return self.again[value]
+        return self._held_back(value) if size(value) >= SMALL_BYTES else self.first[value]
+
+    def _hold_back(self, read: dict[fx.Node, fx.Node]) -> None:
+        """See to it that one input at least differs from those of the first computation."""
+        if read and all(read[value] is self.first[value] for value in read):
+            value = next(iter(read))
+            read[value] = self._held_back(value)
+
+    def _held_back(self, value: fx.Node) -> fx.Node:
+        if value not in self.late:
+            self.late[value] = self._after(self.first[value])
+        return self.late[value]
+
+    def _after(self, node: fx.Node) -> fx.Node:
+        """``node``, not before the gradient that has come furthest."""
+        if not isinstance(node.meta["val"], Tensor):
+            return node
+        held = self.graph.call_function(AFTER, (node, self.trigger))
+        held.meta["val"] = node.meta["val"]
+        return held

@@ -1,0 +1,148 @@
+"""A finished bundle beside torch: every graph, its ports, and the order in which a device runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgefl.programs.contract import Function, Program, Tensors, TensorSpec
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.errors import BundleError, ExportError
+from edgefl.wire.manifest import Graph, Manifest, Port
+from exporters.bundle import Prefix
+from exporters.verify import Report, verify
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a bundle claims to be made from: the program, the frozen prefix and the names of the trained units."""
+
+    program: Program
+    prefix: Sequence[Prefix]
+    suffix: tuple[str, ...]
+
+    @property
+    def functions(self) -> Mapping[str, Function]:
+        """The functions by the name of their graph."""
+        chunks = {f"forward.{number}": chunk.forward for number, chunk in enumerate(self.prefix, 1)}
+        return chunks | {function.name: function for function in self.program.functions}
+
+
+@dataclass(frozen=True)
+class GraphCheck:
+    """One graph beside its function. ``problem`` is empty where they agree; ``report`` is there if it could run."""
+
+    graph: str
+    size: int
+    problem: str = ""
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class BundleCheck:
+    """``problems`` are contradictions between the manifest and its origin; those of a graph stand with the graph."""
+
+    graphs: tuple[GraphCheck, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not any(check.problem for check in self.graphs)
+
+
+def verify_bundle(
+    bundle: Bundle, origin: Origin, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None
+) -> BundleCheck:
+    """Compare every graph of ``bundle`` with its function in torch, on random inputs by ``seed``.
+
+    Raises BundleError for a graph that no function of ``origin`` stands behind or that is not an ONNX graph; all
+    other findings are in the result.
+    """
+    functions = origin.functions
+    for graph in bundle.manifest.graphs:
+        if graph.name not in functions:
+            raise BundleError(
+                f"no function stands behind graph {graph.name!r}: program {origin.program.name!r} with "
+                f"{len(origin.prefix)} chunks has {', '.join(functions)}; name the federation file of this bundle",
+                graph=graph.name,
+            )
+        if graph.format != "onnx":
+            raise BundleError(
+                f"graph {graph.name!r} is in format {graph.format!r}; only onnx graphs can be verified here",
+                graph=graph.name,
+                format=graph.format,
+            )
+    checks = []
+    for graph in bundle.manifest.graphs:
+        progress(graph.name)
+        checks.append(_check(graph, bundle.graph_bytes(graph.name), functions[graph.name], seed))
+    return BundleCheck(tuple(checks), tuple(_contradictions(bundle.manifest, origin)))
+
+
+def _check(graph: Graph, model: bytes, function: Function, seed: int) -> GraphCheck:
+    problem = _ports_differ(graph, function, seed)
+    if problem:
+        return GraphCheck(graph.name, len(model), problem)
+    try:
+        return GraphCheck(graph.name, len(model), report=verify(function, model, seed))
+    except ExportError as error:
+        return GraphCheck(graph.name, len(model), error.message)
+
+
+def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
+    """The first port on which manifest and function disagree. A graph may leave out inputs that it does not need."""
+    for port in graph.inputs:
+        spec = function.inputs.get(port.name)
+        if spec is None:
+            return f"the graph reads {port.name!r}, which function {function.name!r} has not"
+        if _told(port) != _shown(spec):
+            return f"input {port.name!r} is {_told(port)} in the manifest and {_shown(spec)} in torch"
+    results: Tensors = function(function.example(seed))
+    outputs = {port.name: _told(port) for port in graph.outputs}
+    wanted = {name: _shown(TensorSpec.of(value)) for name, value in results.items()}
+    if list(outputs) != list(wanted):
+        return f"the graph's outputs are {', '.join(outputs)}; torch gives {', '.join(wanted)}"
+    wrong = next((name for name in wanted if outputs[name] != wanted[name]), None)
+    return (
+        f"output {wrong!r} is {outputs[wrong]} in the manifest and {wanted[wrong]} in torch" if wrong else ""
+    )
+
+
+def _told(port: Port) -> str:
+    return f"{port.dtype}{list(port.shape)}"
+
+
+def _shown(spec: TensorSpec) -> str:
+    return f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}"
+
+
+def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
+    """What a device would do differently from what ``origin`` says."""
+    program = origin.program
+    pairs = {
+        "program": (manifest.program, program.name),
+        "units of the frozen chunks": (
+            [list(chunk.units) for chunk in manifest.prefix],
+            [list(chunk.units) for chunk in origin.prefix],
+        ),
+        "graphs of the frozen chunks": (
+            [chunk.graph for chunk in manifest.prefix],
+            [f"forward.{number}" for number in range(1, len(origin.prefix) + 1)],
+        ),
+        "trained units": (list(manifest.suffix), list(origin.suffix)),
+        "start, finish and evaluate": (
+            [manifest.start, manifest.finish, manifest.evaluate],
+            [program.start.name, program.finish.name, program.evaluate.name],
+        ),
+        "phases": (
+            [(phase.name, phase.graph, phase.steps) for phase in manifest.phases],
+            [(phase.name, phase.function.name, phase.steps) for phase in program.phases],
+        ),
+        "hyper-parameters": (dict(manifest.hyper), dict(program.hyper)),
+        "graphs": (sorted(graph.name for graph in manifest.graphs), sorted(origin.functions)),
+    }
+    return [
+        f"{what}: {told} in the bundle, {wanted} expected"
+        for what, (told, wanted) in pairs.items()
+        if told != wanted
+    ]

@@ -1,0 +1,172 @@
+"""`edgefl bench train-step`: its processes, its baseline, its rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgefl import programs
+from edgefl.bench.as_written import as_written, loss_as_written
+from edgefl.bench.step_eager import optimizer, stepper
+from edgefl.bench.step_model import built
+from edgefl.bench.step_worker import Worker, WorkerFailed
+from edgefl.bench.train_step import Settings, measure
+from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.recurrent import BiLstm, Lstm
+from edgefl.programs.contract import TensorSpec
+from edgefl.programs.objective import Objective
+from edgefl.wire.errors import ModelError
+
+FIELDS = [
+    *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
+    *("peak_over_idle_bytes", "eager_peak_over_idle_bytes"),
+]
+STEPPING = "from edgefl.bench.step_worker import serve; "
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgefl", "bench", "train-step", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
+    ran = bench("--model", "mlp", "--batch", "4", "--repeat", "1", "--option", "size=8", "--json")
+
+    assert ran.returncode == 0, ran.stderr
+    [row] = json.loads(ran.stdout)["results"]
+    assert list(row)[: len(FIELDS)] == FIELDS
+    assert (row["model"], row["target"], row["batch"], row["threads"]) == ("mlp", "onnx", 4, 1)
+    assert 0 < row["ms_min"] <= row["ms"] and 0 < row["eager_ms_min"] <= row["eager_ms"]
+    assert row["ratio"] == pytest.approx(row["ms"] / row["eager_ms"], rel=1e-2)
+    assert row["max_rel_error"] <= 1e-4 and row["steps"] >= 2
+    assert row["peak_over_idle_bytes"] > 0 and row["eager_peak_over_idle_bytes"] > 0
+    assert row["idle_bytes"] < row["eager_idle_bytes"] / 2, "the device's process holds torch"
+    assert row["model_options"] == {"size": 8} and row["ort_training_ms"] is None
+
+
+def test_an_environment_without_onnxruntime_training_costs_only_its_columns() -> None:
+    settings = Settings(batch=2, repeat=1, options={"size": 4}, ort_training=sys.executable)
+
+    row = measure("mlp", settings)
+
+    assert row.ms > 0 and row.ort_training_ms is None
+    assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
+
+
+def test_an_unknown_model_is_told_and_the_others_are_not_lost() -> None:
+    ran = bench("--model", "resnet9", "--json")
+
+    assert ran.returncode == ModelError.exit_code
+    assert "no model 'resnet9'" in " ".join(ran.stderr.split())
+    assert json.loads(ran.stdout)["results"] == []
+
+
+def test_an_unknown_tier_lists_the_known_ones() -> None:
+    with pytest.raises(ModelError, match="no tier 'tiny'; there are: strong, moderate, weak"):
+        built("resnet8", {}, "tiny")
+
+
+def test_the_device_worker_imports_no_torch() -> None:
+    script = "import sys, edgefl.bench.step_device; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
+    script = "kept = []; serve(lambda: lambda: kept.append(bytearray(b'x' * (32 << 20))))"
+
+    with Worker([sys.executable, "-c", STEPPING + script]) as worker:
+        worker.run(1, count=False)
+        first = worker.peak
+        worker.run(3)
+
+    assert len(worker.times) == 3 and min(worker.times) > 0
+    assert first >= 32 << 20 and worker.peak - first >= 90 << 20
+
+
+def test_what_a_worker_prints_does_not_disturb_it() -> None:
+    with Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: print('noise'))"]) as worker:
+        assert len(worker.run(2)) == 2
+
+
+def test_a_worker_that_ends_says_why() -> None:
+    worker = Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 1 / 0)"])
+
+    with pytest.raises(WorkerFailed, match="ZeroDivisionError"), worker:
+        worker.run(1)
+
+
+@pytest.mark.parametrize("model", ["resnet8", "cnn"])
+def test_the_eager_baseline_does_the_work_of_the_program(model: str) -> None:
+    """Otherwise the comparison would be with something easier."""
+    submodel = built(model, {"size": 8}, "strong")
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
+    program = programs.build("sgd", Objective.of(submodel), batch=4, **settings)
+    step = program.phases[0].function
+    batches = [step.example(seed) for seed in range(2)]
+    weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
+    module = as_written(submodel.suffix)
+    pairs = [(batch["batch.0.x"], batch["batch.0.y"]) for batch in batches]
+    eager = stepper(module, loss_as_written(submodel.spec.loss), optimizer(module, **settings), pairs)
+
+    state = program.start(weights)
+    for batch in batches:
+        eager()
+        data = {name: value for name, value in batch.items() if name.startswith("batch.")}
+        told = step({**state, **data, "hyper.lr": torch.tensor(settings["lr"])})
+        state = {name: value for name, value in told.items() if name.startswith("state.")}
+
+    for name, value in module.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            torch.testing.assert_close(value, state[f"state.weights.{name}"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_baseline_has_torchs_own_layers() -> None:
+    module = nn.Sequential(
+        Lstm(3, 4, layers=2, dropout=0.5), BiLstm(4, 5, 6), *built("resnet8", {}, "strong").suffix
+    )
+
+    kinds = [type(part) for part in as_written(module).modules()]
+
+    assert not [kind for kind in kinds if kind.__module__.startswith("edgefl.models.recurrent")]
+    assert kinds.count(nn.LSTM) == 2 and nn.Dropout in kinds
+    assert as_written(module[:2])(torch.zeros(2, 6, 3)).shape == (2, 10)
+
+
+class Cubic:
+    """A kind of loss that somebody else wrote."""
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return (out - y).pow(3).sum(dim=1)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.zeros(len(y))
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return out
+
+
+@pytest.mark.parametrize(
+    ("loss", "out", "y"),
+    [
+        (CrossEntropy(0.1), (4, 5), torch.tensor([0, 4, 2, 1])),
+        (CrossEntropy(), (4, 1), torch.tensor([0, 1, 1, 0])),
+        (SequenceCrossEntropy(), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
+        (SequenceCrossEntropy(4), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 4, 3]])),
+        (BinaryCrossEntropy(), (2, 3), torch.tensor([[0.0, 1, 1], [1, 0, 0]])),
+        (SquaredError(), (2, 3), torch.ones(2, 3)),
+        (Cubic(), (2, 3), torch.ones(2, 3)),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, Tensor | tuple) else "",
+)
+def test_the_losses_of_torch_are_the_losses_of_the_models(
+    loss: Loss, out: tuple[int, ...], y: Tensor
+) -> None:
+    z = torch.randn(out, generator=torch.Generator().manual_seed(0))
+
+    torch.testing.assert_close(loss_as_written(loss)(z, y), loss.each(z, y).mean())

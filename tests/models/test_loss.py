@@ -1,0 +1,146 @@
+"""Each loss per sample against torch's own, values and gradients; labels, and how right an answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl import programs
+from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.spec import ModelSpec, sequential
+from edgefl.programs.contract import TensorSpec
+from edgefl.programs.objective import Objective
+from edgefl.wire.errors import ModelError
+
+Case = tuple[Loss, tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]
+
+
+def _sequence(out: Tensor, y: Tensor, **options: float) -> Tensor:
+    return F.cross_entropy(out.transpose(1, 2), y, reduction="none", **options).mean(1)  # type: ignore[arg-type]
+
+
+def _without_padding(out: Tensor, y: Tensor) -> Tensor:
+    """Each sample by itself, the mean over the tokens that are not 2."""
+    return torch.stack([F.cross_entropy(o, t, ignore_index=2) for o, t in zip(out, y, strict=True)])
+
+
+CASES: dict[str, Case] = {
+    "classes": (CrossEntropy(), (5,), lambda out, y: F.cross_entropy(out, y, reduction="none")),
+    "smoothed classes": (
+        CrossEntropy(label_smoothing=0.1),
+        (5,),
+        lambda out, y: F.cross_entropy(out, y, reduction="none", label_smoothing=0.1),
+    ),
+    "one logit": (
+        CrossEntropy(),
+        (1,),
+        lambda out, y: F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype), reduction="none"),
+    ),
+    "tokens": (SequenceCrossEntropy(), (7, 11), _sequence),
+    "smoothed tokens": (
+        SequenceCrossEntropy(label_smoothing=0.2),
+        (7, 11),
+        lambda out, y: _sequence(out, y, label_smoothing=0.2),
+    ),
+    "padded tokens": (SequenceCrossEntropy(ignore_index=2), (7, 4), _without_padding),
+    "answers": (
+        BinaryCrossEntropy(),
+        (6,),
+        lambda out, y: F.binary_cross_entropy_with_logits(out, y, reduction="none").mean(1),
+    ),
+    "targets": (SquaredError(), (2, 3), lambda out, y: F.mse_loss(out, y, reduction="none").mean((1, 2))),
+}
+
+
+def _example(loss: Loss, shape: tuple[int, ...], dtype: torch.dtype, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs and valid labels of 8 samples."""
+    generator = torch.Generator().manual_seed(4)
+    out = torch.randn(8, *shape, generator=generator, dtype=dtype) * scale
+    label = loss.label(TensorSpec(shape)).rows(8)
+    if label.below is None:
+        return out, torch.randn(label.shape, generator=generator, dtype=dtype)
+    y = torch.randint(0, label.below, label.shape, generator=generator)
+    return out, y.to(dtype) if label.dtype.is_floating_point else y
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_equal_torch(name: str, scale: float) -> None:
+    loss, shape, reference = CASES[name]
+    out, y = _example(loss, shape, torch.float64, scale)
+    weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
+
+    def derived(each: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        leaf = out.clone().requires_grad_()
+        values = each(leaf, y)
+        return values.detach(), torch.autograd.grad((values * weights).sum(), leaf)[0]
+
+    for found, expected in zip(derived(loss.each), derived(reference), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_wrong_lie_between_0_and_1_per_sample(name: str) -> None:
+    loss, shape, _ = CASES[name]
+    out, y = _example(loss, shape, torch.float32, 1.0)
+    right = loss.correct(out, y)
+    assert right.shape == (8,) and right.dtype == torch.float32
+    assert right.min() >= 0.0 and right.max() <= 1.0 and 0.0 < right.mean() < 1.0
+
+
+def test_correct_is_the_share_of_right_entries() -> None:
+    logits = torch.tensor([[[0.0, 9.0], [9.0, 0.0], [0.0, 9.0], [9.0, 0.0]]])
+    assert SequenceCrossEntropy().correct(logits, torch.tensor([[1, 0, 0, 0]])).tolist() == [0.75]
+    padded = SequenceCrossEntropy(ignore_index=-100)
+    assert padded.correct(logits, torch.tensor([[1, 1, -100, -100]])).tolist() == [0.5]
+    assert BinaryCrossEntropy().correct(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.0, 1.0]])).tolist() == [
+        0.5
+    ]
+    near = SquaredError(tolerance=0.1).correct(torch.tensor([[1.05, 1.2]]), torch.ones(1, 2))
+    assert near.tolist() == [0.5]
+    one, bits = torch.tensor([[2.0], [2.0], [-2.0]]), torch.tensor([1, 0, 0])
+    assert CrossEntropy().correct(one, bits).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_sample_of_padding_alone_has_no_loss_and_no_gradient() -> None:
+    loss = SequenceCrossEntropy(ignore_index=-100)
+    out = torch.randn(2, 3, 5, requires_grad=True)
+    values = loss.each(out, torch.tensor([[-100, -100, -100], [1, 2, 3]]))
+    values.sum().backward()
+    assert values[0] == 0.0 and values[1] > 0.0
+    assert out.grad is not None and not out.grad[0].any() and out.grad[1].any()
+
+
+def test_a_loss_that_cannot_read_the_output_says_so() -> None:
+    with pytest.raises(ModelError, match=r"CrossEntropy reads \(classes,\).*gives \(3, 4\)"):
+        CrossEntropy().label(TensorSpec((3, 4)))
+    with pytest.raises(ModelError, match=r"SequenceCrossEntropy reads \(tokens, vocabulary\)"):
+        SequenceCrossEntropy().label(TensorSpec((3,)))
+    with pytest.raises(ModelError, match=r"lies in \[0, 1\], found 1.5"):
+        CrossEntropy(label_smoothing=1.5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_trains_and_evaluates_with_any_loss(name: str) -> None:
+    loss, shape, _ = CASES[name]
+    width = shape[-1]
+    module = sequential([("first", nn.Linear(3, width)), ("head", nn.Linear(width, width))])
+    spec = ModelSpec("small", module, TensorSpec((*shape[:-1], 3)), 2, loss=loss)
+    program = programs.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4, lr=0.1)
+    step = program.phases[0].function
+    assert step.inputs["batch.0.y"] == spec.label.rows(4)
+
+    example = step.example(0) | {"hyper.lr": torch.tensor(0.1)}
+    losses = []
+    for _ in range(20):
+        out = step(example)
+        losses.append(float(out["metric.loss"]))
+        example |= {key: value for key, value in out.items() if key.startswith("state.")}
+    assert losses[-1] < losses[0]
+
+    held_out = program.evaluate.example(0) | {"batch.0.mask": torch.ones(4)}
+    assert 0.0 <= program.evaluate(held_out)["metric.correct"] <= 4.0

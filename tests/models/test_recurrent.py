@@ -1,0 +1,205 @@
+"""LSTM and GRU stacks compute what torch's do, in float64, and work wherever torch's would."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from edgefl.models.initial import initialised
+from edgefl.models.layers import visible
+from edgefl.models.recurrent import Gru, Lstm, LstmDirection, Stack, TorchStack
+from edgefl.models.spec import sequential
+from edgefl.wire.errors import ModelError
+
+E, H, B, T = 5, 4, 3, 7
+PAIRS: list[tuple[Any, Any]] = [(nn.LSTM, Lstm), (nn.GRU, Gru)]
+SHAPES = list(product(PAIRS, (1, 2, 3), (False, True)))
+
+
+def _pair(kinds: tuple[Any, Any], layers: int, bidirectional: bool) -> tuple[nn.LSTM | nn.GRU, Stack]:
+    torch.manual_seed(layers)
+    theirs = kinds[0](E, H, layers, batch_first=True, bidirectional=bidirectional).double()
+    ours = kinds[1](E, H, layers=layers, bidirectional=bidirectional).double()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def _score(out: Tensor, state: tuple[Tensor, ...] = ()) -> Tensor:
+    weight = torch.arange(out.numel(), dtype=out.dtype).view(out.shape).cos()
+    return (weight * out).sin().sum() + sum(
+        ((part * weight.mean()).cos().sum() for part in state), torch.zeros(())
+    )
+
+
+def _tuple(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (state,) if isinstance(state, Tensor) else state
+
+
+@pytest.mark.parametrize(("kinds", "layers", "bidirectional"), SHAPES)
+def test_outputs_states_and_every_gradient_equal_torch_s(
+    kinds: tuple[Any, Any], layers: int, bidirectional: bool
+) -> None:
+    theirs, ours = _pair(kinds, layers, bidirectional)
+    x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
+    states = tuple(
+        torch.randn(layers * (1 + bidirectional), B, H, dtype=torch.float64, requires_grad=True)
+        for _ in range(2 if kinds[0] is nn.LSTM else 1)
+    )
+
+    expected, expected_state = theirs(x, states if len(states) > 1 else states[0])
+    found, found_state = ours.run(x, states)
+
+    torch.testing.assert_close(
+        (found, found_state), (expected, _tuple(expected_state)), rtol=1e-9, atol=1e-12
+    )
+    wanted = torch.autograd.grad(_score(expected, _tuple(expected_state)), [x, *states, *theirs.parameters()])
+    actual = torch.autograd.grad(_score(found, found_state), [x, *states, *ours.parameters()])
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_single_precision_is_within_a_millionth(kinds: tuple[Any, Any]) -> None:
+    theirs, ours = _pair(kinds, 2, True)
+    x = torch.randn(B, 40, E)
+
+    torch.testing.assert_close(ours.float()(x), theirs.float()(x)[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_torch_func_grad_and_vmap_agree_with_autograd(kinds: tuple[Any, Any]) -> None:
+    _, ours = _pair(kinds, 2, True)
+    x = torch.randn(2, B, T, E, dtype=torch.float64)
+    clients = {
+        name: torch.stack([value.detach(), value.detach() * 0.5]) for name, value in ours.named_parameters()
+    }
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return _score(torch.func.functional_call(ours, parameters, (x,)))
+
+    together = torch.func.vmap(torch.func.grad(loss))(clients, x)
+
+    for k in range(2):
+        leaves = {name: value[k].clone().requires_grad_() for name, value in clients.items()}
+        alone = torch.autograd.grad(loss(leaves, x[k]), list(leaves.values()))
+        torch.testing.assert_close([together[name][k] for name in leaves], list(alone))
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_the_meta_device_gives_shapes(kinds: tuple[Any, Any]) -> None:
+    ours = kinds[1](E, H, layers=2, bidirectional=True).to("meta")
+
+    assert ours(torch.empty(B, T, E, device="meta")).shape == (B, T, 2 * H)
+
+
+def test_a_second_derivative_is_refused_with_a_reason() -> None:
+    _, ours = _pair(PAIRS[0], 1, False)
+    x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(_score(ours(x)), x, create_graph=True)
+
+    with pytest.raises(ModelError, match="first derivatives only"):
+        torch.autograd.grad(gradient.square().sum(), x)
+
+
+def test_dropout_acts_between_layers_and_reads_its_noise() -> None:
+    _, ours = _pair(PAIRS[0], 2, False)
+    noisy = Lstm(E, H, layers=2, dropout=0.5).double()
+    noisy.load_state_dict(ours.state_dict())
+    x, uniform = torch.randn(B, T, E, dtype=torch.float64), torch.rand(T, B, H, dtype=torch.float64)
+    first, second = (nn.LSTM(width, H, batch_first=True).double() for width in (E, H))
+    first.load_state_dict({name: noisy.get_parameter(name) for name in first.state_dict()})
+    second.load_state_dict({name: noisy.get_parameter(f"{name[:-1]}1") for name in second.state_dict()})
+
+    found = torch.func.functional_call(noisy, {"drops.0.uniform": uniform}, (x,))
+
+    kept = torch.where(uniform.transpose(0, 1) >= 0.5, first(x)[0] * 2, 0.0)
+    torch.testing.assert_close(found, second(kept)[0])
+    torch.testing.assert_close(noisy.eval()(x), ours(x))
+
+
+class Tagger(nn.Module):
+    """Somebody's module around a torch layer, which uses both results and states of its own."""
+
+    def __init__(self, layer: nn.LSTM | nn.GRU) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.flatten_parameters()
+        out, state = self.layer(x)
+        again, _ = self.layer(x, state)
+        return torch.cat((out, again, _tuple(state)[-1][-1].expand_as(out)), dim=-1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_first": True}, {"bias": False}, {"num_layers": 2, "dropout": 0.5}]
+)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_visible_replaces_torch_s_layers_in_anybody_s_module(kind: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    theirs = Tagger(kind(E, H, **options)).double().eval()
+    random_state = torch.get_rng_state()
+    ours = visible(theirs)
+
+    assert isinstance(ours.get_submodule("layer"), TorchStack)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x = torch.randn(T, T, E, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_visible_keeps_frozen_parameters_frozen_and_finds_ties() -> None:
+    module = sequential([("a", nn.GRU(E, H)), ("b", nn.GRU(E, H))])
+    module[0].weight_ih_l0.requires_grad_(False)  # type: ignore[union-attr]
+    assert not visible(module).get_parameter("a.weight_ih_l0").requires_grad
+    module[1].weight_hh_l0 = module[0].weight_hh_l0  # type: ignore[union-attr]
+
+    with pytest.raises(ModelError, match=r"'a\.weight_hh_l0' and 'b\.weight_hh_l0' are one tensor"):
+        visible(module)
+
+
+def test_what_has_no_counterpart_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="LSTM 'encoder' has proj_size=2"):
+        visible(sequential([("encoder", nn.LSTM(E, H, proj_size=2))]))
+    packed = pack_padded_sequence(torch.zeros(B, T, E), torch.tensor([3, 2, 1]), batch_first=True)
+    with pytest.raises(ModelError, match="found PackedSequence; pad"):
+        visible(nn.LSTM(E, H))(packed)
+    with pytest.raises(ModelError, match=rf"reads a padded batch \(B, T, {E}\), found \({T}, {E}\)"):
+        Gru(E, H)(torch.zeros(T, E))
+    with pytest.raises(ModelError, match="layers=0"):
+        Lstm(E, H, layers=0)
+
+
+def test_initial_values_come_from_the_seed_alone() -> None:
+    def build() -> nn.Sequential:
+        return sequential([("lstm", Lstm(E, H, layers=2))])
+
+    first, second, third = (initialised(build, seed).state_dict() for seed in (1, 1, 2))
+
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], third[name]) for name in first)
+    assert max(float(value.abs().max()) for value in first.values()) <= H**-0.5
+
+
+def test_a_direction_run_in_reverse_is_a_direction_that_reads_backwards() -> None:
+    torch.manual_seed(0)
+    cell = LstmDirection(E, H).double()
+    for parameter in cell.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    words = torch.randn(B, T, E, dtype=torch.float64)
+    state = (torch.randn(B, H, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64))
+
+    torch.testing.assert_close(cell(words, state, reverse=True), cell(words.flip(1), state))
+
+
+def test_a_copied_stack_is_independent() -> None:
+    stack = Lstm(E, H)
+    twin = copy.deepcopy(stack)
+    nn.init.zeros_(twin.get_parameter("weight_ih_l0"))
+
+    assert stack.get_parameter("weight_ih_l0").abs().sum() > 0

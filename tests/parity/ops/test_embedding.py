@@ -1,0 +1,66 @@
+"""Rows picked by integer inputs: gradients add up where an index occurs more than once."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
+
+TOKENS = Labels((4, 5))  # twenty indices in [0, 4): each occurs several times
+
+CASES: Family = {
+    "Embedding": {
+        "sequences": Case(nn.Embedding(LABELS, 3), TOKENS),
+        "one axis": Case(nn.Embedding(7, 3), Labels((6,))),
+        "unused rows": Case(nn.Embedding(9, 3), TOKENS),
+        "padding index": Case(nn.Embedding(LABELS, 3, padding_idx=1), TOKENS),
+        "many rows": Case(nn.Embedding(300, 3), TOKENS),
+        "many rows, padding index, scaled by frequency": Case(
+            nn.Embedding(300, 3, padding_idx=1, scale_grad_by_freq=True), TOKENS
+        ),
+        "int32 indices": Case(nn.Embedding(LABELS, 3), Labels((4, 5), torch.int32)),
+        "scaled by frequency": Case(nn.Embedding(LABELS, 3, scale_grad_by_freq=True), TOKENS),
+    },
+    "gather": {
+        "rows": Case(lambda x, i: x.gather(0, i), (LABELS, 5), Labels((7, 5))),
+        "columns": Case(lambda x, i: x.gather(1, i), (3, LABELS), Labels((3, 6))),
+        "take_along_dim": Case(lambda x, i: x.take_along_dim(i, 1), (3, LABELS), Labels((3, 6))),
+    },
+    "scatter": {
+        "add": Case(lambda x, y, i: x.scatter_add(1, i, y), (3, LABELS), (3, 6), Labels((3, 6))),
+        "index_add": Case(lambda x, y, i: x.index_add(0, i, y), (LABELS, 3), (6, 3), Labels((6,))),
+    },
+    "index_select": {
+        "rows": Case(lambda x, i: x.index_select(0, i), (LABELS, 5), Labels((7,))),
+        "columns": Case(lambda x, i: x.index_select(1, i), (3, LABELS, 2), Labels((7,))),
+    },
+    "indexing": {
+        "x[i]": Case(lambda x, i: x[i], (LABELS, 5), Labels((3, 2))),
+        "x[i], many rows": Case(lambda x, i: x[i], (200, 5), Labels((3, 2))),
+        "x[:, i, j], many rows": Case(
+            lambda x, i, j: x[:, i, j], (3, 15, 15, 2), Labels((6,)), Labels((2, 1))
+        ),
+        "counted from the end": Case(lambda x, i: x[:, i - LABELS], (3, LABELS, 2), Labels((6,))),
+        "x[:, i]": Case(lambda x, i: x[:, i], (3, LABELS, 2), Labels((6,))),
+        "x[i, j]": Case(lambda x, i, j: x[i, j], (LABELS, LABELS, 2), Labels((6,)), Labels((6,))),
+        "x[i, :, j]": Case(lambda x, i, j: x[i, :, j], (LABELS, 3, LABELS), Labels((6,)), Labels((6,))),
+        "x[arange, y]": Case(lambda x, y: x[torch.arange(3), y], (3, LABELS), Labels((3,))),
+        "constant list": Case(lambda x: x[:, [0, 2, 2]], (3, 4)),
+        "negative constant": Case(lambda x: x[:, [-1, 0, -1]], (3, 4)),
+    },
+    "index_put": {
+        "written": Case(lambda x, y: x.index_put((torch.tensor([2, 0]),), y), (LABELS, 3), (2, 3)),
+        "written by int32": Case(
+            lambda x, y: x.index_put((torch.tensor([2, 0], dtype=torch.int32),), y), (LABELS, 3), (2, 3)
+        ),
+        "added": Case(
+            lambda x, y, i: x.index_put((i,), y, accumulate=True), (LABELS, 3), (6, 3), Labels((6,))
+        ),
+    },
+}
+
+
+@every(CASES)
+def test_embedding_equals_torch(case: Case) -> None:
+    agrees(case.step())

@@ -1,0 +1,72 @@
+"""Pooling in one and two dimensions."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tests.parity.ops.case import Case, Family, agrees, every, gradients
+
+EVEN, ODD = (2, 3, 6, 8), (2, 3, 7, 8)
+
+CASES: Family = {
+    "MaxPool2d": {
+        "plain": Case(nn.MaxPool2d(2), EVEN),
+        "overlapping and padded": Case(nn.MaxPool2d(3, stride=2, padding=1), ODD),
+        "dilated": Case(nn.MaxPool2d(2, stride=1, dilation=2), ODD),
+        "ceil": Case(nn.MaxPool2d(2, ceil_mode=True), (2, 3, 7, 5)),
+        "ceil, overlapping and padded": Case(nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True), EVEN),
+        "ties": Case(nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, stride=2)), (2, 3, 9, 9)),
+        "unbatched": Case(nn.MaxPool2d(2), (3, 6, 8)),
+    },
+    "MaxPool1d": {
+        "overlapping": Case(nn.MaxPool1d(3, stride=2), (2, 3, 9)),
+        "padded": Case(nn.MaxPool1d(3, stride=2, padding=1), (2, 3, 8)),
+    },
+    "AvgPool2d": {
+        "plain": Case(nn.AvgPool2d(2), EVEN),
+        "overlapping and padded": Case(nn.AvgPool2d(3, stride=2, padding=1), ODD),
+        "padding not counted": Case(nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False), ODD),
+        "own divisor": Case(nn.AvgPool2d(3, stride=2, divisor_override=5), ODD),
+        "ceil": Case(nn.AvgPool2d(3, stride=2, padding=1, ceil_mode=True), EVEN),
+        "ceil, padding not counted": Case(
+            nn.AvgPool2d(3, stride=2, padding=1, ceil_mode=True, count_include_pad=False), EVEN
+        ),
+        "ceil, flattened": Case(nn.Sequential(nn.AvgPool2d(3, ceil_mode=True), nn.Flatten()), ODD),
+        "unbatched": Case(nn.AvgPool2d(2), (3, 6, 8)),
+    },
+    "AvgPool1d": {
+        "plain": Case(nn.AvgPool1d(2), (2, 3, 9)),
+        "overlapping and padded": Case(nn.AvgPool1d(3, stride=2, padding=1), (2, 3, 9)),
+        "ceil, padding not counted": Case(
+            nn.AvgPool1d(3, stride=2, padding=1, ceil_mode=True, count_include_pad=False), (2, 3, 8)
+        ),
+    },
+    "AdaptiveAvgPool2d": {
+        "global": Case(nn.AdaptiveAvgPool2d(1), ODD),
+        "even": Case(nn.AdaptiveAvgPool2d((2, 4)), EVEN),
+        "uneven": Case(nn.AdaptiveAvgPool2d((3, 5)), ODD),
+        "flattened": Case(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.ReLU(), nn.Flatten()), (2, 3, 8, 8)),
+        "enlarged and flattened": Case(nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Flatten()), (2, 3, 4, 4)),
+    },
+    "AdaptiveAvgPool1d": {
+        "global": Case(nn.AdaptiveAvgPool1d(1), (2, 3, 9)),
+        "uneven": Case(nn.AdaptiveAvgPool1d(4), (2, 3, 9)),
+    },
+    "AdaptiveMaxPool2d": {
+        "global": Case(nn.AdaptiveMaxPool2d(1), ODD),
+        "even": Case(nn.AdaptiveMaxPool2d((2, 4)), EVEN),
+        "uneven": Case(nn.AdaptiveMaxPool2d((3, 5)), ODD),
+        "enlarged": Case(nn.AdaptiveMaxPool2d(7), (2, 3, 4, 4)),
+    },
+    "AdaptiveMaxPool1d": {
+        "global": Case(nn.AdaptiveMaxPool1d(1), (2, 3, 9)),
+        "uneven": Case(nn.AdaptiveMaxPool1d(4), (2, 3, 9)),
+    },
+    "LPPool2d": {"": Case(nn.Sequential(nn.Softplus(), nn.LPPool2d(2, 2)), EVEN)},
+}
+
+
+@gradients
+@every(CASES)
+def test_pooling_equals_torch(case: Case, again: bool) -> None:
+    agrees(case.step(again))

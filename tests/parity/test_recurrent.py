@@ -1,0 +1,154 @@
+"""Exported recurrent layers: the training step equals torch's own layers, and its graph has one size for all lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgefl import programs
+from edgefl.models import zoo
+from edgefl.models.layers import visible
+from edgefl.programs.contract import Function, Tensors, TensorSpec, prefixed, select
+from edgefl.programs.objective import Objective
+from edgefl.submodels.output_side import tiers
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import verify
+
+E, H, B, T = 5, 4, 3, 6
+SEEDS = (1, 2, 3)
+KINDS = (nn.LSTM, nn.GRU)
+
+
+class Outputs(nn.Module):
+    """A torch-like recurrent layer, batch first, of which a loss reads the sequence and the last states."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, state = self.layer(x)
+        last = state if isinstance(state, Tensor) else torch.cat(state)
+        return torch.cat([out.flatten(), last.flatten()])
+
+
+def training_step(
+    module: nn.Module, length: int = T, dtype: torch.dtype = torch.float32, *, functional: bool = False
+) -> Function:
+    """One SGD step on a curved loss; the output and the gradient of the input are compared too.
+
+    It computes in ``dtype`` whatever its ports are. ``functional`` differentiates by ``torch.func.grad``.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    ports = {f"state.{name}": TensorSpec.of(value) for name, value in module.named_parameters()}
+    ports["batch.0.x"] = TensorSpec((B, length, E))
+    rates = [part.rate for part in module.modules() if hasattr(part, "rate")]
+    noise = [name for name, _ in module.named_buffers() if name.endswith("uniform")] if any(rates) else []
+    ports |= {f"noise.{name}": TensorSpec((length, B, 2 * H)) for name in noise}
+
+    def fn(tensors: Tensors) -> Tensors:
+        tensors = {name: value.to(dtype) for name, value in tensors.items()}
+        state, uniform = select(tensors, "state"), select(tensors, "noise")
+
+        def loss(leaves: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.func.functional_call(module, {**leaves, **uniform}, (x,))
+            return (y * torch.cos(3 * y)).sum(), y
+
+        if functional:
+            (grads, grad_x), (value, y) = torch.func.grad_and_value(loss, argnums=(0, 1), has_aux=True)(
+                state, tensors["batch.0.x"]
+            )
+        else:
+            leaves = {name: state[name].clone().requires_grad_() for name in names}
+            x = tensors["batch.0.x"].clone().requires_grad_()
+            value, y = loss(leaves, x)
+            *flat, grad_x = torch.autograd.grad(value, [*leaves.values(), x])
+            grads = dict(zip(leaves, flat, strict=True))
+        outputs = {"record.y": y, "record.grad": grad_x, "metric.loss": value}
+        outputs |= prefixed("record.grad", grads)
+        outputs |= prefixed("state", {name: state[name] - 0.1 * grads[name] for name in names})
+        return {name: result.detach().to(torch.float32) for name, result in outputs.items()}
+
+    return Function(type(module).__name__, fn, ports)
+
+
+@pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (1, True), (2, True), (3, False)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exported_step_equals_torch_s_layer(kind: Any, layers: int, bidirectional: bool) -> None:
+    torch.manual_seed(0)
+    theirs = Outputs(kind(E, H, layers, bidirectional=bidirectional, batch_first=True))
+    step = training_step(visible(theirs))
+
+    model = to_onnx(capture(step))
+
+    for seed in SEEDS:
+        for reference in (step, training_step(theirs, dtype=torch.float64)):
+            assert verify(reference, model, seed).set_aside == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_by_torch_func_are_exported_too(kind: Any) -> None:
+    torch.manual_seed(0)
+    theirs = Outputs(kind(E, H, 2, bidirectional=True, batch_first=True))
+
+    model = to_onnx(capture(training_step(visible(theirs), functional=True)))
+
+    for seed in SEEDS:
+        assert verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_noise_and_missing_biases_are_exported(kind: Any) -> None:
+    layer = kind(E, H, 2, bidirectional=True, batch_first=True, dropout=0.4, bias=False)
+    step = training_step(visible(Outputs(layer)).train())
+
+    captured = capture(step)
+    assert "noise.layer.drops.0.uniform" in captured.inputs
+    for seed in SEEDS:
+        verify(step, to_onnx(captured), seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_of_a_long_sequence_is_the_graph_of_a_short_one(kind: Any) -> None:
+    ours = visible(Outputs(kind(E, H, 2, bidirectional=True, batch_first=True)))
+
+    short, long = (
+        onnx.load_from_string(to_onnx(capture(training_step(ours, length)))).graph for length in (5, 50)
+    )
+
+    assert _operators(long) == _operators(short)
+    assert _operators(short).count("Scan") == 8  # 2 layers, 2 directions, forward and backward
+
+
+def _operators(graph: onnx.GraphProto) -> list[str]:
+    found: list[str] = []
+    for node in graph.node:
+        found.append(node.op_type)
+        for attribute in node.attribute:
+            found += _operators(attribute.g)
+    return found
+
+
+def test_equal_steps_give_equal_bytes() -> None:
+    ours = visible(Outputs(nn.LSTM(E, H, 2, batch_first=True)))
+
+    first, second = (to_onnx(capture(training_step(ours))) for _ in range(2))
+
+    assert first == second
+
+
+@pytest.mark.parametrize("tier", ["strong", "moderate", "weak"])
+def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str) -> None:
+    spec = zoo.build("bilstm", length=8, vocabulary=20, features=6, hidden=5)
+    step = programs.build("sgd", Objective.of(tiers("bilstm")[tier].of(spec)), batch=4).phases[0].function
+
+    model = to_onnx(capture(step))
+
+    assert _operators(onnx.load_from_string(model).graph).count("Scan") == 4
+    for seed in SEEDS:
+        verify(step, model, seed)

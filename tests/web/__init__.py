@@ -1,0 +1,1 @@
+"""The exported graphs in onnxruntime-web, the runtime of browsers, driven in Node."""

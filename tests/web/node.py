@@ -1,0 +1,99 @@
+"""Graphs in onnxruntime-web: Node runs the WebAssembly that a browser would."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from exporters.verify import Run
+
+HERE = Path(__file__).parent
+INSTALL_S, RUN_S = 300.0, 120.0
+
+Array = NDArray[Any]
+
+
+def require_node() -> None:
+    """Node with the pinned packages in ``node_modules``, which git ignores; installed where they are missing.
+
+    Without Node the test is skipped; CI installs it and forbids the skip.
+    """
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        _absent("Node or npm is not installed (Debian: apt-get install nodejs npm)")
+    lock, installed = HERE / "package-lock.json", HERE / "node_modules" / "installed-lock.json"
+    if installed.exists() and installed.read_bytes() == lock.read_bytes():
+        return
+    ran = subprocess.run(
+        ["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=INSTALL_S, check=False
+    )
+    if ran.returncode != 0:
+        _absent(f"npm cannot install onnxruntime-web: {ran.stderr.strip()[-500:]}")
+    shutil.copyfile(lock, installed)
+
+
+def _absent(reason: str) -> NoReturn:
+    if os.environ.get("EDGEFL_REQUIRE_NODE"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the last step gave, in the order of the graph, and how long loading and each step took."""
+
+    outputs: list[Array]
+    load_ms: float
+    step_ms: list[float]
+
+
+def run(model: bytes, arrays: Mapping[str, Array], folder: Path, steps: int = 1) -> Ran:
+    """``steps`` runs of ``model`` in a fresh Node; what it rewrites (state) goes round. ``folder`` must exist."""
+    wanted = [port.name for port in onnx.load_from_string(model).graph.input]
+    (folder / "graph.onnx").write_bytes(model)
+    ports = [
+        {"name": name, "dtype": str(arrays[name].dtype), "shape": list(arrays[name].shape)} for name in wanted
+    ]
+    (folder / "inputs.json").write_text(json.dumps(ports))
+    (folder / "inputs.bin").write_bytes(b"".join(arrays[name].tobytes() for name in wanted))
+    ran = subprocess.run(
+        ["node", str(HERE / "run.mjs"), str(folder), str(steps)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads((folder / "outputs.json").read_text())
+    return Ran(
+        _split((folder / "outputs.bin").read_bytes(), told["outputs"]), told["load_ms"], told["step_ms"]
+    )
+
+
+def runtime(model: bytes, folder: Path) -> Run:
+    """``model`` as :func:`exporters.verify.compare` wants it."""
+
+    def call(arrays: Mapping[str, Array]) -> Sequence[Array]:
+        return run(model, arrays, folder).outputs
+
+    return call
+
+
+def _split(data: bytes, ports: Sequence[Mapping[str, Any]]) -> list[Array]:
+    found, start = [], 0
+    for port in ports:
+        dtype, count = np.dtype(port["dtype"]), int(np.prod(port["shape"], dtype=np.int64))
+        found.append(np.frombuffer(data, dtype, count, start).reshape(port["shape"]))
+        start += count * dtype.itemsize
+    assert start == len(data), "the outputs' sizes and their bytes disagree"
+    return found

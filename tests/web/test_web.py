@@ -1,0 +1,113 @@
+"""The exported training steps in onnxruntime-web, beside torch and beside the device's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgefl import programs
+from edgefl.models import zoo
+from edgefl.models.spec import ModelSpec
+from edgefl.models.split import split
+from edgefl.programs.contract import Function, TensorSpec
+from edgefl.programs.objective import Objective
+from edgefl.submodels.output_side import OutputSide
+from edgefl.wire.errors import ExportError
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import compare
+from tests.web import node
+
+BATCH = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _node() -> None:
+    node.require_node()
+
+
+class Transformer(nn.Module):
+    """Patches of 4 numbers -> two encoder layers -> the mean token's logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(self.embed(x)).mean(dim=1))
+        return out
+
+
+def transformer() -> ModelSpec:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return split(Transformer(), (), sample=TensorSpec((6, 4)), classes=5, name="transformer")
+
+
+def zoo_model(name: str, cut: int = 0, **options: object) -> Callable[[], OutputSide]:
+    return lambda: OutputSide(zoo.build(name, **options), cut)
+
+
+MODELS: dict[str, Callable[[], OutputSide]] = {
+    "resnet8, strong": zoo_model("resnet8", widths=[4, 8, 16], size=16),
+    "resnet8, weak": zoo_model("resnet8", cut=3),
+    "cnn": zoo_model("cnn", size=12, classes=10),
+    "mlp": zoo_model("mlp", size=8),
+    "bilstm": zoo_model("bilstm", length=6, vocabulary=30, features=5, hidden=4),
+    "lstm_lm": zoo_model("lstm_lm", length=5, vocabulary=20, features=6, hidden=4),
+    "transformer": lambda: OutputSide(transformer(), 0),
+}
+
+
+def step_of(submodel: OutputSide) -> Function:
+    return programs.build("sgd", Objective.of(submodel), batch=BATCH).phases[0].function
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_exported_step_in_webassembly_equals_torch(model: str, tmp_path: Path) -> None:
+    step = step_of(MODELS[model]())
+
+    report = compare(step, node.runtime(to_onnx(capture(step)), tmp_path), seed=3)
+
+    assert set(report.errors) >= {"metric.loss", *(name for name in step.inputs if name[:5] == "state")}
+    assert report.worst <= 1e-4
+
+
+def test_a_wrong_graph_is_caught_in_webassembly(tmp_path: Path) -> None:
+    right, wrong = (
+        programs.build("sgd", Objective.of(MODELS["mlp"]()), batch=BATCH, momentum=momentum)
+        for momentum in (0.9, 0.0)
+    )
+    model = to_onnx(capture(wrong.phases[0].function))
+
+    with pytest.raises(ExportError, match="differs from torch"):
+        compare(right.phases[0].function, node.runtime(model, tmp_path), seed=3)
+
+
+def test_several_steps_in_webassembly_train_as_on_the_device(tmp_path: Path) -> None:
+    step = step_of(MODELS["mlp"]())
+    captured = capture(step)
+    model = to_onnx(captured)
+    feeds = {name: value.numpy() for name, value in step.example(1).items()}
+
+    ran = node.run(model, feeds, tmp_path, steps=5)
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    losses = []
+    for _ in range(5):
+        expected = dict(zip(captured.outputs, session.run(None, feeds), strict=True))
+        losses.append(float(expected["metric.loss"]))
+        feeds |= {name: value for name, value in expected.items() if name in feeds}
+    assert losses[-1] < losses[0] and len(ran.step_ms) == 5
+    for name, found in zip(expected, ran.outputs, strict=True):
+        scale = np.abs(expected[name]).max()
+        assert np.abs(found - expected[name]).max() <= 1e-4 * scale + 1e-6, name
