@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.topics import checked_name
+
+
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(?:%|B|[KMG]i?B|)", re.IGNORECASE)
 
 
 class _Table(BaseModel):
@@ -105,7 +109,20 @@ class TierTable(_Table):
     )
     devices: tuple[str, ...] = Field((), description="patterns of device names that belong here, like weak-*")
     memory_bytes: int = Field(0, ge=0, description="memory a device must report to be given this tier")
+    memory_budget: str = Field(
+        "",
+        description="peak of a device in training over its idle process, like 64MiB or 60%: trades time for it",
+    )
     count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
+
+    @field_validator("memory_budget")
+    @classmethod
+    def _a_size_or_a_share(cls, text: str) -> str:
+        """The same words as exporters.recompute.Budget takes, which a federation file must not import."""
+        found = _BUDGET.fullmatch(text.strip())
+        if text and (found is None or float(found[1]) <= 0):
+            raise ValueError("a memory budget is a size such as 48MiB or a share such as 50%")
+        return text
 
 
 class BrokerTable(_Table):

@@ -13,6 +13,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from exporters.capture import capture
 from exporters.onnx import to_onnx
+from exporters.recompute import Budget, within
 from exporters.verify import verify
 from exporters.wiring import check_wiring
 
@@ -43,25 +44,31 @@ def build_bundle(
     label: Label,
     data: DataSpec,
     chunk_bytes: int = Limits().chunk_bytes,
+    memory_budget: Budget | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
     """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``.
 
-    Every graph is run once in onnxruntime and compared with torch before the bundle exists. Raises ExportError,
-    also if the functions do not fit together (a step reads a state that nobody left).
-    Equal functions give equal bytes, so tiers share graphs by their digest.
+    ``memory_budget`` bounds the steps: they recompute what it takes. Every graph is run once in onnxruntime and
+    compared with torch before the bundle exists. Raises ExportError, also if the functions do not fit together (a
+    step reads a state that nobody left). Equal functions give equal bytes, so tiers share graphs by their digest.
     """
     blobs: dict[str, bytes] = {}
+
+    steps = {phase.function.name for phase in program.phases}
 
     def add(name: str, function: Function) -> Graph:
         progress(f"{label.model}, tier {label.tier}: graph {name}")
         captured = capture(function)
+        budget = memory_budget.of(captured) if memory_budget and name in steps else 0
+        if budget:
+            captured = within(captured, budget)
         model = to_onnx(captured)
         verify(function, model, VERIFY_SEED)
         ref = describe(model, chunk_bytes)
         blobs[ref.sha256] = model
         inputs, outputs = ports(captured.inputs), ports(captured.outputs)
-        return Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs)
+        return Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs, memory_budget=budget)
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
     graphs = [add(name, chunk.forward) for name, chunk in chunks]

@@ -149,12 +149,12 @@ def _unsupported(captured: Captured, error: BaseException) -> ExportError:
 def _clean(model: ir.Model) -> None:
     """Drop copies, repeated constants and everything that describes the exporting machine."""
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
     merge_chains(model.graph)
     PassManager(
         [
             passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             passes.DeduplicateInitializersPass(),
-            passes.IdentityEliminationPass(),
             passes.CommonSubexpressionEliminationPass(),
             passes.RemoveUnusedNodesPass(),
             passes.TopologicalSortPass(),

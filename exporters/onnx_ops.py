@@ -6,9 +6,11 @@ arguments of the aten op it stands for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
@@ -95,6 +97,35 @@ def frozen_batch_norm(
     return out, op.Identity(mean), op.Identity(var)
 
 
+def max_pool2d(
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value]:
+    """MaxPool and its positions. ONNX counts them through the whole tensor, aten within the plane."""
+    kernel, padding, dilation = (list(v) * (2 // len(v)) for v in (kernel, padding, dilation))
+    stride = list(stride) * (2 // len(stride)) if stride else kernel
+    *planes, height, width = x.shape
+    count = math.prod(planes)
+    out, place = op.MaxPool(
+        op.Reshape(x, _ints([1, count, height, width])) if len(planes) == 1 else x,
+        kernel_shape=kernel,
+        strides=stride,
+        pads=[*padding, *padding],
+        dilations=dilation,
+        ceil_mode=int(ceil_mode),
+    )
+    start = op.Constant(
+        value=ir.tensor(np.arange(count, dtype=np.int64).reshape(*planes, 1, 1) * height * width)
+    )
+    if len(planes) == 1:
+        out, place = op.Squeeze(out, _ints([0])), op.Squeeze(place, _ints([0]))
+    return out, op.Sub(place, start)
+
+
 def after(x: Value, trigger: Value) -> Value:
     """x reshaped to its own shape, which is its sizes plus 0 times something of the trigger: a dependence, no copy."""
     first = op.Slice(op.Reshape(trigger, _ints([-1])), _ints([0]), _ints([1]))
@@ -135,6 +166,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.permute.default: permute,
     _aten.flip.default: flip,
     _aten.bmm.default: bmm,
+    _aten.max_pool2d_with_indices.default: max_pool2d,
     AFTER: after,
     _aten.reflection_pad1d.default: reflection_pad,
     _aten.reflection_pad2d.default: reflection_pad,

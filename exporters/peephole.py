@@ -6,15 +6,23 @@ import numpy as np
 import onnx_ir as ir
 
 _SLICE_INPUTS = 5
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
 
 def merge_chains(graph: ir.Graph) -> None:
-    """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape: fewer copies and nodes."""
+    """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape: fewer copies and nodes.
+
+    A Reshape that waits for another value (see :mod:`exporters.ordering`) goes on waiting: views behind it become
+    part of it.
+    """
     for node in list(graph):
         if node.op_type == "Slice":
             _merge_slices(graph, node)
-        elif node.op_type == "Reshape":
+        elif node.op_type in _VIEWS and not _join_waiting(graph, node) and node.op_type == "Reshape":
             _merge_reshapes(node)
+    for node in graph:
+        if _delay(node) is not None:
+            _hide_shape(node.outputs[0])
 
 
 def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
@@ -34,8 +42,45 @@ def _merge_reshapes(node: ir.Node) -> None:
     """Allowed where the outer shape says everything itself: no 0, which copies a size of the inner result."""
     before = node.inputs[0].producer() if node.inputs[0] is not None else None
     shape = _integers(node.inputs[1])
-    if before is not None and before.op_type == "Reshape" and shape is not None and 0 not in shape:
+    if before is None or before.op_type != "Reshape" or shape is None or 0 in shape:
+        return
+    if _integers(before.inputs[1]) is not None:
         node.replace_input_with(0, before.inputs[0])
+
+
+def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
+    """A view of a Reshape that waits becomes a Reshape that waits. Left behind it, runtimes would fuse the two."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    delay = _delay(before)
+    result = node.outputs[0]
+    if before is None or delay is None or result.shape is None or not result.shape.is_static():
+        return False
+    sizes = [int(size) for size in result.shape.numpy()]
+    if 0 in sizes:  # a Reshape would copy a size of its input
+        return False
+    shape = ir.node("Add", [_constant(graph, node, sizes), delay])
+    view = ir.node("Reshape", [before.inputs[0], shape.outputs[0]])
+    view.outputs[0].dtype, view.outputs[0].shape = result.dtype, result.shape
+    graph.insert_before(node, [shape, view])
+    result.replace_all_uses_with(view.outputs[0], replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    return True
+
+
+def _delay(node: ir.Node | None) -> ir.Value | None:
+    """Of a Reshape whose shape is constant sizes plus a computed value: that value."""
+    if node is None or node.op_type != "Reshape" or node.inputs[1] is None:
+        return None
+    add = node.inputs[1].producer()
+    if add is None or add.op_type != "Add" or _integers(add.inputs[0]) is None:
+        return None
+    return add.inputs[1] if _integers(add.inputs[1]) is None else None
+
+
+def _hide_shape(value: ir.Value) -> None:
+    """Leave only the rank: onnxruntime fuses Reshapes of known result, and would not wait then."""
+    if value.shape is not None and not value.is_graph_output():
+        value.shape = ir.Shape([None] * len(value.shape))
 
 
 def _read_elsewhere(node: ir.Node, reader: ir.Node) -> bool:

@@ -12,6 +12,7 @@ Runtimes merge equal computations, and would merge the second with the first. So
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -20,12 +21,12 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
-from edgefl.wire.errors import ExportError
+from edgefl.wire.errors import ConfigError, ExportError
 from exporters.capture import Captured
 from exporters.memory import Timeline, size, timeline
 from exporters.ordering import AFTER
 
-RUNTIME_BYTES = 28 * 2**20
+RUNTIME_BYTES = 34 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors."""
 
 # Values below this are never worth computing twice.
@@ -34,9 +35,36 @@ SMALL_BYTES = 32 * 2**10
 WAITING = 0.03
 # Bytes of dropped values between two cuts, as shares of all bytes that wait: the plans that are tried.
 SPACINGS = (1 / 16, 1 / 10, 1 / 7, 1 / 5, 1 / 4, 1 / 3)
-# Behind the first turn others come: what is computed again waits once more; a meta-gradient has several passes.
-TURNS = 6
 
+
+@dataclass(frozen=True)
+class Budget:
+    """Peak memory of a device in training, over its idle process: bytes, or a share of what its tensors take without."""
+
+    count: float
+    relative: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """``"48MiB"``, ``"100 MB"``, ``"50%"`` or plain bytes. Raises ConfigError for anything else."""
+        found = _AMOUNT.fullmatch(text.strip())
+        if found is None or float(found[1]) <= 0:
+            raise ConfigError(
+                f"a memory budget is a size such as 48MiB or a share such as 50%, found {text!r}", found=text
+            )
+        if found[2] == "%":
+            return cls(float(found[1]) / 100, relative=True)
+        return cls(float(found[1]) * _UNITS[found[2].upper()])
+
+    def of(self, captured: Captured) -> int:
+        """The budget of this graph in bytes, the runtime's own memory included."""
+        if not self.relative:
+            return int(self.count)
+        return int(self.count * timeline(captured.module).peak) + RUNTIME_BYTES
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|B|[KMG]i?B|)", re.IGNORECASE)
 _EXPENSIVE_FLOPS_PER_BYTE = 2.0
 
 
@@ -60,27 +88,21 @@ def within(captured: Captured, budget: int) -> Captured:
     Raises ExportError with the smallest peak that was found if none fits.
     """
     room = budget - RUNTIME_BYTES
-    module = captured.module
-    peak = timeline(module).peak
-    for number in range(TURNS):
-        if peak <= room:
-            return replace(captured, module=module)
-        line = timeline(module)
-        plans = list(_plans(module, line, line.live.index(line.peak) if number else _turn(line)))
-        fitting = [plan for plan in plans if plan.peak <= room]
-        best = min(fitting, key=lambda plan: plan.cost) if fitting else min(plans, key=lambda plan: plan.peak)
-        if best.peak >= peak:
-            break
-        module, peak = best.module, best.peak
-    if peak <= room:
-        return replace(captured, module=module)
+    line = timeline(captured.module)
+    if line.peak <= room:
+        return captured
+    plans = list(_plans(captured.module, line))
+    fitting = [plan for plan in plans if plan.peak <= room]
+    if fitting:
+        return replace(captured, module=min(fitting, key=lambda plan: plan.cost).module)
+    smallest = min(line.peak, *(plan.peak for plan in plans)) + RUNTIME_BYTES
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {_mib(budget)}: with all recomputation it needs "
-        f"{_mib(peak + RUNTIME_BYTES)} over the idle process, {_mib(peak_bytes(captured))} without. Give that much, "
-        "a smaller batch, or a later cut",
+        f"{_mib(smallest)} over the idle process, {_mib(peak_bytes(captured))} without. Give that much, a smaller "
+        "batch, or a later cut",
         function=captured.name,
         budget=budget,
-        smallest=peak + RUNTIME_BYTES,
+        smallest=smallest,
     )
 
 
@@ -88,7 +110,8 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def _plans(module: fx.GraphModule, line: Timeline, turn: int) -> Iterator[_Plan]:
+def _plans(module: fx.GraphModule, line: Timeline) -> Iterator[_Plan]:
+    turn = _turn(line)
     early = line.nodes[: turn + 1]
     waiting = {node for node in early if _waits(node, line, turn)}
     total = sum(size(node) for node in waiting)
@@ -145,7 +168,9 @@ def _read_between(line: Timeline, value: fx.Node, index: int, turn: int) -> bool
 
 
 def _is_expensive(node: fx.Node) -> bool:
-    return _flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
+    """Products, convolutions, and ops of ours, which run whole recurrences."""
+    ours = getattr(node.target, "namespace", "") == "edgefl" and node.target is not AFTER
+    return ours or _flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
 
 
 def _flops(node: fx.Node) -> float:

@@ -19,6 +19,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
 from edgefl.programs import catalog
+from edgefl.programs.contract import Program
 from edgefl.programs.forward import chunk_forward
 from edgefl.programs.objective import Objective
 from edgefl.submodels.output_side import OutputSide
@@ -28,6 +29,7 @@ from edgefl.wire.errors import BundleError, ConfigError, ModelError
 from edgefl.wire.manifest import DataSpec
 from edgefl.wire.tensors import Arrays
 from exporters.bundle import Label, Prefix, build_bundle
+from exporters.recompute import Budget
 from server.checkpoints import write_whole
 from server.coordinator import Rules
 from server.events import Event, Exporting
@@ -151,7 +153,7 @@ def _bundle(
     federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str, folder: Path, emit: Emit
 ) -> Bundle:
     """The tier's bundle: the one in ``folder`` if it was made for this configuration, else a new one, kept there."""
-    digest = bundle_digest(federation, dataset, submodel)
+    digest = bundle_digest(federation, dataset, submodel, tier)
     path, mark = folder / f"{tier}.efl", folder / f"{tier}.efl.digest"
     if mark.exists() and mark.read_text() == digest:
         try:
@@ -169,12 +171,7 @@ def export(
     federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str, emit: Emit = lambda _: None
 ) -> Bundle:
     """Export one tier; ExportError if a graph cannot be made or disagrees with torch."""
-    options = federation.program.model_dump(exclude={"name"})
-    program = catalog.build(federation.program.name, Objective.of(submodel), **options)
-    prefix = [
-        Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
-        for chunk in submodel.prefix
-    ]
+    program, prefix = functions(federation, submodel)
     return build_bundle(
         program,
         prefix,
@@ -182,8 +179,25 @@ def export(
         label=Label(model=federation.model.name, tier=tier),
         data=data_spec(dataset),
         chunk_bytes=federation.wire_limits.chunk_bytes,
+        memory_budget=_budget(federation, tier),
         progress=lambda text: emit(Exporting(tier=tier, text=text)),
     )
+
+
+def functions(federation: Federation, submodel: OutputSide) -> tuple[Program, list[Prefix]]:
+    """What a bundle holds, before it is exported: the program of the trained units, and the frozen chunks."""
+    options = federation.program.model_dump(exclude={"name"})
+    program = catalog.build(federation.program.name, Objective.of(submodel), **options)
+    prefix = [
+        Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
+        for chunk in submodel.prefix
+    ]
+    return program, prefix
+
+
+def _budget(federation: Federation, tier: str) -> Budget | None:
+    table = federation.tiers.get(tier)
+    return Budget.parse(table.memory_budget) if table and table.memory_budget else None
 
 
 def data_spec(dataset: Dataset) -> DataSpec:
@@ -207,7 +221,7 @@ def run_digest(federation: Federation) -> str:
     return _digest({**tables, "code": _code(federation)})
 
 
-def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide) -> str:
+def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str) -> str:
     """Digest of all that decides a tier's bundle."""
     return _digest(
         {
@@ -217,6 +231,7 @@ def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide
             "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
             "groups": submodel.groups,
             "cut": submodel.cut,
+            "memory_budget": _budget(federation, tier),
             "data": data_spec(dataset),
             "chunk": federation.wire_limits.chunk_bytes,
             "torch": str(torch.__version__),

@@ -25,7 +25,10 @@ class LoadedGraph(Protocol):
     """A graph ready to run."""
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
-        """Run once. ``feeds`` holds every input that is not state; extra entries of ``state`` are ignored."""
+        """Run once. ``feeds`` holds every input that is not state; extra entries of ``state`` are ignored.
+
+        ``state`` is used up where the graph rewrites it: a later run may write its results into that memory.
+        """
         ...
 
 

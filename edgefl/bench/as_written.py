@@ -84,7 +84,7 @@ def _recurrent(old: Stack) -> nn.Module:
         old.features,
         old.hidden,
         old.layers,
-        bias="bias_ih" in old.kinds,
+        bias="bias_ih" in old.tensors,
         batch_first=True,
         dropout=old.drops[0].rate if len(old.drops) else 0.0,
         bidirectional=len(old.ends) == 2,

@@ -1,6 +1,7 @@
 """The worker that trains as a device does: the device's engine, an exported graph, and no torch.
 
 ``python -m edgefl.bench.step_device FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step`.
+Idle is onnxruntime imported and nothing run.
 """
 
 from __future__ import annotations

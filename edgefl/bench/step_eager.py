@@ -1,6 +1,7 @@
 """The worker that trains in torch, eagerly, as most people would: module, loss, ``backward``, ``torch.optim.SGD``.
 
 ``python -m edgefl.bench.step_eager FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step`.
+Idle is torch imported and nothing run: what its optimizers and kernels load on their first call is what training takes.
 """
 
 from __future__ import annotations
@@ -62,15 +63,6 @@ def load(folder: Path) -> Callable[[], object]:
     return stepper(module, loss_as_written(submodel.spec.loss), optimizer(module, **job["sgd"]), batches)
 
 
-def warm_up() -> None:
-    """A step of a tiny model: torch's optimizers import a lot on their first call, which is no model's memory."""
-    module = nn.Linear(2, 2)
-    sgd = optimizer(module, lr=0.1, momentum=0.9, weight_decay=1e-4)
-    batch = (torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
-    stepper(module, nn.functional.cross_entropy, sgd, [batch])()
-
-
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
-    warm_up()
     serve(lambda: load(Path(sys.argv[1])))

@@ -21,13 +21,15 @@ from typing import Any
 
 from device_runtime.memory import peak_bytes, reset_peak, resident_bytes, trim_memory
 
-END_S = 20.0
+END_S = 10.0
+"""Seconds a worker has to end by itself, then to obey SIGTERM, before it is killed."""
 
 
 def serve(load: Callable[[], Callable[[], object]]) -> None:
     """Run the worker's side. ``load`` makes the engine ready and returns one training step.
 
-    Call it when everything is imported and nothing is loaded: the memory of that moment counts as idle.
+    Call it when the libraries are imported and nothing has run: the memory of that moment counts as idle. What a
+    library loads when it is first used belongs to what a step needs, for every engine alike.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as told:
         os.dup2(2, 1)  # libraries that print must not disturb the conversation
@@ -67,6 +69,7 @@ class Worker:
     peak: int = 0
     load_s: float = 0.0
     idle: int = 0
+    end_s: float = END_S
 
     def __enter__(self) -> Worker:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
@@ -78,22 +81,35 @@ class Worker:
             stderr=self._log,
             text=True,
         )
-        told = self._read()
+        try:
+            told = self._read()
+        except BaseException:
+            self._end()
+            raise
         self.load_s, self.idle = float(told["load_s"]), int(told["idle_bytes"])
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
             self._process.stdin.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._wait()
+        self._process.stdout.close()
         self._log.close()
+
+    def _wait(self) -> None:
+        for insist in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(self.end_s)
+                return
+            except subprocess.TimeoutExpired:
+                insist()
+        self._process.wait()
 
     def run(self, steps: int, *, count: bool = True) -> list[float]:
         """Milliseconds of each of ``steps`` steps, remembered where they ``count``."""
@@ -114,6 +130,6 @@ class Worker:
         if line:
             told: dict[str, Any] = json.loads(line)
             return told
-        self._process.wait()
+        self._wait()
         self._log.seek(0)
         raise WorkerFailed(self._log.read().strip()[-2000:] or f"exit code {self._process.returncode}")

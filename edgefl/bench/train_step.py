@@ -29,16 +29,18 @@ from edgefl.bench import step_ort_training
 from edgefl.bench.machine import quiet_environment
 from edgefl.bench.step_model import built
 from edgefl.bench.step_worker import Worker, WorkerFailed
-from edgefl.programs.contract import Function, Program, TensorSpec, role_of
+from edgefl.programs.contract import Function, Program, role_of
 from edgefl.programs.objective import Objective
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.blobs import describe
 from edgefl.wire.errors import EdgeflError, ExportError
 from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Graph, Port
+from edgefl.wire.manifest import Graph
 from edgefl.wire.tensors import Arrays
-from exporters.capture import capture
+from exporters.bundle import ports
+from exporters.capture import Captured, capture
 from exporters.onnx import to_onnx
+from exporters.recompute import Budget, within
 from exporters.verify import verify
 
 MODELS = ("resnet20", "resnet18", "cnn", "mobilenet", "bert", "vit", "bilstm", "lstm_lm")
@@ -56,9 +58,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds per step, medians (and minima) over all counted steps; bytes of resident memory over idle.
 
     ``ratio`` is ``ms / eager_ms``. ``max_rel_error`` is the worst output of one step beside torch, over loss, new
-    weights, momentum (gradients) and statistics. ``load_s`` is the time until the device can run the graph.
-    ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
-    (``ort_training_error`` says why).
+    weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
+    float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the
+    device can run the graph, ``memory_budget`` the bytes it was compiled for (0: none). ``ort_training_*`` are null
+    where onnxruntime-training was not asked for or cannot train the model (``ort_training_error`` says why).
     """
 
     model: str
@@ -83,6 +86,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     tier: str
     model_options: dict[str, Any]
+    memory_budget: int = 0
+    rounding_error: float | None = None
     ort_training_ms: float | None = None
     ort_training_ms_min: float | None = None
     ort_training_peak_over_idle_bytes: int | None = None
@@ -100,6 +105,8 @@ class Settings:
     tier: str = "strong"
     options: Mapping[str, Any] = field(default_factory=dict)
     ort_training: str = ""
+    # Recomputation until the peak over idle fits; None is as fast as it can be.
+    memory_budget: Budget | None = None
 
 
 def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda _: None) -> StepRow:
@@ -111,13 +118,13 @@ def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda 
         folder = Path(name)
         say(f"{model}: exporting")
         start = time.perf_counter()
-        captured = capture(function)
+        captured, budget = compiled(function, settings.memory_budget)
         artifact = to_onnx(captured)
         export_s = time.perf_counter() - start
         say(f"{model}: comparing with torch")
-        error = _worst_error(function, artifact)
+        error, rounding = _errors(function, artifact)
         _write_job(folder, model, settings, program, submodel)
-        _write_graph(folder, function.name, artifact, _ports(captured.inputs), _ports(captured.outputs))
+        _write_graph(folder, captured, artifact, budget)
         device, eager, other, problem = _race(folder, model, settings, submodel, say)
     return StepRow(
         model=model,
@@ -142,6 +149,8 @@ def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda 
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
         tier=settings.tier,
         model_options=dict(settings.options),
+        memory_budget=budget,
+        rounding_error=rounding,
         ort_training_ms=_median(other) if other else None,
         ort_training_ms_min=round(min(other.times), 3) if other else None,
         ort_training_peak_over_idle_bytes=other.peak if other else None,
@@ -149,15 +158,26 @@ def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda 
     )
 
 
-def _worst_error(function: Function, artifact: bytes) -> float:
-    """Largest relative error of an output; one beyond the tolerance is told in the row, not hidden with the row."""
+def compiled(function: Function, wanted: Budget | None) -> tuple[Captured, int]:
+    """The step as it is exported, and its memory budget in bytes (0: none)."""
+    captured = capture(function)
+    budget = wanted.of(captured) if wanted else 0
+    return (within(captured, budget) if budget else captured), budget
+
+
+def _errors(function: Function, artifact: bytes) -> tuple[float, float | None]:
+    """Largest relative error of an output, and torch's own where rounding decides.
+
+    An error beyond the tolerance is told in the row, not hidden with the row.
+    """
     try:
-        return verify(function, artifact, VERIFY_SEED).worst
+        report = verify(function, artifact, VERIFY_SEED)
     except ExportError as error:
         found = error.details.get("worst")
         if not isinstance(found, float) or not math.isfinite(found):
             raise
-        return found
+        return found, None
+    return report.worst, max(report.rounding.values(), default=None)
 
 
 def _median(worker: Worker) -> float:
@@ -253,17 +273,14 @@ def _batch(function: Function, hyper: Mapping[str, float], seed: int) -> Arrays:
     return batch | {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
 
 
-def _write_graph(
-    folder: Path, name: str, artifact: bytes, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
-) -> None:
-    ref = describe(artifact, Limits().chunk_bytes)
-    graph = Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs)
+def _write_graph(folder: Path, captured: Captured, artifact: bytes, budget: int) -> None:
+    graph = Graph(
+        name=captured.name,
+        format="onnx",
+        blob=describe(artifact, Limits().chunk_bytes),
+        inputs=ports(captured.inputs),
+        outputs=ports(captured.outputs),
+        memory_budget=budget,
+    )
     (folder / "graph.msgpack").write_bytes(msgspec.msgpack.encode(graph))
     (folder / "graph.onnx").write_bytes(artifact)
-
-
-def _ports(specs: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
-    return tuple(
-        Port(name=name, role=role_of(name), dtype=str(spec.dtype).removeprefix("torch."), shape=spec.shape)  # type: ignore[arg-type]
-        for name, spec in specs.items()
-    )

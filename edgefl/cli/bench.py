@@ -30,8 +30,10 @@ One training step: an exported graph on the device's engine beside torch eager.
 
 Each engine trains in a fresh process, by turns with the others, in blocks of equally many steps. Torch's side is the
 model as people write it: torch's own layers, `backward`, `torch.optim.SGD`. Times are medians and minima over all
-counted steps, memory is the peak of resident memory over the same process with its libraries imported and nothing
-loaded. The last numbers can stand beside the retired onnxruntime-training, which needs an environment of its own:
+counted steps. Memory is the peak of resident memory over the same process with its library imported and nothing run:
+what torch or onnxruntime load when they are first used counts as what training takes. A model's row is told on stderr
+as soon as it is measured. The numbers can stand beside the retired onnxruntime-training, which needs an environment of
+its own:
 
   python3.11 -m venv ort-training
 
@@ -40,6 +42,8 @@ loaded. The last numbers can stand beside the retired onnxruntime-training, whic
 Examples:
 
   edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
+
+  edgefl bench train-step --model resnet20 --memory-budget 50% --json
 
   edgefl bench train-step --model cnn --model bert --threads 2 --ort-training ort-training/bin/python
 """
@@ -102,10 +106,17 @@ def train_step(
     ort_training: Annotated[
         str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
     ] = "",
+    memory_budget: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE|PERCENT", help="as of `edgefl export`, like 64MiB; % of what is estimated without"
+        ),
+    ] = "",
     as_json: _Json = False,
 ) -> None:
     from edgefl.bench.train_step import MODELS, Settings, measure
     from edgefl.wire.errors import EdgeflError
+    from exporters.recompute import Budget
 
     settings = Settings(
         batch=batch,
@@ -115,12 +126,14 @@ def train_step(
         tier=tier,
         options=_options(option or ()),
         ort_training=ort_training,
+        memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
     rows, failed = [], []
     with errors.status("") as status:
         for name in model or MODELS:
             try:
                 rows.append(measure(name, settings, status.update))
+                errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other models are worth measuring all the same
                 failed.append(error)
                 errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
@@ -134,6 +147,14 @@ def train_step(
         print_table("train-step", [_for_people(row) for row in rows])
     if failed:
         raise typer.Exit(failed[0].exit_code)
+
+
+def _line(row: StepRow) -> str:
+    """What a run that is cut short leaves."""
+    return (
+        f"{row.model}: {row.ms:g} ms, torch {row.eager_ms:g} ms, ratio {row.ratio:g}, error {row.max_rel_error:.2g}, "
+        f"memory {size(row.peak_over_idle_bytes)}, torch {size(row.eager_peak_over_idle_bytes)}"
+    )
 
 
 def _for_people(row: StepRow) -> dict[str, Any]:

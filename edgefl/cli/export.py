@@ -20,6 +20,8 @@ Examples:
   edgefl export --model resnet20 --out bundles
 
   edgefl export federation.toml --tier weak --out bundles --json
+
+  edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
 """
 
 
@@ -38,6 +40,9 @@ def export(
         str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
     ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
+    memory_budget: Annotated[
+        str, typer.Option(help="peak of a device in training over its idle process, like 64MiB or 60%")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
     from edgefl.config import load
@@ -54,6 +59,12 @@ def export(
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
     dataset = open_data(federation)
     spec = compose.build_model(federation, dataset)
+    if memory_budget:
+        tables = {
+            name: table.model_copy(update={"memory_budget": memory_budget})
+            for name, table in federation.tiers.items()
+        }
+        federation = federation.model_copy(update={"tiers": tables})
     chosen = {name: table for name, table in federation.tiers.items() if not tier or name in tier}
     submodels = {name: OutputSide(spec, table.cut, table.chunks) for name, table in chosen.items()}
     rows = []

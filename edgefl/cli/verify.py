@@ -21,8 +21,9 @@ Compare every graph of a bundle with torch.
 A bundle holds graphs and no code. The functions behind them are built again, from the federation file the bundle was
 exported with, or, without one, from the model, the program and the units that the bundle names, with default options.
 Each graph then runs in onnxruntime on random inputs beside its function in torch: loss, gradients (as momentum), new
-weights and statistics, all outputs. Exit code 0: everything agrees. 1: something differs. Others: it cannot be read or
-compared.
+weights and statistics, all outputs. Where rounding decides (kinks of deep models), an output may be as far from
+float64 as torch's own float32 is; the column "rounding" tells how far that was. Exit code 0: everything agrees. 1:
+something differs. Others: it cannot be read or compared.
 
 Examples:
 
@@ -88,14 +89,10 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
 
     from edgefl.data.dataset import Dataset
     from edgefl.lab.lab import completed
-    from edgefl.programs import catalog
-    from edgefl.programs.forward import chunk_forward
-    from edgefl.programs.objective import Objective
     from edgefl.submodels.output_side import OutputSide
     from edgefl.wire.errors import ConfigError
-    from exporters.bundle import Prefix
     from exporters.verify_bundle import Origin
-    from server.compose import FORWARD_BATCH, build_model
+    from server.compose import build_model, functions
 
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
@@ -109,12 +106,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     else:
         groups = tuple(chunk.units for chunk in manifest.prefix)
         submodel = OutputSide(spec, sum(map(len, groups)), groups)
-    options = federation.program.model_dump(exclude={"name"})
-    program = catalog.build(federation.program.name, Objective.of(submodel), **options)
-    prefix = [
-        Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
-        for chunk in submodel.prefix
-    ]
+    program, prefix = functions(federation, submodel)
     return Origin(program, prefix, tuple(name for name, _ in submodel.suffix.named_children()))
 
 
@@ -127,6 +119,7 @@ def _row(check: GraphCheck) -> dict[str, Any]:
         "ok": not check.problem,
         "max_rel_error": found[worst] if worst else None,
         "worst_output": worst,
+        "rounding": max(check.report.rounding.values(), default=None) if check.report else None,
         "seed": check.report.seed if check.report else None,
     }
 

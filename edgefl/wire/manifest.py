@@ -44,14 +44,19 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """One artifact and its ports. ``format`` names the engine that runs it."""
+class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One artifact and its ports. ``format`` names the engine that runs it.
+
+    ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled for: an engine that
+    can choose takes the less memory for more time. 0: no budget, as fast as it can be.
+    """
 
     name: str
     format: Literal["onnx", "executorch"]
     blob: BlobRef
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    memory_budget: int = 0
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)

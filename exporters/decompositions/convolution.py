@@ -2,8 +2,8 @@
 
 With y[n, o, p] = sum_{c, k} w[o, c, k] x[n, c, p * stride + k * dilation - padding] for each group:
 
-* input gradient: the transposed convolution of dL/dy with w, which for stride 1 is a plain convolution with the
-  flipped kernel (runtimes run that one better);
+* input gradient: the transposed convolution of dL/dy with w, which for stride 1 and a small kernel is a plain
+  convolution with the flipped kernel (runtimes run that one better, on several threads above all);
 * weight gradient: for each kernel offset k, the product of dL/dy with the input seen through that offset.
 """
 
@@ -16,12 +16,57 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from exporters.decompositions import depthwise
+
 _aten = torch.ops.aten
 
 # Above this many kernel offsets one correlation replaces one product per offset: fewer nodes, slower.
 MAX_OFFSETS = 64
+# Input gradients: up to this many kernel offsets by a flipped kernel, above by a transposed convolution if there
+# are this many positions.
+FLIPPED_OFFSETS = 9
+TRANSPOSED_POSITIONS = 64
 # Up to this many rows, windows are stacked to a single product: a product per offset would be too thin.
 STACKED_ROWS = 64
+
+
+def convolution(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Tensor:
+    """The op stays, but for depthwise ones on small planes (:mod:`exporters.decompositions.depthwise`)."""
+    rank = w.dim() - 2
+    stride, padding, dilation = (_per_axis(v, rank) for v in (stride, padding, dilation))
+    if transposed or x.dim() != w.dim():
+        return NotImplemented
+    outputs = [
+        (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(rank)
+    ]
+    if not depthwise.fits(x, w, outputs, groups):
+        return NotImplemented
+    planes = _planes(x.shape, outputs, w.shape, stride, padding, dilation)
+    y = depthwise.forward(x, w, planes)
+    return y if bias is None else y + bias.view(-1, *[1] * rank)
+
+
+def _planes(
+    x: Sequence[int],
+    outputs: Sequence[int],
+    w: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> depthwise.Planes:
+    sizes = (x[2:], outputs, w[2:], stride, padding, dilation)
+    return depthwise.Planes(*(tuple(size) for size in sizes))
 
 
 def convolution_backward(
@@ -41,6 +86,13 @@ def convolution_backward(
     rank = w.dim() - 2
     stride, padding, dilation = (_per_axis(v, rank) for v in (stride, padding, dilation))
     grad_x = grad_w = grad_b = None
+    if not transposed and depthwise.fits(x, w, grad.shape[2:], groups):
+        planes = _planes(x.shape, grad.shape[2:], w.shape, stride, padding, dilation)
+        return (
+            depthwise.input_gradient(grad, w, planes) if output_mask[0] else None,
+            depthwise.weight_gradient(grad, x, planes) if output_mask[1] else None,
+            _bias_gradient(grad) if output_mask[2] else None,
+        )
     if output_mask[0]:
         backward = _input_gradient_of_transposed if transposed else _input_gradient
         grad_x = backward(grad, x, w, stride, padding, dilation, groups)
@@ -49,8 +101,12 @@ def convolution_backward(
         small, large = (x, grad) if transposed else (grad, x)
         grad_w = weight_gradient(small, large, w.shape, stride, padding, dilation, groups)
     if output_mask[2]:
-        grad_b = grad.sum([axis for axis in range(grad.dim()) if axis != 1])
+        grad_b = _bias_gradient(grad)
     return grad_x, grad_w, grad_b
+
+
+def _bias_gradient(grad: Tensor) -> Tensor:
+    return grad.sum([axis for axis in range(grad.dim()) if axis != 1])
 
 
 def _input_gradient_of_transposed(
@@ -78,7 +134,10 @@ def _input_gradient(
     """dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
     zeros = [0] * len(stride)
-    if all(s == 1 for s in stride) and all(r >= p for r, p in zip(reach, padding, strict=True)):
+    plain = all(s == 1 for s in stride) and all(r >= p for r, p in zip(reach, padding, strict=True))
+    # Large kernels over many positions: one product and a sum of windows is faster than unfolding dL/dy.
+    large = math.prod(w.shape[2:]) > FLIPPED_OFFSETS and math.prod(grad.shape[2:]) >= TRANSPOSED_POSITIONS
+    if plain and not large:
         flipped = _flip_and_swap(w, groups)
         rest = [r - p for r, p in zip(reach, padding, strict=True)]
         return _aten.convolution(grad, flipped, None, stride, rest, dilation, False, zeros, groups)
@@ -171,11 +230,17 @@ def _stacked(
 def _by_offset_depthwise(
     grad: Tensor, x: Tensor, shape: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p]."""
-    axes = [0, *range(2, x.dim())]
-    padded = _pad(x, padding, first_axis=2)
+    """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p].
+
+    Channels last, so that the sums run over leading axes and windows are long copies.
+    """
+    rank = len(shape) - 2
+    last = (0, *range(2, 2 + rank), 1)
+    padded, grad = _pad(x.permute(last), padding, first_axis=1), grad.permute(last)
     sums = [
-        (grad * _window(padded, offset, grad.shape[2:], stride, dilation, first_axis=2)).sum(axes)
+        (grad * _window(padded, offset, grad.shape[1:-1], stride, dilation, first_axis=1)).sum(
+            list(range(rank + 1))
+        )
         for offset in itertools.product(*(range(size) for size in shape[2:]))
     ]
     return torch.stack(sums, 1).view(*shape)
@@ -237,4 +302,4 @@ def _per_axis(values: list[int], rank: int) -> list[int]:
     return list(values) * rank if len(values) == 1 else list(values)
 
 
-RULES = {_aten.convolution_backward.default: convolution_backward}
+RULES = {_aten.convolution.default: convolution, _aten.convolution_backward.default: convolution_backward}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from edgefl.bench.as_written import as_written, loss_as_written
 from edgefl.bench.step_eager import optimizer, stepper
 from edgefl.bench.step_model import built
 from edgefl.bench.step_worker import Worker, WorkerFailed
-from edgefl.bench.train_step import Settings, measure
+from edgefl.bench.train_step import Settings, compiled, measure
 from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
 from edgefl.models.recurrent import BiLstm, Lstm
 from edgefl.programs.contract import TensorSpec
 from edgefl.programs.objective import Objective
-from edgefl.wire.errors import ModelError
+from edgefl.wire.errors import ConfigError, ModelError
+from exporters.recompute import Budget, peak_bytes
 
 FIELDS = [
     *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
@@ -47,6 +49,8 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert row["peak_over_idle_bytes"] > 0 and row["eager_peak_over_idle_bytes"] > 0
     assert row["idle_bytes"] < row["eager_idle_bytes"] / 2, "the device's process holds torch"
     assert row["model_options"] == {"size": 8} and row["ort_training_ms"] is None
+    assert row["rounding_error"] is None
+    assert f"mlp: {row['ms']:g} ms, torch {row['eager_ms']:g} ms" in ran.stderr
 
 
 def test_an_environment_without_onnxruntime_training_costs_only_its_columns() -> None:
@@ -56,6 +60,23 @@ def test_an_environment_without_onnxruntime_training_costs_only_its_columns() ->
 
     assert row.ms > 0 and row.ort_training_ms is None
     assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
+
+
+def test_a_memory_budget_is_compiled_into_the_step() -> None:
+    submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
+    step = programs.build("sgd", Objective.of(submodel), batch=32).phases[0].function
+
+    plain, none = compiled(step, None)
+    tight, budget = compiled(step, Budget(0.9, relative=True))
+
+    assert none == 0 and budget == int(0.9 * peak_bytes(plain))
+    assert peak_bytes(tight) <= budget
+
+
+def test_a_budget_that_is_no_size_is_told() -> None:
+    ran = bench("--model", "mlp", "--memory-budget", "much")
+
+    assert ran.returncode == ConfigError.exit_code and "found 'much'" in " ".join(ran.stderr.split())
 
 
 def test_an_unknown_model_is_told_and_the_others_are_not_lost() -> None:
@@ -87,6 +108,24 @@ def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
 
     assert len(worker.times) == 3 and min(worker.times) > 0
     assert first >= 32 << 20 and worker.peak - first >= 90 << 20
+
+
+def test_the_idle_torch_process_has_loaded_no_optimizer() -> None:
+    """What torch loads on first use counts as what training takes, as for the device's runtime."""
+    script = "import sys, edgefl.bench.step_eager; sys.exit('torch._dynamo' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("deaf", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN); "])
+def test_a_worker_that_does_not_end_is_ended(deaf: str) -> None:
+    script = f"import signal, time; {deaf}serve(lambda: lambda: None); time.sleep(60)"
+
+    start = time.monotonic()
+    with Worker([sys.executable, "-c", STEPPING + script], end_s=0.2) as worker:
+        worker.run(1)
+
+    assert time.monotonic() - start < 20
 
 
 def test_what_a_worker_prints_does_not_disturb_it() -> None:

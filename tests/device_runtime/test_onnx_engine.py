@@ -80,6 +80,21 @@ def test_outputs_are_matched_by_position_not_by_name() -> None:
     assert {name: float(value) for name, value in swapped.items()} == {"update.b": 0.0, "update.a": 1.0}
 
 
+def test_a_memory_budget_changes_how_a_graph_runs_and_not_what_comes_out() -> None:
+    tight = msgspec.structs.replace(TRAIN, memory_budget=64 << 20)
+    state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
+    free, frugal = ENGINE.load(TRAIN, TRAIN_BYTES), ENGINE.load(tight, TRAIN_BYTES)
+
+    one, two = state, state
+    for _ in range(4):
+        first, second = free.run(train_feeds(), one), frugal.run(train_feeds(), two)
+        one, two = first.state, second.state
+        np.testing.assert_array_equal(second.arrays["metric.loss"], first.arrays["metric.loss"])
+
+    for name, array in ENGINE.read_state(one).items():
+        np.testing.assert_array_equal(ENGINE.read_state(two)[name], array)
+
+
 def test_state_stays_inside_the_engine_between_calls() -> None:
     state = ENGINE.load(START, START_BYTES).run(start_feeds(), {}).state
     graph = ENGINE.load(TRAIN, TRAIN_BYTES)

@@ -12,7 +12,9 @@ import torch
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
 from edgefl.submodels.output_side import OutputSide
+from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import ConfigError, ModelError
+from exporters.recompute import Budget
 from server.compose import _rules, build_model, bundle_digest, compose, evaluation, run_digest
 from server.events import Event
 from server.plan import Plan
@@ -103,7 +105,7 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     submodel = OutputSide(build_model(federation(), DATASET), 0)
 
     def digests() -> list[str]:
-        return [run_digest(own), bundle_digest(own, DATASET, submodel)]
+        return [run_digest(own), bundle_digest(own, DATASET, submodel, "strong")]
 
     before = digests()
     assert before == digests()
@@ -112,6 +114,48 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     monkeypatch.setattr("server.compose.metadata.version", lambda _: "999")
     updated = digests()
     assert all(len({*three}) == 3 for three in zip(before, changed, updated, strict=True))
+
+
+def test_a_memory_budget_is_another_bundle_of_its_tier_alone() -> None:
+    plain = federation()
+    tight = federation(tiers={"strong": {"memory_budget": "64MiB"}})
+    submodel = OutputSide(build_model(plain, DATASET), 0)
+
+    def digest(config: Federation, tier: str) -> str:
+        return bundle_digest(config, DATASET, submodel, tier)
+
+    assert digest(tight, "strong") != digest(plain, "strong")
+    assert digest(tight, "weak") == digest(plain, "weak")
+    assert digest(federation(tiers={"strong": {"memory_budget": "65536 KiB"}}), "strong") == digest(
+        tight, "strong"
+    )
+
+
+def test_a_memory_budget_reaches_the_steps_of_its_tier(tmp_path: Path) -> None:
+    config = federation(tiers={"strong": {"memory_budget": "64MiB"}})
+
+    compose(config, DATASET, tmp_path)
+
+    found = {
+        tier: {graph.name: graph.memory_budget for graph in bundles.read(tmp_path / file).manifest.graphs}
+        for tier, file in (("strong", "bundles/strong.efl"), ("weak", "bundles/weak.efl"))
+    }
+    assert {name for name, budget in found["strong"].items() if budget} == {"train"}
+    assert found["strong"]["train"] == 64 * 2**20 and not any(found["weak"].values())
+
+
+@pytest.mark.parametrize("text", ["much", "0", "0%", " ", "12 parsec", "-3MiB"])
+def test_a_memory_budget_that_is_none_is_told_when_the_file_is_read(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"tiers\.weak\.memory_budget: .*48MiB or a share such as 50%"):
+        federation(tiers={"weak": {"memory_budget": text}})
+
+
+@pytest.mark.parametrize("text", ["", "64MiB", "60 %", "1.5 gb", "1000"])
+def test_a_federation_file_takes_what_the_exporter_takes(text: str) -> None:
+    table = federation(tiers={"weak": {"memory_budget": text}}).tiers["weak"]
+
+    assert table.memory_budget == text
+    assert not text or Budget.parse(text).count > 0
 
 
 def test_a_batch_norm_mode_that_the_model_does_not_have_is_named() -> None:

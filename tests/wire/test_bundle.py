@@ -42,6 +42,23 @@ def test_the_name_of_a_bundle_is_the_digest_of_its_manifest() -> None:
     assert example_bundle().ref(1024) == describe(MANIFEST, 1024)
 
 
+def test_a_graph_without_memory_budget_says_nothing_of_one() -> None:
+    graph = example_manifest().graphs[0]
+
+    encoded = msgspec.msgpack.encode(graph)
+
+    assert graph.memory_budget == 0 and b"memory_budget" not in encoded
+    assert msgspec.msgpack.decode(encoded, type=Graph) == graph
+
+
+def test_a_memory_budget_survives_its_bytes() -> None:
+    graph = msgspec.structs.replace(example_manifest().graphs[0], memory_budget=64 << 20)
+    whole = msgspec.structs.replace(example_manifest(), graphs=(graph, *example_manifest().graphs[1:]))
+
+    assert manifest.decode(manifest.encode(whole)) == whole
+    assert manifest.encode(whole) != MANIFEST
+
+
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="make one with `edgefl export`"):
         bundle.read(tmp_path / "nowhere.edgefl")

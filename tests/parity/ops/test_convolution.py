@@ -35,6 +35,13 @@ CASES: Family = {
         "depthwise": Case(nn.Conv2d(5, 5, 3, groups=5, padding=1), (2, 5, 6, 6)),
         "depthwise, strided": Case(nn.Conv2d(5, 5, 3, groups=5, padding=1, stride=2), (2, 5, 6, 7)),
         "depthwise, dilated": Case(nn.Conv2d(5, 5, 3, groups=5, padding=2, dilation=2), (2, 5, 6, 7)),
+        "depthwise, small planes": Case(nn.Conv2d(32, 32, 3, groups=32, padding=1), (2, 32, 5, 6)),
+        "depthwise, small planes, strided and dilated": Case(
+            nn.Conv2d(32, 32, (3, 2), groups=32, padding=(2, 1), stride=2, dilation=(2, 1)), (2, 32, 8, 7)
+        ),
+        "depthwise, small planes, no bias": Case(
+            nn.Conv2d(40, 40, 5, groups=40, padding=2, bias=False), (3, 40, 4, 4)
+        ),
         "depthwise, multiplied": Case(nn.Conv2d(4, 8, 3, groups=4, padding=1, stride=2), (2, 4, 7, 7)),
         "large kernel": Case(nn.Conv2d(3, 4, 9, padding=4), (2, 3, 12, 10)),
         "large kernel, depthwise": Case(nn.Conv2d(4, 4, 7, padding=3, groups=4), (2, 4, 8, 9)),
@@ -47,6 +54,7 @@ CASES: Family = {
         "strided and padded": Case(nn.Conv1d(16, 4, 5, stride=2, padding=2), (3, 16, 12)),
         "dilated, grouped": Case(nn.Conv1d(6, 4, 3, dilation=3, groups=2), (3, 6, 12)),
         "depthwise": Case(nn.Conv1d(6, 6, 3, padding=1, groups=6), (3, 6, 12)),
+        "depthwise, small": Case(nn.Conv1d(32, 32, 3, padding=1, groups=32), (3, 32, 12)),
         "pointwise": Case(nn.Conv1d(6, 4, 1), (3, 6, 12)),
         "padding same": Case(nn.Conv1d(6, 4, 4, padding="same"), (3, 6, 12)),
     },

@@ -1,0 +1,96 @@
+"""Depthwise convolutions on small planes as one matrix per channel.
+
+Runtimes run a depthwise convolution group by group, and a group of 8 x 8 values is over before it has begun. With P
+input and Q output positions, y_c = x_c M_c, where M_c [P, Q] = sum_k w[c, k] B_k and B_k [P, Q] is 1 where kernel
+position k leads from an input to an output position. So
+
+* dL/dx_c = dL/dy_c M_c^T;
+* dL/dw[c, k] = <B_k, x_c^T dL/dy_c>.
+
+That is P * Q / K times the multiplications, in a few large products instead of many tiny ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Positions of input times output up to which products win, and the groups from which they do.
+SMALL_PLANES = 64 * 64
+MANY_GROUPS = 32
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Geometry of one depthwise convolution: spatial sizes of input and output, kernel, and how it moves."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def sources(self) -> list[list[int]]:
+        """For each kernel position, the flat input position each output position reads; -1 in the padding."""
+        offsets = itertools.product(*map(range, self.kernel))
+        return [
+            [self._source(place, offset) for place in itertools.product(*map(range, self.outputs))]
+            for offset in offsets
+        ]
+
+    def _source(self, place: Sequence[int], offset: Sequence[int]) -> int:
+        flat = 0
+        for axis, size in enumerate(self.inputs):
+            at = place[axis] * self.stride[axis] + offset[axis] * self.dilation[axis] - self.padding[axis]
+            if not 0 <= at < size:
+                return -1
+            flat = flat * size + at
+        return flat
+
+    def leads(self, dtype: torch.dtype) -> Tensor:
+        """B as [K, P * Q]. Written as a comparison, which the runtime folds, so that the file stays small."""
+        count = math.prod(self.inputs)
+        sources = torch.tensor(self.sources())
+        return (sources.unsqueeze(1) == torch.arange(count).view(1, -1, 1)).to(dtype).flatten(1)
+
+
+def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:
+    """Whether a convolution is depthwise, one output per channel, on planes small enough."""
+    depthwise = w.shape[1] == 1 and w.shape[0] == groups == x.shape[1] and groups >= MANY_GROUPS
+    return depthwise and math.prod(x.shape[2:]) * math.prod(outputs) <= SMALL_PLANES
+
+
+def forward(x: Tensor, w: Tensor, planes: Planes) -> Tensor:
+    """x [N, C, *inputs], w [C, 1, *kernel] -> [N, C, *outputs]."""
+    y = torch.bmm(_by_channel(x), _matrices(w, planes))
+    return y.transpose(0, 1).reshape(*x.shape[:2], *planes.outputs)
+
+
+def input_gradient(grad: Tensor, w: Tensor, planes: Planes) -> Tensor:
+    """dL/dy [N, C, *outputs] -> dL/dx [N, C, *inputs]."""
+    dx = torch.bmm(_by_channel(grad), _matrices(w, planes).transpose(1, 2))
+    return dx.transpose(0, 1).reshape(*grad.shape[:2], *planes.inputs)
+
+
+def weight_gradient(grad: Tensor, x: Tensor, planes: Planes) -> Tensor:
+    """dL/dy [N, C, *outputs], x [N, C, *inputs] -> dL/dw [C, 1, *kernel]."""
+    products = torch.bmm(_by_channel(x).transpose(1, 2), _by_channel(grad))
+    dw = products.flatten(1) @ planes.leads(grad.dtype).t()
+    return dw.view(x.shape[1], 1, *planes.kernel)
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    """[N, C, *S] -> [C, N, S]."""
+    return x.flatten(2).transpose(0, 1)
+
+
+def _matrices(w: Tensor, planes: Planes) -> Tensor:
+    """M as [C, P, Q]."""
+    sizes = math.prod(planes.inputs), math.prod(planes.outputs)
+    return (w.flatten(1) @ planes.leads(w.dtype)).view(w.shape[0], *sizes)
