@@ -18,7 +18,6 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.topics import checked_name
 
-
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(?:%|B|[KMG]i?B|)", re.IGNORECASE)
 
 

@@ -221,14 +221,16 @@ def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec
 
 
 def _drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
-    """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them."""
+    """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them.
+
+    A module that is applied twice updates the result of its first update: hence from the last to the first.
+    """
     reads = Counter(node.target for node in module.graph.find_nodes(op="get_attr"))
-    for node in list(module.graph.nodes):
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable or node.args[0].op != "get_attr":
+    for node in reversed(list(module.graph.nodes)):
+        constant = _written(node)
+        if constant.op != "get_attr" or constant is node:
             continue
-        constant = node.args[0]
-        if node.users or len(constant.users) > 1 or reads[constant.target] > 1:
+        if node.users or len(node.args[0].users) > 1 or reads[constant.target] > 1:
             raise ExportError(
                 f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}, shape "
                 f"{tuple(getattr(module, constant.target).shape)}); make it an input and return the new value",
@@ -236,6 +238,13 @@ def _drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
             )
         module.graph.erase_node(node)
     module.recompile()
+
+
+def _written(node: fx.Node) -> fx.Node:
+    """The node whose tensor a chain of in-place updates up to ``node`` writes to; ``node`` itself if it is none."""
+    while (schema := getattr(node.target, "_schema", None)) is not None and schema.is_mutable:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _drop_copies(module: fx.GraphModule) -> None:

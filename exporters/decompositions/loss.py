@@ -1,4 +1,7 @@
-"""Classification loss. Labels select by comparison, which every runtime does fast, not by gather and scatter."""
+"""Classification loss. A label gathers its entry, and its gradient is scattered back: no [N, C] comparison.
+
+Each row has one label, so nothing is added up in the scatter.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ def nll_loss_forward(
 
     Returns the loss and the total weight, as the op does.
     """
-    chosen = _one_hot(logp, target, weight, ignore_index)
-    losses = -(chosen * logp).sum(-1)
+    place, share = _chosen(logp, target, weight, ignore_index)
+    losses = -(logp.gather(-1, place.unsqueeze(-1)).squeeze(-1) * share)
     if reduction == _NONE:
         return losses, torch.zeros((), dtype=logp.dtype)
-    total = chosen.sum()
+    total = share.sum()
     return (losses.sum() / total if reduction == _MEAN else losses.sum()), total
 
 
@@ -45,22 +48,17 @@ def nll_loss_backward(
     total: Tensor,
 ) -> Tensor:
     """dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
-    chosen = _one_hot(logp, target, weight, ignore_index)
-    if reduction == _MEAN:
-        grad = grad / total
-    elif reduction == _NONE and grad.dim() == 1:
-        grad = grad.unsqueeze(1)
-    return -(chosen * grad)
+    place, share = _chosen(logp, target, weight, ignore_index)
+    row = -share * (grad / total if reduction == _MEAN else grad)
+    return torch.zeros_like(logp).scatter(-1, place.unsqueeze(-1), row.unsqueeze(-1))
 
 
-def _one_hot(logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """w_c [c == y_n] as [N, C]; a row is zero where y_n == ignore_index."""
-    classes = torch.arange(logp.shape[-1], dtype=target.dtype)
-    chosen = target.unsqueeze(-1) == classes
-    if 0 <= ignore_index < logp.shape[-1]:
-        chosen = chosen & (target != ignore_index).unsqueeze(-1)
-    dense = chosen.to(logp.dtype)
-    return dense if weight is None else dense * weight
+def _chosen(logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """The label's place in each row (0 where it is ignored), and its weight w_y (0 where it is ignored)."""
+    counts = target != ignore_index
+    place = torch.where(counts, target, 0)
+    share = counts.to(logp.dtype)
+    return place, share if weight is None else weight[place] * share
 
 
 RULES = {
