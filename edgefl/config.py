@@ -176,6 +176,16 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
     return parse(tables, source=str(path) if path else "the built-in defaults")
 
 
+def without_devices(federation: Federation) -> Federation:
+    """For commands that start no devices: where no tier says how many `edgefl run` is to start, that does not matter."""
+    tiers = federation.tiers
+    if any(table.count for table in tiers.values()):
+        return federation
+    return federation.model_copy(
+        update={"tiers": {name: table.model_copy(update={"count": 1}) for name, table in tiers.items()}}
+    )
+
+
 def parse(tables: Mapping[str, Any], *, source: str) -> Federation:
     """Check plain tables; ConfigError names each wrong key and what it should be."""
     try:

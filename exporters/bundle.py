@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from exporters.recompute import Budget, within
 from exporters.verify import verify
 from exporters.wiring import check_wiring
 
-VERIFY_SEED = 0
+VERIFY_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ def build_bundle(
     def add(name: str, function: Function) -> Graph:
         progress(f"{label.model}, tier {label.tier}: graph {name}")
         captured = capture(function)
-        budget = memory_budget.of(captured) if memory_budget and name in steps else 0
-        if budget:
+        budget = 0
+        if memory_budget is not None and name in steps:
+            budget = memory_budget.of(captured)
             captured = within(captured, budget)
         model = to_onnx(captured)
         verify(function, model, VERIFY_SEED)
@@ -77,9 +79,9 @@ def build_bundle(
         model=label.model,
         program=program.name,
         tier=label.tier,
-        parameters=_trained(program),
+        parameters=trained_entries(program),
         data=data,
-        batch=_batch(program),
+        batch=batch_size(program),
         prefix=tuple(Chunk(units=chunk.units, graph=name) for name, chunk in chunks),
         suffix=suffix,
         start=program.start.name,
@@ -117,8 +119,8 @@ def ports(specs: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
     )
 
 
-def _batch(program: Program) -> int:
-    """Rows of the first batch port of the steps; the same for all of them."""
+def batch_size(program: Program) -> int:
+    """Rows of the batch ports of the steps; the same for all of them."""
     sizes = {
         spec.shape[0]
         for phase in program.phases
@@ -133,15 +135,8 @@ def _batch(program: Program) -> int:
     return sizes.pop()
 
 
-def _trained(program: Program) -> int:
+def trained_entries(program: Program) -> int:
     """Entries the device sends back, moving statistics included."""
     state = program.finish.inputs
     weights = [spec for name, spec in state.items() if name.startswith("state.weights.")]
-    return sum(_size(spec.shape) for spec in weights)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+    return sum(math.prod(spec.shape) for spec in weights)

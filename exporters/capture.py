@@ -12,7 +12,6 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,10 +32,8 @@ from torch.utils import _pytree as pytree
 
 from edgefl.programs.contract import INPUT_ROLES, OUTPUT_ROLES, Function, Tensors, TensorSpec, role_of
 from edgefl.wire.errors import EdgeflError, ExportError
+from exporters.checks import check_constants, check_ops, drop_outside_writes, untraceable
 from exporters.decompositions import HIDDEN_MUTATIONS, core_table
-
-# A tensor found in the closure of a function is a constant only while it is clearly no weight.
-MAX_CONSTANT_ELEMENTS = 4096
 
 _aten = torch.ops.aten
 _SAME_VALUE = frozenset(
@@ -89,7 +86,8 @@ def capture(function: Function) -> Captured:
     arguments = tuple(example.values())
     with _plain_attention():
         joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
-    _drop_outside_writes(function, joint)
+    check_ops(function, joint)
+    drop_outside_writes(function, joint)
     core = _trace(
         function,
         torch.func.functionalize(joint),
@@ -102,7 +100,7 @@ def capture(function: Function) -> Captured:
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
     used = _drop_unused_inputs(core, tuple(function.inputs))
-    _check_constants(function, core)
+    check_constants(function, joint, core)
     core.recompile()
     return Captured(
         function=function,
@@ -193,12 +191,7 @@ def _trace(
     except EdgeflError:
         raise
     except Exception as error:
-        raise ExportError(
-            f"function {function.name!r} cannot be traced: {type(error).__name__}: {error}. A function of a program "
-            "uses static shapes, takes no Python value out of a tensor (.item(), if tensor:) and draws no random "
-            "numbers; make such values inputs (roles hyper and noise)",
-            function=function.name,
-        ) from error
+        raise untraceable(function, error) from error
 
 
 def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec]:
@@ -218,33 +211,6 @@ def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec
             ports=bad,
         )
     return {name: TensorSpec.of(value) for name, value in result.items()}
-
-
-def _drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
-    """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them.
-
-    A module that is applied twice updates the result of its first update: hence from the last to the first.
-    """
-    reads = Counter(node.target for node in module.graph.find_nodes(op="get_attr"))
-    for node in reversed(list(module.graph.nodes)):
-        constant = _written(node)
-        if constant.op != "get_attr" or constant is node:
-            continue
-        if node.users or len(node.args[0].users) > 1 or reads[constant.target] > 1:
-            raise ExportError(
-                f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}, shape "
-                f"{tuple(getattr(module, constant.target).shape)}); make it an input and return the new value",
-                function=function.name,
-            )
-        module.graph.erase_node(node)
-    module.recompile()
-
-
-def _written(node: fx.Node) -> fx.Node:
-    """The node whose tensor a chain of in-place updates up to ``node`` writes to; ``node`` itself if it is none."""
-    while (schema := getattr(node.target, "_schema", None)) is not None and schema.is_mutable:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _drop_copies(module: fx.GraphModule) -> None:
@@ -284,22 +250,3 @@ def _drop_unused_inputs(module: fx.GraphModule, names: tuple[str, ...]) -> tuple
         else:
             module.graph.erase_node(node)
     return tuple(used)
-
-
-def _check_constants(function: Function, module: fx.GraphModule) -> None:
-    """Check tensors that the function closes over: small buffers stay as constants, a weight is an error."""
-    for node in module.graph.nodes:
-        if node.op != "get_attr":
-            continue
-        value = getattr(module, node.target)
-        if (
-            isinstance(value, torch.nn.Parameter)
-            or value.requires_grad
-            or value.numel() > MAX_CONSTANT_ELEMENTS
-        ):
-            raise ExportError(
-                f"function {function.name!r} reads a tensor of shape {tuple(value.shape)} that is not among its "
-                "inputs; a weight must be an input, or every device would train a copy of the value at export",
-                function=function.name,
-                shape=tuple(value.shape),
-            )

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -29,21 +28,21 @@ except ImportError:  # private, so it may move
 
 from edgefl.wire.errors import ExportError
 from exporters.capture import Captured, exported_program
-from exporters.locate import locate
 from exporters.onnx_ops import OPSET, TRANSLATIONS
 from exporters.peephole import merge_chains
+from exporters.unsupported import check_complex, check_floats, unsupported
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
 REWRITTEN = ".next"
-_NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 
 def to_onnx(captured: Captured) -> bytes:
     """The graph as a serialized ONNX model with the inputs and outputs of ``captured``, in order.
 
-    Raises ExportError naming the op, the module and the source line if an op cannot be expressed.
+    Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
     """
+    check_floats(captured)
     model = _translate(captured)
     _clean(model)
     _separate_outputs(model.graph)
@@ -51,6 +50,7 @@ def to_onnx(captured: Captured) -> bytes:
     _name_the_rest(model)
     proto = ir.to_proto(model)
     _check(captured, proto)
+    check_complex(captured, proto)
     return bytes(proto.SerializeToString(deterministic=True))
 
 
@@ -63,7 +63,7 @@ def _translate(captured: Captured) -> ir.Model:
     try:
         return _export(program, decomposed=False)
     except torch.onnx.errors.OnnxExporterError as error:
-        raise _unsupported(captured, error) from error
+        raise unsupported(captured, error) from error
 
 
 def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
@@ -119,31 +119,6 @@ def _torchlib_read_once() -> Iterator[None]:
 @functools.cache
 def _torchlib(read: Callable[[], object]) -> object:
     return read()
-
-
-def _unsupported(captured: Captured, error: BaseException) -> ExportError:
-    text = []
-    cause: BaseException | None = error
-    while cause is not None:
-        text.append(str(cause))
-        cause = cause.__cause__
-    found = _NODE.search("\n".join(text))
-    if found is None:
-        return ExportError(
-            f"function {captured.name!r} has no ONNX form: {text[-1]}. Express it with other ops, or add a rule in "
-            "exporters/decompositions",
-            function=captured.name,
-        )
-    place = locate(captured.function, found[1])
-    op = place.op or found[1]
-    return ExportError(
-        f"op {op} in function {captured.name!r} has no ONNX form ({place}). Use other ops there, or add a rule "
-        "that rewrites it to core ops in exporters/decompositions",
-        function=captured.name,
-        op=op,
-        module=place.module,
-        source=place.source,
-    )
 
 
 def _clean(model: ir.Model) -> None:

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
 from exporters.decompositions import recurrent
+from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.pooling import end_padding
 from exporters.ordering import AFTER
 
 OPSET = 18
@@ -29,6 +30,17 @@ def _ints(values: Sequence[int]) -> Value:
     return op.Constant(
         value_ints=ir.AttrInt64s("value_ints", list(values))
     )  # typed, as the list may be empty
+
+
+def _scalar(like: Value, value: float) -> Value:
+    """A number in the dtype of ``like``."""
+    return op.Constant(value=ir.tensor(value, dtype=like.dtype))
+
+
+def _pads(x: Value, padding: Sequence[int]) -> list[int]:
+    """aten: pairs from the last axis on; ONNX: all beginnings, then all ends."""
+    rest = [0] * (len(x.shape) - len(padding) // 2)
+    return [*rest, *padding[-2::-2], *rest, *padding[::-2]]
 
 
 def view(x: Value, size: Sequence[int]) -> Value:
@@ -105,25 +117,31 @@ def max_pool2d(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    """MaxPool and its positions. ONNX counts them through the whole tensor, aten within the plane."""
-    kernel, padding, dilation = (list(v) * (2 // len(v)) for v in (kernel, padding, dilation))
-    stride = list(stride) * (2 // len(stride)) if stride else kernel
+    """MaxPool and its positions. ONNX counts them through the whole tensor, aten within the plane.
+
+    Never in ceil mode, which runtimes take to let a window begin behind the input: padded to aten's size instead.
+    """
+    kernel, padding, dilation = (per_axis(v, 2) for v in (kernel, padding, dilation))
+    stride = per_axis(stride, 2) if stride else kernel
     *planes, height, width = x.shape
-    count = math.prod(planes)
+    count, area = math.prod(planes), height * width
+    axes = zip((height, width), kernel, stride, padding, dilation, strict=True)
     out, place = op.MaxPool(
         op.Reshape(x, _ints([1, count, height, width])) if len(planes) == 1 else x,
         kernel_shape=kernel,
         strides=stride,
-        pads=[*padding, *padding],
+        pads=[*padding, *(end_padding(*axis, ceil_mode) for axis in axes)],
         dilations=dilation,
-        ceil_mode=int(ceil_mode),
-    )
-    start = op.Constant(
-        value=ir.tensor(np.arange(count, dtype=np.int64).reshape(*planes, 1, 1) * height * width)
     )
     if len(planes) == 1:
         out, place = op.Squeeze(out, _ints([0])), op.Squeeze(place, _ints([0]))
-    return out, op.Sub(place, start)
+    starts = op.Range(*(op.Constant(value_int=number) for number in (0, count * area, area)))
+    return out, op.Sub(place, op.Reshape(starts, _ints([*planes, 1, 1])))
+
+
+def refused(*arguments: Value, **options: Any) -> Value:
+    """In place of a form of torch.onnx that is wrong: what no rule has rewritten is told as unsupported."""
+    raise NotImplementedError("its form in torch.onnx is known to be wrong")
 
 
 def after(x: Value, trigger: Value) -> Value:
@@ -133,23 +151,12 @@ def after(x: Value, trigger: Value) -> Value:
     return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
 
 
-def _scalar(like: Value, value: float) -> Value:
-    """A number in the dtype of ``like``."""
-    return op.Constant(value=ir.tensor(value, dtype=like.dtype))
-
-
 def reflection_pad(x: Value, padding: Sequence[int]) -> Value:
     return op.Pad(x, _ints(_pads(x, padding)), mode="reflect")
 
 
 def replication_pad(x: Value, padding: Sequence[int]) -> Value:
     return op.Pad(x, _ints(_pads(x, padding)), mode="edge")
-
-
-def _pads(x: Value, padding: Sequence[int]) -> list[int]:
-    """aten: pairs from the last axis on; ONNX: all beginnings, then all ends."""
-    rest = [0] * (len(x.shape) - len(padding) // 2)
-    return [*rest, *padding[-2::-2], *rest, *padding[::-2]]
 
 
 def prod(x: Value, dims: Sequence[int] | None = None, *, output_dtype: int = 0) -> Value:
@@ -167,6 +174,8 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.flip.default: flip,
     _aten.bmm.default: bmm,
     _aten.max_pool2d_with_indices.default: max_pool2d,
+    _aten.as_strided.default: refused,
+    _aten.as_strided_scatter.default: refused,
     AFTER: after,
     _aten.reflection_pad1d.default: reflection_pad,
     _aten.reflection_pad2d.default: reflection_pad,

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from edgefl.programs.contract import Function, Tensors
+from edgefl.wire.errors import ExportError
 
 NUDGE = 2.0**-20
 """Relative, eight units of float32: what sums in another order change. Smaller nudges reach a kink too rarely."""
@@ -35,24 +36,48 @@ class Rounding:
         self._strays: list[dict[str, float]] = []
 
     @cached_property
+    def plain(self) -> Mapping[str, Array]:
+        """The outputs in float32, as torch gives them."""
+        return self._run(self._example)
+
+    @cached_property
     def exact(self) -> Mapping[str, Array]:
         """The outputs in float64; torch's own where the function does not run in float64."""
         try:
             return _arrays(exactly(self._function, self._example))
         except Exception:  # any function may come; for one that insists on float32 torch's result has to do
-            return _arrays(self._function(_copied(self._example)))
+            return self.plain
 
     def strays(self, name: str) -> Iterator[float]:
         """How far output ``name`` of torch in float32 lies from :attr:`exact`, the largest so far: on the example
-        itself, then on ``PROBES`` examples that differ from it by rounding."""
+        itself, then on ``PROBES`` examples that differ from it by rounding.
+
+        Raises ExportError if a second run on the example gives something else: what a function strays from itself
+        is no rounding.
+        """
         worst = 0.0
         for number in range(PROBES + 1):
             if number == len(self._strays):
-                example = nudged(self._example, number) if number else _copied(self._example)
-                found = _arrays(self._function(example))
+                found = self._run(nudged(self._example, number)) if number else self._again()
                 self._strays.append({key: distance(self.exact[key], found[key]) for key in found})
             worst = max(worst, self._strays[number][name])
             yield worst
+
+    def _run(self, example: Tensors) -> dict[str, Array]:
+        return _arrays(self._function(_copied(example)))
+
+    def _again(self) -> dict[str, Array]:
+        again = self._run(self._example)
+        for name, value in self.plain.items():
+            # Equal bits, since torch on one machine adds in one order; NaN has no equal and is judged elsewhere.
+            if not np.array_equal(value, again[name], equal_nan=value.dtype.kind == "f"):
+                raise ExportError(
+                    f"function {self._function.name!r} is not deterministic: output {name!r} differs between two runs "
+                    "on the same inputs; randomness must be an input of role noise",
+                    function=self._function.name,
+                    output=name,
+                )
+        return again
 
 
 def distance(expected: Array, found: Array) -> float:

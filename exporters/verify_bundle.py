@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec
+import onnx
+from google.protobuf.message import DecodeError
+
+from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, role_of
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError, ExportError
 from edgefl.wire.manifest import Graph, Manifest, Port
-from exporters.bundle import Prefix
+from exporters.bundle import Prefix, batch_size, ports, trained_entries
 from exporters.verify import Report, verify
 
 
@@ -80,7 +83,7 @@ def verify_bundle(
 
 
 def _check(graph: Graph, model: bytes, function: Function, seed: int) -> GraphCheck:
-    problem = _ports_differ(graph, function, seed)
+    problem = _ports_differ(graph, function, seed) or _manifest_differs(graph, model)
     if problem:
         return GraphCheck(graph.name, len(model), problem)
     try:
@@ -91,15 +94,16 @@ def _check(graph: Graph, model: bytes, function: Function, seed: int) -> GraphCh
 
 def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
     """The first port on which manifest and function disagree. A graph may leave out inputs that it does not need."""
+    declared = {port.name: _told(port) for port in ports(function.inputs)}
     for port in graph.inputs:
-        spec = function.inputs.get(port.name)
-        if spec is None:
+        if port.name not in declared:
             return f"the graph reads {port.name!r}, which function {function.name!r} has not"
-        if _told(port) != _shown(spec):
-            return f"input {port.name!r} is {_told(port)} in the manifest and {_shown(spec)} in torch"
+        if _told(port) != declared[port.name]:
+            return f"input {port.name!r} is {_told(port)} in the manifest and {declared[port.name]} in torch"
     results: Tensors = function(function.example(seed))
     outputs = {port.name: _told(port) for port in graph.outputs}
-    wanted = {name: _shown(TensorSpec.of(value)) for name, value in results.items()}
+    specs = {name: TensorSpec.of(value) for name, value in results.items()}
+    wanted = {port.name: _told(port) for port in ports(specs)}
     if list(outputs) != list(wanted):
         return f"the graph's outputs are {', '.join(outputs)}; torch gives {', '.join(wanted)}"
     wrong = next((name for name in wanted if outputs[name] != wanted[name]), None)
@@ -108,12 +112,24 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
     )
 
 
+def _manifest_differs(graph: Graph, model: bytes) -> str:
+    """What ``model`` reads and the manifest does not say, or the other way round: a device feeds what is listed."""
+    try:
+        read = {value.name for value in onnx.load_from_string(model).graph.input}
+    except DecodeError:
+        return f"graph {graph.name!r} is no ONNX model; export the bundle again"
+    listed = {port.name for port in graph.inputs}
+    if missing := sorted(read - listed):
+        return f"the graph reads {', '.join(missing)}, which the manifest does not list"
+    if extra := sorted(listed - read):
+        return f"the manifest lists {', '.join(extra)}, which the graph does not read"
+    return ""
+
+
 def _told(port: Port) -> str:
-    return f"{port.dtype}{list(port.shape)}"
-
-
-def _shown(spec: TensorSpec) -> str:
-    return f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}"
+    """Role, type and shape, the role only where the name does not tell it."""
+    told = f"{port.dtype}{list(port.shape)}"
+    return told if port.role == role_of(port.name) else f"{port.role} {told}"
 
 
 def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
@@ -138,6 +154,8 @@ def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
             [(phase.name, phase.graph, phase.steps) for phase in manifest.phases],
             [(phase.name, phase.function.name, phase.steps) for phase in program.phases],
         ),
+        "batch": (manifest.batch, batch_size(program)),
+        "trained parameters": (manifest.parameters, trained_entries(program)),
         "hyper-parameters": (dict(manifest.hyper), dict(program.hyper)),
         "graphs": (sorted(graph.name for graph in manifest.graphs), sorted(origin.functions)),
     }

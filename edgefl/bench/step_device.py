@@ -1,7 +1,7 @@
 """The worker that trains as a device does: the device's engine, an exported graph, and no torch.
 
 ``python -m edgefl.bench.step_device FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step`.
-Idle is onnxruntime imported and nothing run.
+Idle is onnxruntime and numpy imported, its random numbers included, and nothing run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.random as numpy_random
 
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.memory import return_memory_early
@@ -28,7 +29,7 @@ def load(folder: Path, threads: int) -> Callable[[], object]:
     with np.load(folder / "state.npz") as file:
         state = engine.write_state({name: file[name] for name in file.files})
     feeds = cycle([dict(np.load(path)) for path in sorted(folder.glob("batch*.npz"))])
-    noise, random = graph.inputs_of("noise"), np.random.default_rng(0)
+    noise, random = graph.inputs_of("noise"), numpy_random.default_rng(0)
 
     def step() -> None:
         nonlocal state

@@ -56,7 +56,12 @@ def _timed(step: Callable[[], object]) -> float:
 
 
 class WorkerFailed(Exception):
-    """The worker ended; the text is what it wrote on its error output."""
+    """The worker ended; the text is the last line of what it wrote on its error output, and ``log`` is all of it."""
+
+    def __init__(self, log: str, code: int) -> None:
+        lines = log.strip().splitlines()
+        super().__init__(lines[-1].strip() if lines else f"exit code {code}")
+        self.log = log
 
 
 @dataclass
@@ -132,4 +137,4 @@ class Worker:
             return told
         self._wait()
         self._log.seek(0)
-        raise WorkerFailed(self._log.read().strip()[-2000:] or f"exit code {self._process.returncode}")
+        raise WorkerFailed(self._log.read(), self._process.returncode)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import device_runtime
 import edgefl
 from edgefl import programs
 from edgefl.bench import step_ort_training
+from edgefl.bench.as_written import check_as_written
 from edgefl.bench.machine import quiet_environment
 from edgefl.bench.step_model import built
 from edgefl.bench.step_worker import Worker, WorkerFailed
@@ -33,7 +35,7 @@ from edgefl.programs.contract import Function, Program, role_of
 from edgefl.programs.objective import Objective
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.blobs import describe
-from edgefl.wire.errors import EdgeflError, ExportError
+from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
 from edgefl.wire.limits import Limits
 from edgefl.wire.manifest import Graph
 from edgefl.wire.tensors import Arrays
@@ -96,7 +98,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training."""
+    """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training.
+
+    Raises ConfigError for an interpreter that is not there.
+    """
 
     batch: int = 32
     target: str = "onnx"
@@ -108,12 +113,21 @@ class Settings:
     # Recomputation until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
 
+    def __post_init__(self) -> None:
+        if self.ort_training and shutil.which(self.ort_training) is None:
+            raise ConfigError(
+                f"there is no Python interpreter {self.ort_training!r} for onnxruntime-training; give the path of one, "
+                "such as ort-training/bin/python",
+                ort_training=self.ort_training,
+            )
+
 
 def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda _: None) -> StepRow:
     """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
     submodel = built(model, settings.options, settings.tier)
     program = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
     function = program.phases[0].function
+    check_as_written(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)
         say(f"{model}: exporting")
@@ -204,7 +218,9 @@ def _race(
             workers += [other] if other else []
             _take_turns(workers, settings.repeat, lambda text: say(f"{model}: {text}"))
         except WorkerFailed as error:
-            raise EdgeflError(f"a process that measures {model!r} ended: {error}", model=model) from error
+            raise EdgeflError(
+                f"a process that measures {model!r} ended: {error}", model=model, log=error.log
+            ) from error
     return device, eager, other, problem
 
 
@@ -227,7 +243,8 @@ def _third(
         stack.enter_context(worker)
         worker.run(1, count=False)
     except Exception as error:  # a retired package and another exporter: whatever it is, the rest goes on
-        return None, f"{type(error).__name__}: {error}"[-1000:]
+        why = error.log.strip() if isinstance(error, WorkerFailed) else ""
+        return None, (why or f"{type(error).__name__}: {error}")[-1000:]
     return worker, None
 
 

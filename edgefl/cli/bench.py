@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.text import Text
 
 from edgefl.cli.output import console, errors, print_json, print_table, size
 
@@ -132,7 +133,7 @@ def train_step(
     with errors.status("") as status:
         for name in model or MODELS:
             try:
-                rows.append(measure(name, settings, status.update))
+                rows.append(measure(name, settings, lambda text: status.update(Text(text))))
                 errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other models are worth measuring all the same
                 failed.append(error)
@@ -144,7 +145,8 @@ def train_step(
     if as_json:
         _print("train-step", rows, as_json)
     else:
-        print_table("train-step", [_for_people(row) for row in rows])
+        title = f"train-step: batch {batch}, threads {threads}"
+        print_table(title, for_people(rows), _caption(rows))
     if failed:
         raise typer.Exit(failed[0].exit_code)
 
@@ -157,23 +159,32 @@ def _line(row: StepRow) -> str:
     )
 
 
-def _for_people(row: StepRow) -> dict[str, Any]:
-    """The columns that fit a terminal; ``--json`` has them all."""
-    other = row.ort_training_peak_over_idle_bytes
-    return {
-        "model": row.model,
-        "batch": row.batch,
-        "threads": row.threads,
-        "ms": row.ms,
-        "eager": row.eager_ms,
-        "ratio": row.ratio,
-        "ort-training": row.ort_training_ms,
-        "error": row.max_rel_error,
-        "memory": size(row.peak_over_idle_bytes),
-        "eager memory": size(row.eager_peak_over_idle_bytes),
-        "ort-training memory": size(other) if other else None,
-        "artifact": size(row.artifact_bytes),
-    }
+def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
+    """The columns that fit 80 characters, onnxruntime-training's where it ran; ``--json`` has them all."""
+    others = any(row.ort_training_ms for row in rows)
+    return [
+        {
+            "model": row.model,
+            "ms": row.ms,
+            "eager ms": row.eager_ms,
+            **({"ort ms": row.ort_training_ms} if others else {}),
+            "ratio": f"{row.ratio:.2f}",
+            "error": f"{row.max_rel_error:.0e}",
+            "memory MiB": _mebibytes(row.peak_over_idle_bytes),
+            "eager MiB": _mebibytes(row.eager_peak_over_idle_bytes),
+            **({"ort MiB": _mebibytes(row.ort_training_peak_over_idle_bytes)} if others else {}),
+        }
+        for row in rows
+    ]
+
+
+def _mebibytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**20:.1f}"
+
+
+def _caption(rows: Sequence[StepRow]) -> str:
+    sizes = ", ".join(f"{row.model} {size(row.artifact_bytes)}" for row in rows)
+    return f"artifacts: {sizes}" if rows else ""
 
 
 def _options(pairs: Sequence[str]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def export(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
-    from edgefl.config import load
+    from edgefl.config import load, without_devices
     from edgefl.lab.data import open_data
     from edgefl.lab.lab import completed
     from edgefl.submodels.output_side import OutputSide
@@ -53,7 +53,7 @@ def export(
     from edgefl.wire.errors import ConfigError
     from server import compose
 
-    federation = completed(load(config, {"model.name": model} if model else {}))
+    federation = completed(without_devices(load(config, {"model.name": model} if model else {})))
     unknown = sorted(set(tier or ()) - set(federation.tiers))
     if unknown:
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-console = Console()
-errors = Console(stderr=True)
+# No emoji: `package.module:two: ...` is a model's name and no picture.
+console = Console(emoji=False)
+errors = Console(stderr=True, emoji=False)
 
 
 def print_json(value: Any) -> None:
@@ -20,14 +21,24 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> None:
     """Rows with equal keys as a table."""
-    table = Table(title=title, title_justify="left")
+    console.print(table(title, rows, caption))
+
+
+def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
+    """The table of :func:`print_table`. What is too long goes on in the next line, so that nothing is cut off."""
+    made = Table(
+        title=escape(title),
+        title_justify="left",
+        caption=escape(caption) or None,
+        caption_justify="left",
+    )
     for column in rows[0] if rows else ():
-        table.add_column(column.replace("_", " "))
+        made.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(escape(human(value)) for value in row.values()))
-    console.print(table)
+        made.add_row(*(escape(human(value)) for value in row.values()))
+    return made
 
 
 def human(value: Any) -> str:

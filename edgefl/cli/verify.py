@@ -51,7 +51,7 @@ def verify(
     from edgefl.wire import bundle as bundles
     from exporters.verify_bundle import verify_bundle
 
-    read = bundles.read(bundle)
+    read = bundles.read(_file(bundle))
     origin = _origin(_federation(read.manifest, config, model), read.manifest, named=config is not None)
     with Progress(console=errors, transient=True) as bar:
         graphs = bar.add_task("", total=len(read.manifest.graphs))
@@ -63,6 +63,17 @@ def verify(
     else:
         _print(read.manifest, check)
     raise typer.Exit(0 if check.ok else 1)
+
+
+def _file(path: Path) -> Path:
+    """``path``, unless it is a folder: then BundleError names the bundles in it."""
+    from edgefl.wire.errors import BundleError
+
+    if not path.is_dir():
+        return path
+    found = sorted(str(file) for file in path.glob("*.efl"))
+    advice = f"name one of its bundles: {', '.join(found)}" if found else "there is no bundle (*.efl) in it"
+    raise BundleError(f"{path} is a folder; {advice}", path=str(path), found=tuple(found))
 
 
 def _federation(manifest: Manifest, config: Path | None, model: str | None) -> Federation:
@@ -87,6 +98,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     """The functions of the federation's tier of this name, or of the units that the manifest lists."""
     import numpy as np
 
+    from edgefl.config import without_devices
     from edgefl.data.dataset import Dataset
     from edgefl.lab.lab import completed
     from edgefl.submodels.output_side import OutputSide
@@ -99,7 +111,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
     spec = build_model(federation, samples)
     if named:
-        tiers = completed(federation).tiers
+        tiers = completed(without_devices(federation)).tiers
         if manifest.tier not in tiers:
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = OutputSide(spec, tiers[manifest.tier].cut, tiers[manifest.tier].chunks)
@@ -124,6 +136,23 @@ def _row(check: GraphCheck) -> dict[str, Any]:
     }
 
 
+def for_people(check: GraphCheck) -> dict[str, Any]:
+    """The columns that fit 80 characters, the one that may be long last; ``--json`` has them all."""
+    row = _row(check)
+    return {
+        "graph": row["graph"],
+        "size": size(row["bytes"]),
+        "ok": row["ok"],
+        "error": _short(row["max_rel_error"]),
+        "rounding": _short(row["rounding"]),
+        "worst output": row["worst_output"],
+    }
+
+
+def _short(value: float | None) -> str | None:
+    return f"{value:.1e}" if value else None if value is None else "0"
+
+
 def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any]:
     details = [
         {"problem": item.problem, "errors": dict(item.report.errors) if item.report else {}}
@@ -141,9 +170,8 @@ def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any
 
 
 def _print(manifest: Manifest, check: BundleCheck) -> None:
-    rows = [_row(item) for item in check.graphs]
     title = f"{manifest.model}, tier {manifest.tier}, program {manifest.program}: beside torch"
-    print_table(title, [row | {"bytes": size(row["bytes"])} for row in rows])
+    print_table(title, [for_people(item) for item in check.graphs])
     for text in (*check.problems, *(item.problem for item in check.graphs if item.problem)):
         console.print(f"differs: {text}", style="red", markup=False, highlight=False)
     if check.ok:

@@ -8,10 +8,9 @@ or more dimensions), so that activations, pooling and norms stay with the layer 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-import torch
 from torch import nn
 
 from edgefl.models.flow import Flow
@@ -70,12 +69,6 @@ def opened(flow: Flow, cuts: Sequence[int]) -> frozenset[str]:
     )
 
 
-def dropping(flow: Flow) -> frozenset[str]:
-    """Paths of the submodules whose code calls ``F.dropout``, which only a graph can give a noise input."""
-    nodes = [node for node in flow.nodes if node.target is torch.ops.aten.dropout.default]
-    return frozenset(path for node in nodes if node.args[1] and node.args[2] for path in paths_of(node))
-
-
 def grouped(sizes: Sequence[int], groups: int) -> list[int]:
     """Where to cut a sequence of sizes into ``groups`` runs, or one each, whose largest sum is as small as possible.
 
@@ -103,12 +96,18 @@ def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
 
 
 def named(stretches: Sequence[Stretch]) -> list[str]:
-    """A name for each unit, dots as ``_``: the submodule that it is, or the largest that holds its first kernel and
-    nothing of another unit."""
+    """A name for each unit: the submodule that it is, or the largest that holds its first kernel and nothing of
+    another unit."""
     everything = frozenset[str]().union(*(stretch.state for stretch in stretches))
+    return unit_names(
+        stretch.alone or _largest(_first_kernel(stretch), everything - stretch.state) for stretch in stretches
+    )
+
+
+def unit_names(paths: Iterable[str]) -> list[str]:
+    """A name for the unit of each path, dots as ``_``, and ``_`` behind it where that name is taken."""
     names: list[str] = []
-    for stretch in stretches:
-        path = stretch.alone or _largest(_first_kernel(stretch), everything - stretch.state)
+    for path in paths:
         name = path.replace(".", "_") or "unit"
         # Names of nn.Sequential's own attributes cannot be names of its children.
         while name in names or hasattr(nn.Sequential, name):

@@ -46,11 +46,12 @@ def _innermost(error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_user_code(Path(frame.filename)):
+        if is_user_code(Path(frame.filename)):
             return f"{frame.filename}:{frame.lineno}"
     return ""
 
 
-def _is_user_code(path: Path) -> bool:
+def is_user_code(path: Path) -> bool:
+    """Whether ``path`` is a file, and neither of edgefl, of torch nor of Python's library."""
     standard = _STANDARD in path.parents and "site-packages" not in path.parts
     return path.is_file() and not standard and not any(room in path.resolve().parents for room in _OURS)

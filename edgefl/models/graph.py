@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import fx
 
+from edgefl.models.blame import is_user_code
 from edgefl.wire.errors import ModelError
 
 # None: the value is the last argument.
@@ -51,6 +53,31 @@ def path_of(node: fx.Node) -> str:
     return next(reversed(paths_of(node)), "")
 
 
+def module_of(node: fx.Node) -> str:
+    """Path, and class in brackets, of the innermost submodule in whose forward the operation was called.
+
+    The class alone for the root; empty if unknown.
+    """
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    if not stack:
+        return ""
+    kind = stack[-1][1]
+    name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    path = path_of(node)
+    return f"{path} ({name})" if path else name
+
+
+def source_of(node: fx.Node) -> str:
+    """``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
+    found = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(found) if is_user_code(Path(file))), "")
+
+
+def told_by(node: fx.Node) -> dict[str, Any]:
+    """What :func:`module_of` and :func:`source_of` read, for a node that takes the place of ``node``."""
+    return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+
+
 def _drop_unused(graph: fx.Graph) -> None:
     """Remove operations that nothing needs, torch's checks among them, but not writes in place."""
     for node in reversed(graph.nodes):
@@ -66,7 +93,7 @@ def _check_chance(graph: fx.Graph, name: str) -> None:
         rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if rate if attention else random and node.target is not torch.ops.aten.dropout.default:
-            source = _source(node)
+            source = source_of(node)
             raise ModelError(
                 f"{node.target} in {path_of(node) or name} draws from a hidden generator; use "
                 "nn.Dropout, whose randomness can be made an input, or set the rate to 0"
@@ -74,12 +101,6 @@ def _check_chance(graph: fx.Graph, name: str) -> None:
                 operation=str(node.target),
                 source=source,
             )
-
-
-def _source(node: fx.Node) -> str:
-    """``file:line`` of the innermost Python line that called the operation; empty if unknown."""
-    found = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return ":".join(found[-1]) if found else ""
 
 
 def free_fillings(graph: fx.Graph, source: fx.Node) -> None:

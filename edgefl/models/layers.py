@@ -26,6 +26,9 @@ class BatchNorm(nn.Module):
     ``keep * old + (1 - keep) * batch`` (unbiased variance, as torch), so that ``torch.func.functional_call`` hands
     the new values back; inference uses them. ``static``: there are no moving statistics, every pass normalises
     with those of its own batch (EmbracingFL section 4.5, after HeteroFL).
+
+    ``frozen``: training too uses the moving statistics and leaves them as they are, whatever mode the module is
+    in, as people do who call ``bn.eval()`` before they fine-tune; of no effect in ``static``.
     """
 
     running_mean: Tensor
@@ -39,11 +42,13 @@ class BatchNorm(nn.Module):
         keep: float = 0.9,
         eps: float = 1e-5,
         affine: bool = True,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         if mode not in ("global", "static"):
             raise ModelError(f"batch norm mode must be 'global' or 'static', found {mode!r}", mode=mode)
         self.channels, self.mode, self.keep, self.eps = channels, mode, keep, eps
+        self.frozen = frozen
         self.weight = nn.Parameter(torch.ones(channels)) if affine else None
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
         if mode == "global":
@@ -51,7 +56,7 @@ class BatchNorm(nn.Module):
             self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mode == "global" and not self.training:
+        if self.mode == "global" and (self.frozen or not self.training):
             mean, var = self.running_mean, self.running_var
             return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
         out, mean, inverse_std = torch.native_batch_norm(
@@ -69,7 +74,8 @@ class BatchNorm(nn.Module):
         self.running_var = self.running_var * self.keep + unbiased * (1 - self.keep)
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}"
+        frozen = ", frozen=True" if self.frozen else ""
+        return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}{frozen}"
 
 
 class Dropout(nn.Module):
@@ -108,12 +114,14 @@ def visible(module: nn.Module) -> nn.Module:
     """A deep copy of ``module`` that computes the same, with batch norm and dropout replaced by the layers above.
 
     LSTM and GRU become :class:`edgefl.models.recurrent.TorchStack`, whose graph does not grow with the sequence.
+    A batch norm in inference mode inside a module in training mode stays frozen. A layer without state that is a
+    submodule under several names, such as one ReLU for all, becomes one of its own under each.
 
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
     for tied parameters (two names would be trained apart), cumulative batch-norm averages, kinds of dropout
-    other than ``nn.Dropout``, attention's own included, and LSTMs with projections.
+    other than ``nn.Dropout``, those of attention and ``nn.RNN`` included, and LSTMs with projections.
     """
-    module = _replaced("", copy.deepcopy(module))
+    module = _Replacing(module.training).replaced("", copy.deepcopy(module))
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
@@ -135,32 +143,55 @@ def _discrete(buffer: Tensor) -> bool:
     return not (buffer.is_floating_point() or buffer.is_complex())
 
 
-def _replaced(path: str, module: nn.Module) -> nn.Module:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return _batch_norm(path, module)
-    if type(module) is nn.Dropout:
-        return Dropout(module.p).train(module.training)
-    if isinstance(module, nn.LSTM | nn.GRU):
-        return _recurrent(path, module)
+class _Replacing:
+    """Replaces the submodules of a module whose mode is ``training``, each object in the same way wherever it is met."""
+
+    def __init__(self, training: bool) -> None:
+        self._training = training
+        self._done: dict[nn.Module, nn.Module] = {}
+
+    def replaced(self, path: str, module: nn.Module) -> nn.Module:
+        made = self._done.get(module)
+        if made is not None:
+            return made if made.state_dict() else copy.deepcopy(made)
+        self._done[module] = made = self._made(path, module)
+        return made
+
+    def _made(self, path: str, module: nn.Module) -> nn.Module:
+        _check_noise(path, module)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return _batch_norm(path, module, frozen=self._training and not module.training)
+        if type(module) is nn.Dropout:
+            return Dropout(module.p).train(module.training)
+        if isinstance(module, nn.LSTM | nn.GRU):
+            return _recurrent(path, module)
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                replacement = self.replaced(f"{path}.{name}" if path else name, child)
+                if replacement is not child:
+                    setattr(module, name, replacement)
+        return module
+
+
+def _check_noise(path: str, module: nn.Module) -> None:
+    """ModelError for a layer of torch's that draws random numbers inside and has no counterpart here."""
+    problem = ""
     if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
-        raise ModelError(
-            f"MultiheadAttention {path!r} drops attention weights by a hidden generator; give it dropout=0.0",
-            module=path,
+        problem = "drops attention weights by a hidden generator; give it dropout=0.0"
+    elif isinstance(module, nn.RNN) and module.dropout > 0 and module.num_layers > 1:
+        problem = (
+            "drops between its layers by a hidden generator; give it dropout=0.0, use nn.GRU or nn.LSTM, or write "
+            "one nn.RNN for each layer with nn.Dropout between them"
         )
-    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-        raise ModelError(
-            f"{type(module).__name__} {path!r} draws from a hidden generator; use nn.Dropout, whose randomness can be "
-            "made an input",
-            module=path,
-        )
-    for name, child in list(module.named_children()):
-        replacement = _replaced(f"{path}.{name}" if path else name, child)
-        if replacement is not child:
-            setattr(module, name, replacement)
-    return module
+    elif (
+        isinstance(module, nn.modules.dropout._DropoutNd) and type(module) is not nn.Dropout and module.p > 0
+    ):
+        problem = "draws from a hidden generator; use nn.Dropout, whose randomness can be made an input"
+    if problem:
+        raise ModelError(f"{type(module).__name__} {path!r} {problem}", module=path)
 
 
-def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm) -> BatchNorm:
+def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm, *, frozen: bool) -> BatchNorm:
     if old.momentum is None:
         raise ModelError(
             f"batch norm {path!r} keeps a cumulative average (momentum=None), which depends on a batch counter; "
@@ -168,7 +199,9 @@ def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm) -> BatchNorm:
             module=path,
         )
     mode: BnMode = "global" if old.track_running_stats else "static"
-    new = BatchNorm(old.num_features, mode=mode, keep=1 - old.momentum, eps=old.eps, affine=old.affine)
+    new = BatchNorm(
+        old.num_features, mode=mode, keep=1 - old.momentum, eps=old.eps, affine=old.affine, frozen=frozen
+    )
     state = {name: tensor for name, tensor in old.state_dict().items() if name != "num_batches_tracked"}
     new.load_state_dict(state)
     for name, parameter in old.named_parameters():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -131,42 +132,39 @@ class Stack(nn.Module):
         return f"{self.features}, {self.hidden}, layers={self.layers}, directions={len(self.ends)}"
 
 
-class Lstm(Stack):
+class _Sequences(Stack):
+    """Stacked layers of the class's own kind, with initial values, for their hidden states only."""
+
+    own: ClassVar[Kind]
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            self.own, features, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout
+        )
+        self.fill()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)[0]
+
+
+class Lstm(_Sequences):
     """Stacked LSTM layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
 
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        *,
-        layers: int = 1,
-        bidirectional: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(LSTM, features, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout)
-        self.fill()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)[0]
+    own = LSTM
 
 
-class Gru(Stack):
+class Gru(_Sequences):
     """Stacked GRU layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
 
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        *,
-        layers: int = 1,
-        bidirectional: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(GRU, features, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout)
-        self.fill()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)[0]
+    own = GRU
 
 
 class TorchStack(Stack):

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from itertools import pairwise, zip_longest
 from typing import Literal
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from edgefl.models import autocut
+from edgefl.models import autocut, chance
 from edgefl.models.flow import Flow
 from edgefl.models.graph import paths_of
 from edgefl.models.layers import visible
 from edgefl.models.loss import CrossEntropy, Loss
-from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tracing import trace
 from edgefl.models.units import Stretch
 from edgefl.programs.contract import TensorSpec
@@ -47,14 +47,15 @@ def split(
     Inside a unit, tensors keep their paths; a unit that is exactly one submodule drops that path, so
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
-    The module is copied; batch norm and dropout become those of :mod:`edgefl.models.layers`. Raises ModelError,
+    The module is copied; batch norm and dropout, ``F.dropout`` too, become those of :mod:`edgefl.models.layers`. Raises
+    ModelError,
     naming the cut and the tensors, where more than one tensor crosses or weights are needed on both sides, and with
     torch's reason and the line of code where the module cannot be traced.
     """
     copied = visible(module)
     plain = isinstance(copied, nn.Sequential) and type(copied).forward is nn.Sequential.forward
     if cuts is None and plain and units is None:
-        made = sequential(copied.named_children())
+        made = _children(copied, sample)
     elif cuts is None or cuts == "auto":
         made = _automatic(copied, sample, units)
     else:
@@ -66,12 +67,31 @@ def split(
 
 def _check_output(spec: ModelSpec) -> None:
     label = spec.label
-    if label.below not in (None, spec.classes):
+    # Other labels than numbers of classes are no choice, whatever their bounds are.
+    if not label.dtype.is_floating_point and label.below not in (None, spec.classes):
         out = spec.boundary(len(spec.units)).shape
         raise ModelError(
             f"{spec.name} gives {out} per sample, so {label.below} classes; {spec.classes} classes were asked for",
             found=out,
         )
+
+
+def _children(module: nn.Sequential, sample: TensorSpec) -> nn.Sequential:
+    """The children as they are, but for those that drop entries by a function: they become graphs."""
+    drops = chance.dropping(module, _zeros(sample))
+    made: list[tuple[str, nn.Module]] = []
+    for name, child in module.named_children():
+        if name in drops:
+            opened = frozenset(path.removeprefix(f"{name}.") for path in drops if path.startswith(f"{name}."))
+            made.append((name, _whole(child, output_spec(sequential(made), sample), opened)))
+        else:
+            made.append((name, child))
+    return sequential(made)
+
+
+def _whole(module: nn.Module, sample: TensorSpec, opened: frozenset[str]) -> nn.Module:
+    (stretch,) = _stretches(_flow(module, sample, opened), [])
+    return stretch.module()
 
 
 def _automatic(module: nn.Module, sample: TensorSpec, units: int | None) -> nn.Sequential:
@@ -80,7 +100,7 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None) -> nn.S
     blocks = autocut.blocks(fine)
     opened = autocut.opened(fine, autocut.chosen(fine, blocks))
     # Traced once more with all closed that no cut lies in and no F.dropout: it stays what its author wrote.
-    flow = _flow(module, sample, opened | autocut.dropping(fine))
+    flow = _flow(module, sample, opened | chance.dropping(module, _zeros(sample)))
     cuts = autocut.chosen(flow, blocks)
     if units is not None:
         cuts = _merged(flow, cuts, units)
@@ -107,7 +127,7 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...]) -> nn.Sequ
             f"cannot cut: {problem}; cuts are paths of submodules", cuts=cuts, known=sorted(known)
         )
     ancestors = {cut[:dot] for cut in cuts for dot, letter in enumerate(cut) if letter == "."}
-    flow = _flow(module, sample, frozenset(ancestors))
+    flow = _flow(module, sample, frozenset(ancestors) | chance.dropping(module, _zeros(sample)))
     ends = {cut: _end(flow, cut) for cut in cuts}
     ordered = sorted(cuts, key=ends.__getitem__)
     for before, after in pairwise(ordered):
@@ -119,8 +139,13 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...]) -> nn.Sequ
         _check_crossing(flow, cut, ends[cut])
     last = len(flow.steps) - 1
     stretches = _stretches(flow, [ends[cut] for cut in ordered if ends[cut] < last])
-    names = [cut.replace(".", "_") for cut in ordered]
-    return sequential((name, part.module()) for name, part in zip([*names, TAIL], stretches, strict=False))
+    names = autocut.unit_names(ordered if len(stretches) == len(ordered) else [*ordered, TAIL])
+    return sequential((name, part.module()) for name, part in zip(names, stretches, strict=True))
+
+
+def _zeros(sample: TensorSpec) -> Tensor:
+    """A batch of two: with one row, a norm could have a single value per channel, which torch refuses in training."""
+    return sample.rows(2).zeros()
 
 
 def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str]) -> Flow:

@@ -8,10 +8,13 @@ behaviour in training and inference, its statistics and its noise stay its own.
 
 from __future__ import annotations
 
+import io
 import logging
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +36,12 @@ _REMEDY = (
     "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
     "sizes of -1"
 )
-_NOISY = logging.getLogger("torch._subclasses.fake_tensor")
+_NOISY = tuple(
+    logging.getLogger(name)
+    for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+)
+# Layers that gather their weights into a list each time they are called, as nn.RNN does: no state is lost.
+_ASSIGNED = r"The tensor attributes? .* assigned during export"
 
 
 @dataclass(frozen=True)
@@ -129,13 +137,19 @@ def _told(what: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the traceback that torch logs before it raises."""
-    before = _NOISY.disabled
-    _NOISY.disabled = True
+    """Without what torch logs and writes to stderr before it raises: a traceback, advice for itself and its graph."""
+    before = {log: log.disabled for log in _NOISY}
+    written = io.StringIO()
     try:
-        yield
+        for log in before:
+            log.disabled = True
+        with redirect_stderr(written), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _ASSIGNED)
+            yield
+        sys.stderr.write(written.getvalue())
     finally:
-        _NOISY.disabled = before
+        for log, disabled in before.items():
+            log.disabled = disabled
 
 
 @dataclass

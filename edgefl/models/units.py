@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from edgefl.models.flow import Flow
-from edgefl.models.graph import arguments, path_of
+from edgefl.models.graph import arguments, path_of, told_by
 from edgefl.models.layers import Dropout
 from edgefl.models.tracing import Call, Slot
 
@@ -140,6 +140,7 @@ class _Builder:
             lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, call.arguments
         )
         out = self._module(call.path, self._traced.root.get_submodule(call.path), args, kwargs)
+        out.meta.update(told_by(node))
         return [
             reduce(lambda value, key: self._graph.call_function(operator.getitem, (value, key)), place, out)
             for place in call.results

@@ -34,7 +34,7 @@ class Objective:
 
     ``suffix`` maps the boundary tensor (B, *boundary.shape) to what the loss reads: for the default, logits
     (B, classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values always come
-    from the arguments.
+    from the arguments. Raises ModelError for a suffix without a parameter that gradients move.
     """
 
     suffix: nn.Sequential
@@ -44,6 +44,13 @@ class Objective:
     _modes: dict[bool, nn.Sequential] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.trainable:
+            raise ModelError(
+                f"nothing to train: of the suffix's {len(self.weights)} state tensors ({len(self.suffix)} units) none is a "
+                "parameter that requires a gradient; give the model a layer with weights, cut it earlier, or set "
+                "requires_grad",
+                units=len(self.suffix),
+            )
         for training in (True, False):
             self._modes[training] = skeleton(self.suffix, training=training)
 

@@ -47,8 +47,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One artifact and its ports. ``format`` names the engine that runs it.
 
-    ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled for: an engine that
-    can choose takes the less memory for more time. 0: no budget, as fast as it can be.
+    ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
     """
 
     name: str

@@ -43,7 +43,7 @@ def convolution(
 ) -> Tensor:
     """The op stays, but for depthwise ones on small planes (:mod:`exporters.decompositions.depthwise`)."""
     rank = w.dim() - 2
-    stride, padding, dilation = (_per_axis(v, rank) for v in (stride, padding, dilation))
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
     if transposed or x.dim() != w.dim():
         return NotImplemented
     outputs = [
@@ -84,7 +84,7 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks. Shapes: x [N, C, *S], w [O, C / groups, *K]."""
     rank = w.dim() - 2
-    stride, padding, dilation = (_per_axis(v, rank) for v in (stride, padding, dilation))
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
     grad_x = grad_w = grad_b = None
     if not transposed and depthwise.fits(x, w, grad.shape[2:], groups):
         planes = _planes(x.shape, grad.shape[2:], w.shape, stride, padding, dilation)
@@ -93,13 +93,14 @@ def convolution_backward(
             depthwise.weight_gradient(grad, x, planes) if output_mask[1] else None,
             _bias_gradient(grad) if output_mask[2] else None,
         )
-    if output_mask[0]:
-        backward = _input_gradient_of_transposed if transposed else _input_gradient
-        grad_x = backward(grad, x, w, stride, padding, dilation, groups)
+    # The weight gradient first: its copies of x and dL/dy are gone before dL/dx takes memory.
     if output_mask[1]:
         # A transposed convolution is the convolution's adjoint: input and output change places.
         small, large = (x, grad) if transposed else (grad, x)
         grad_w = weight_gradient(small, large, w.shape, stride, padding, dilation, groups)
+    if output_mask[0]:
+        backward = _input_gradient_of_transposed if transposed else _input_gradient
+        grad_x = backward(grad, x, w, stride, padding, dilation, groups)
     if output_mask[2]:
         grad_b = _bias_gradient(grad)
     return grad_x, grad_w, grad_b
@@ -298,7 +299,8 @@ def _window(
     return padded
 
 
-def _per_axis(values: list[int], rank: int) -> list[int]:
+def per_axis(values: list[int], rank: int) -> list[int]:
+    """One value per axis; the trace gives a single one for all alike."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 

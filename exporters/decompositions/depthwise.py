@@ -12,7 +12,6 @@ That is P * Q / K times the multiplications, in a few large products instead of 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,28 +35,21 @@ class Planes:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def sources(self) -> list[list[int]]:
-        """For each kernel position, the flat input position each output position reads; -1 in the padding."""
-        offsets = itertools.product(*map(range, self.kernel))
-        return [
-            [self._source(place, offset) for place in itertools.product(*map(range, self.outputs))]
-            for offset in offsets
-        ]
-
-    def _source(self, place: Sequence[int], offset: Sequence[int]) -> int:
-        flat = 0
-        for axis, size in enumerate(self.inputs):
-            at = place[axis] * self.stride[axis] + offset[axis] * self.dilation[axis] - self.padding[axis]
-            if not 0 <= at < size:
-                return -1
-            flat = flat * size + at
-        return flat
-
     def leads(self, dtype: torch.dtype) -> Tensor:
-        """B as [K, P * Q]. Written as a comparison, which the runtime folds, so that the file stays small."""
-        count = math.prod(self.inputs)
-        sources = torch.tensor(self.sources())
-        return (sources.unsqueeze(1) == torch.arange(count).view(1, -1, 1)).to(dtype).flatten(1)
+        """B as [K, P * Q]: the outer product of such matrices of the axes, which the runtime folds."""
+        rank = len(self.inputs)
+        leads = torch.ones((1,) * (3 * rank), dtype=torch.bool)
+        for axis in range(rank):
+            shape = [1] * (3 * rank)
+            shape[axis::rank] = self.kernel[axis], self.inputs[axis], self.outputs[axis]
+            leads = leads & self._leads(axis).reshape(shape)
+        return leads.reshape(math.prod(self.kernel), -1).to(dtype)
+
+    def _leads(self, axis: int) -> Tensor:
+        """[K, P, Q] of one axis: whether kernel position k meets input p for output q."""
+        offsets = torch.arange(self.kernel[axis]).view(-1, 1, 1) * self.dilation[axis]
+        starts = torch.arange(self.outputs[axis]) * self.stride[axis] - self.padding[axis]
+        return offsets + starts == torch.arange(self.inputs[axis]).unsqueeze(1)
 
 
 def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:

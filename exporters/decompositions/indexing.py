@@ -99,6 +99,19 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     return index_put(x, [None] * (dim % x.dim()) + [index.reshape(-1)], source, True)
 
 
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Means, which ONNX lacks: sums divided by counts. x[p] takes part if ``include_self``, or if nothing meets p."""
+    if reduce != "mean":
+        return NotImplemented
+    met = torch.zeros(x.shape, dtype=x.dtype).scatter_add(dim, index, torch.ones(index.shape, dtype=x.dtype))
+    if include_self:
+        return x.scatter_add(dim, index, source) / (met + 1.0)
+    start = torch.where(met > 0, torch.zeros((), dtype=x.dtype), x)
+    return start.scatter_add(dim, index, source) / met.clamp_min(1.0)
+
+
 def embedding_backward(
     grad: Tensor, indices: Tensor, rows: int, padding: int, scale_by_frequency: bool
 ) -> Tensor:
@@ -141,9 +154,11 @@ def slice_scatter(
     size = x.shape[dim]
     start, stop, step = slice(start, end, step).indices(size)
     if step > 1:
-        origin = list(range(size))
-        origin[start:stop:step] = range(size, size + source.shape[dim])
-        return torch.cat([x, source], dim).index_select(dim, torch.tensor(origin))
+        place = torch.arange(size)
+        behind = place - start
+        new = (behind >= 0) & (place < stop) & (torch.remainder(behind, step) == 0)
+        origin = torch.where(new, size + torch.div(behind, step, rounding_mode="trunc"), place)
+        return torch.cat([x, source], dim).index_select(dim, origin)
     stop = start + source.shape[dim]
     parts = [x.narrow(dim, 0, start), source, x.narrow(dim, stop, size - stop)]
     parts = [part for part in parts if part.shape[dim]]
@@ -160,8 +175,8 @@ def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: i
     """dL/dx[q] = sum of dL/dy[.., w, .., k] over windows w and offsets k with w * step + k = q along ``dim``."""
     dim %= len(sizes)
     windows = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)  # [.., window and offset, ..]
-    places = [w * step + k for w in range(grad.shape[dim]) for k in range(size)]
-    return index_add(torch.zeros(sizes, dtype=grad.dtype), dim, torch.tensor(places), windows)
+    places = torch.arange(grad.shape[dim]).unsqueeze(1) * step + torch.arange(size)
+    return index_add(torch.zeros(sizes, dtype=grad.dtype), dim, places, windows)
 
 
 def _pads(rank: int, dim: int, before: int, behind: int) -> list[int]:
@@ -178,6 +193,7 @@ RULES = {
     _aten.index_add.default: index_add,
     _aten.index.Tensor: index,
     _aten.index_put.default: index_put,
+    _aten.scatter_reduce.two: scatter_reduce,
     _aten.select_backward.default: select_backward,
     _aten.select_scatter.default: select_scatter,
     _aten.slice_backward.default: slice_backward,

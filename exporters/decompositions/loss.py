@@ -30,10 +30,11 @@ def nll_loss_forward(
 
     Returns the loss and the total weight, as the op does.
     """
-    place, share = _chosen(logp, target, weight, ignore_index)
-    losses = -(logp.gather(-1, place.unsqueeze(-1)).squeeze(-1) * share)
+    counts, place, share = _chosen(logp, target, weight, ignore_index)
+    zero = torch.zeros((), dtype=logp.dtype)
+    losses = torch.where(counts, -logp.gather(-1, place.unsqueeze(-1)).squeeze(-1) * share, zero)
     if reduction == _NONE:
-        return losses, torch.zeros((), dtype=logp.dtype)
+        return losses, zero
     total = share.sum()
     return (losses.sum() / total if reduction == _MEAN else losses.sum()), total
 
@@ -48,17 +49,20 @@ def nll_loss_backward(
     total: Tensor,
 ) -> Tensor:
     """dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
-    place, share = _chosen(logp, target, weight, ignore_index)
-    row = -share * (grad / total if reduction == _MEAN else grad)
+    counts, place, share = _chosen(logp, target, weight, ignore_index)
+    # Selected and not multiplied: with no row that counts, grad / total is no number.
+    row = torch.where(counts, -share * (grad / total if reduction == _MEAN else grad), 0.0)
     return torch.zeros_like(logp).scatter(-1, place.unsqueeze(-1), row.unsqueeze(-1))
 
 
-def _chosen(logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """The label's place in each row (0 where it is ignored), and its weight w_y (0 where it is ignored)."""
+def _chosen(
+    logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row: whether it counts, the label's place (0 where it does not), and the label's weight w_y."""
     counts = target != ignore_index
-    place = torch.where(counts, target, 0)
-    share = counts.to(logp.dtype)
-    return place, share if weight is None else weight[place] * share
+    place = torch.where(counts, target, 0).long()
+    share = counts.to(logp.dtype) if weight is None else weight[place] * counts.to(logp.dtype)
+    return counts, place, share
 
 
 RULES = {

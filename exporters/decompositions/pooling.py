@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.separable import along, column, windows
+
 _aten = torch.ops.aten
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    dilation: list[int] | None = None,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The op stays, but where a dilated last window in ceil mode sticks out by more than ONNX's padding may be.
+
+    The input gets rows and columns of -inf at the end then, and each position loses those it has counted.
+    """
+    kernel, stride, padding, dilation = (
+        per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
+    )
+    sizes = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
+    ends = [end_padding(*axis, ceil_mode) for axis in sizes]
+    if all(end < k for end, k in zip(ends, kernel, strict=True)):
+        return NotImplemented
+    below, right = (end - begin for end, begin in zip(ends, padding, strict=True))
+    padded = _aten.constant_pad_nd(x, [0, max(right, 0), 0, max(below, 0)], -math.inf)
+    values, place = _aten.max_pool2d_with_indices(padded, kernel, stride, padding, dilation)
+    row = torch.div(place, padded.shape[-1], rounding_mode="trunc")
+    return values, place - row * (padded.shape[-1] - x.shape[-1])
 
 
 def max_pool2d_backward(
@@ -41,15 +72,15 @@ def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tens
         kernel = [height // output_size[0], width // output_size[1]]
         return _aten.max_pool2d_with_indices(x, kernel, kernel)
     spans = [_adaptive_windows(x.shape[i - 2], output_size[i]) for i in range(2)]
-    tall, wide = (max(stop - start for start, stop in windows) for windows in spans)
+    tall, wide = (max(stop - start for start, stop in axis) for axis in spans)
     rows, columns = (
-        torch.tensor([min(start + k, stop - 1) for start, stop in windows for k in range(size)])
-        for windows, size in zip(spans, (tall, wide), strict=True)
+        torch.tensor([min(start + k, stop - 1) for start, stop in axis for k in range(size)])
+        for axis, size in zip(spans, (tall, wide), strict=True)
     )
     shape = (*x.shape[:-2], output_size[0], tall, output_size[1], wide)
-    windows = x.index_select(-2, rows).index_select(-1, columns).view(shape)
-    values, place = windows.transpose(-2, -3).reshape(*x.shape[:-2], *output_size, tall * wide).max(-1)
-    first = torch.tensor([[top * width + left for left, _ in spans[1]] for top, _ in spans[0]])
+    cells = x.index_select(-2, rows).index_select(-1, columns).view(shape)
+    values, place = cells.transpose(-2, -3).reshape(*x.shape[:-2], *output_size, tall * wide).max(-1)
+    first = column([top * width for top, _ in spans[0]]) + column([left for left, _ in spans[1]]).t()
     row = torch.div(place, wide, rounding_mode="trunc")
     return values, first + place + row * (width - wide)
 
@@ -72,8 +103,9 @@ def avg_pool2d(
     windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
     if not divisor and not ceil_mode:
         return NotImplemented
-    pairs = zip(x.shape[-2:], *(_pair(v) for v in (kernel, stride or kernel, padding or [0])), strict=True)
-    size = torch.Size(_pooled(*pair, ceil_mode) for pair in pairs)
+    moves = (per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0]))
+    axes = zip(x.shape[-2:], *moves, strict=True)
+    size = torch.Size(pooled(*axis, 1, ceil_mode) for axis in axes)
     rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
     return _sandwich(rows, x, columns.t()) * scale
 
@@ -111,11 +143,8 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _sandwich(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
-    """left x right for each plane, contiguous as pooling gives it: a flatten behind it is a view.
-
-    The left product is taken on the transpose, so that no constant is repeated.
-    """
-    return ((x @ right).transpose(-1, -2) @ left.t()).transpose(-1, -2).contiguous()
+    """left x right for each plane, contiguous as pooling gives it: a flatten behind it is a view."""
+    return along(along(x, -1, right), -2, left.t()).contiguous()
 
 
 def _average(
@@ -128,28 +157,30 @@ def _average(
     divisor: int | None,
 ) -> tuple[Tensor, Tensor, Tensor | float]:
     """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
-    kernel, stride, padding = (_pair(v) for v in (kernel, stride or kernel, padding or [0]))
+    kernel, stride, padding = (per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0]))
     spans = [_windows(x.shape[i - 2], size[i], kernel[i], stride[i], padding[i]) for i in range(2)]
-    rows, columns = (_matrix(spans[i], x.shape[i - 2], x) for i in range(2))
+    rows, columns = (windows(spans[i], x.shape[i - 2], x.dtype) for i in range(2))
     if divisor:
         return rows, columns, 1.0 / divisor
     tall, wide = (_counts(spans[i], x.shape[i - 2], include_pad) for i in range(2))
     if len(set(tall)) == len(set(wide)) == 1:
         return rows, columns, 1.0 / (tall[0] * wide[0])
-    return rows, columns, torch.tensor([[1.0 / (a * b) for b in wide] for a in tall], dtype=x.dtype)
+    return rows, columns, 1.0 / (column(tall) * column(wide).t()).to(x.dtype)
 
 
-def _pooled(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
+def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     """Number of windows; in ceil mode a last window may stick out, but must begin inside the input."""
-    room = size + 2 * padding - kernel
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
     count = -(-room // stride) + 1
     return count - 1 if (count - 1) * stride >= size + padding else count
 
 
-def _pair(values: list[int]) -> list[int]:
-    return list(values) * (2 // len(values))
+def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """What the last window needs behind the input; runtimes disagree on the windows of a ceil mode."""
+    last = (pooled(size, kernel, stride, padding, dilation, ceil_mode) - 1) * stride - padding
+    return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
 
 def _windows(size: int, count: int, kernel: int, stride: int, padding: int) -> list[tuple[int, int]]:
@@ -164,28 +195,21 @@ def _counts(windows: list[tuple[int, int]], size: int, include_pad: bool) -> lis
     return [min(stop, size) - max(start, 0) for start, stop in windows]
 
 
-def _matrix(windows: list[tuple[int, int]], size: int, like: Tensor) -> Tensor:
-    """[windows, size] with 1 where a window covers a position."""
-    return torch.tensor(
-        [[float(start <= q < stop) for q in range(size)] for start, stop in windows], dtype=like.dtype
-    )
-
-
 def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
     return [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
 
 
 def _adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
-    windows = _adaptive_windows(size, count)
-    return _matrix(windows, size, like) / torch.tensor(
-        [[float(stop - start)] for start, stop in windows], dtype=like.dtype
-    )
+    spans = _adaptive_windows(size, count)
+    lengths = torch.tensor([[float(stop - start)] for start, stop in spans], dtype=like.dtype)
+    return windows(spans, size, like.dtype) / lengths
 
 
 RULES = {
     _aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
     _aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
     _aten.avg_pool2d.default: avg_pool2d,
+    _aten.max_pool2d_with_indices.default: max_pool2d,
     _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
     _aten.avg_pool2d_backward.default: avg_pool2d_backward,
     _aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,

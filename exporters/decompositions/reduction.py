@@ -1,6 +1,9 @@
-"""Reductions that return more than one tensor."""
+"""Reductions that return more than one tensor, and those of booleans."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,4 +24,22 @@ def var_mean(
     return spread, mean if keepdim else mean.reshape(spread.shape)
 
 
-RULES = {_aten.var_mean.correction: var_mean}
+def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The largest or smallest, with its position if ``op`` gives it, of numbers in place of booleans.
+
+    ONNX compares no booleans before opset 20. Other types stay as they are.
+    """
+
+    def rule(x: Tensor, *arguments: Any, **options: Any) -> Any:
+        if x.dtype != torch.bool:
+            return NotImplemented
+        found = op(x.to(torch.int32), *arguments, **options)
+        return found.bool() if isinstance(found, Tensor) else (found[0].bool(), found[1])
+
+    return rule
+
+
+RULES = {
+    _aten.var_mean.correction: var_mean,
+    **{op: of_booleans(op) for op in (_aten.amax.default, _aten.amin.default, _aten.max.dim, _aten.min.dim)},
+}

@@ -1,7 +1,10 @@
-"""Resizing in one and two dimensions: to the nearest pixel, and all gradients. Tensors are [N, C, W] or [N, C, H, W].
+"""Resizing in one to three dimensions. Tensors are [N, C, W], [N, C, H, W] or [N, C, D, H, W].
 
 Resizing is linear and separable, y = A_H x A_W^T, so that dL/dx = A_H^T dL/dy A_W. Row i of a matrix A holds the
 weights with which output i reads the inputs.
+
+A forward stays where ONNX has it. Its Resize takes the step between outputs from the sizes, though, and torch takes it
+from the scale that the user gave: 7 pixels times 1.3 are 9 pixels, 1 / 1.3 apart and not 7 / 9.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exporters.decompositions.separable import along, taps
+
 _aten = torch.ops.aten
 
 # Row of output i: the inputs it reads (possibly out of range: the border stands in) and their weights.
-Row = dict[int, float]
+Row = list[tuple[int, float]]
+RowOf = Callable[[int, float], Row]  # of output i at i times the step
 CUBIC = -0.75
 
 
@@ -28,8 +34,8 @@ def nearest(x: Tensor, output_size: Sequence[int], *scales: float | None) -> Ten
         blocks = [part for n, m in zip(size, output_size, strict=True) for part in (n, m // n)]
         lead = x.shape[:2]
         return x.reshape(*lead, *parts).expand(*lead, *blocks).reshape(*lead, *output_size)
-    for axis, (n, m, scale) in enumerate(zip(size, output_size, _filled(scales, size), strict=True), start=2):
-        step = _step(n, m, scale)
+    steps = _steps(size, output_size, scales, copied=len(size) == 2)
+    for axis, (n, m, step) in enumerate(zip(size, output_size, steps, strict=True), start=2):
         x = x.index_select(axis, torch.tensor([min(_nearest(i, step), n - 1) for i in range(m)]))
     return x
 
@@ -43,7 +49,14 @@ def nearest_backward(
         blocks = [part for n, m in zip(size, output_size, strict=True) for part in (n, m // n)]
         inner = [3 + 2 * axis for axis in range(len(size))]
         return grad.reshape(*grad.shape[:2], *blocks).sum(inner)
-    return _adjoint(grad, size, scales, lambda i, n, step: {_nearest(i, step): 1.0}, False)
+    steps = _steps(size, output_size, scales)
+    return _adjoint(grad, size, steps, lambda i, step: [(_nearest(i, step), 1.0)])
+
+
+def linear(x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
+    """y = A_H x A_W^T with rows that interpolate between the two neighbours of each output's position."""
+    steps = _steps(x.shape[2:], output_size, scales, align_corners)
+    return _forward(x, output_size, steps, _linear_row(align_corners), align_corners)
 
 
 def linear_backward(
@@ -53,14 +66,15 @@ def linear_backward(
     align_corners: bool,
     *scales: float | None,
 ) -> Tensor:
-    """The adjoint of linear interpolation between the two neighbours of each output's position."""
+    """The adjoint of :func:`linear`."""
+    steps = _steps(input_size[2:], output_size, scales, align_corners)
+    return _adjoint(grad, input_size[2:], steps, _linear_row(align_corners))
 
-    def row(i: int, n: int, step: float) -> Row:
-        at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
-        left = math.floor(at)
-        return {left: 1 - (at - left), left + 1: at - left}
 
-    return _adjoint(grad, input_size[2:], scales, row, align_corners)
+def cubic(x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
+    """Cubic convolution over the four neighbours of each output's position (Keys 1981, a = -0.75)."""
+    steps = _steps(x.shape[2:], output_size, scales, align_corners, copied=False)
+    return _forward(x, output_size, steps, _cubic_row(align_corners), align_corners)
 
 
 def cubic_backward(
@@ -70,41 +84,53 @@ def cubic_backward(
     align_corners: bool,
     *scales: float | None,
 ) -> Tensor:
-    """The adjoint of cubic convolution over the four neighbours of each output's position (Keys 1981, a = -0.75)."""
+    """The adjoint of :func:`cubic`."""
+    size = list(input_size[2:])
+    steps = _steps(size, output_size, scales, align_corners, copied=size == list(output_size))
+    return _adjoint(grad, size, steps, _cubic_row(align_corners))
 
-    def row(i: int, n: int, step: float) -> Row:
+
+def _linear_row(align_corners: bool) -> RowOf:
+    def row(i: int, step: float) -> Row:
+        at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
+        left = math.floor(at)
+        return [(left, 1 - (at - left)), (left + 1, at - left)]
+
+    return row
+
+
+def _cubic_row(align_corners: bool) -> RowOf:
+    def row(i: int, step: float) -> Row:
         at = i * step if align_corners else (i + 0.5) * step - 0.5
         left = math.floor(at)
-        return {left + k: _cubic(abs(at - left - k)) for k in (-1, 0, 1, 2)}
+        return [(left + k, _cubic(abs(at - left - k))) for k in (-1, 0, 1, 2)]
 
-    return _adjoint(grad, input_size[2:], scales, row, align_corners)
+    return row
 
 
-def _adjoint(
-    grad: Tensor,
-    size: Sequence[int],
-    scales: Sequence[float | None],
-    row: Callable[[int, int, float], Row],
-    align_corners: bool,
+def _forward(
+    x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf, align_corners: bool
 ) -> Tensor:
+    """A_H x A_W^T, contiguous, where the steps are others than the sizes tell; otherwise the op stays."""
+    axes = list(zip(x.shape[2:], output_size, steps, strict=True))
+    if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
+        return NotImplemented
+    for axis, (n, m, step) in enumerate(axes, start=2):
+        x = along(x, axis, _matrix(n, m, step, row, x.dtype).t())
+    return x.contiguous()
+
+
+def _adjoint(grad: Tensor, size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
     """A_H^T dL/dy A_W, contiguous."""
-    matrices = [
-        _matrix(n, m, _step(n, m, scale, align_corners), row, grad.dtype)
-        for n, m, scale in zip(size, grad.shape[2:], _filled(scales, size), strict=True)
-    ]
-    moved = grad @ matrices[-1]
-    if len(matrices) == 1:
-        return moved
-    return (moved.transpose(-1, -2) @ matrices[0]).transpose(-1, -2).contiguous()
+    for axis, (n, m, step) in enumerate(zip(size, grad.shape[2:], steps, strict=True), start=2):
+        grad = along(grad, axis, _matrix(n, m, step, row, grad.dtype))
+    return grad.contiguous()
 
 
-def _matrix(n: int, m: int, step: float, row: Callable[[int, int, float], Row], dtype: torch.dtype) -> Tensor:
+def _matrix(n: int, m: int, step: float, row: RowOf, dtype: torch.dtype) -> Tensor:
     """[m, n] from the rows; an input beyond the border is the border."""
-    dense = [[0.0] * n for _ in range(m)]
-    for i in range(m):
-        for j, weight in row(i, n, step).items():
-            dense[i][min(max(j, 0), n - 1)] += weight
-    return torch.tensor(dense, dtype=dtype)
+    rows = [[(min(max(j, 0), n - 1), weight) for j, weight in row(i, step)] for i in range(m)]
+    return taps(rows, n, dtype)
 
 
 def _whole(size: Sequence[int], output_size: Sequence[int], scales: Sequence[float | None]) -> bool:
@@ -118,8 +144,23 @@ def _filled(scales: Sequence[float | None], size: Sequence[int]) -> list[float |
     return [*scales, *[None] * (len(size) - len(scales))]
 
 
-def _step(n: int, m: int, scale: float | None, align_corners: bool = False) -> float:
-    """Inputs per output, as torch computes it."""
+def _steps(
+    size: Sequence[int],
+    output_size: Sequence[int],
+    scales: Sequence[float | None],
+    align_corners: bool = False,
+    copied: bool = True,
+) -> list[float]:
+    """Inputs per output along each axis, as torch's CPU kernels have it.
+
+    ``copied``: an axis that keeps its size is copied, whatever the scale. They differ in this from mode to mode,
+    and even from a forward to its gradient.
+    """
+    axes = zip(size, output_size, _filled(scales, size), strict=True)
+    return [1.0 if copied and n == m else _step(n, m, scale, align_corners) for n, m, scale in axes]
+
+
+def _step(n: int, m: int, scale: float | None, align_corners: bool) -> float:
     if align_corners:
         return (n - 1) / (m - 1) if m > 1 else 0.0
     return 1 / scale if scale else n / m
@@ -140,9 +181,16 @@ def _cubic(d: float) -> float:
 RULES = {
     _aten.upsample_nearest1d.default: nearest,
     _aten.upsample_nearest2d.default: nearest,
+    _aten.upsample_nearest3d.default: nearest,
     _aten.upsample_nearest1d_backward.default: nearest_backward,
     _aten.upsample_nearest2d_backward.default: nearest_backward,
+    _aten.upsample_nearest3d_backward.default: nearest_backward,
+    _aten.upsample_linear1d.default: linear,
+    _aten.upsample_bilinear2d.default: linear,
+    _aten.upsample_trilinear3d.default: linear,
     _aten.upsample_linear1d_backward.default: linear_backward,
     _aten.upsample_bilinear2d_backward.default: linear_backward,
+    _aten.upsample_trilinear3d_backward.default: linear_backward,
+    _aten.upsample_bicubic2d.default: cubic,
     _aten.upsample_bicubic2d_backward.default: cubic_backward,
 }

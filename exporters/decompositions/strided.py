@@ -32,7 +32,7 @@ def _on_diagonal(
     rank = len(sizes)
     dim1, dim2 = dim1 % rank, dim2 % rank
     rows, columns = sizes[dim1], sizes[dim2]
-    mask = torch.tensor([[a + offset == b for b in range(columns)] for a in range(rows)])
+    mask = torch.arange(rows).unsqueeze(1) + offset == torch.arange(columns)
     length = values.shape[-1]
     if offset >= 0:  # l counts rows
         spread = _aten.constant_pad_nd(values, [0, rows - length], 0.0).unsqueeze(-1)
@@ -46,11 +46,14 @@ def _on_diagonal(
 
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
     """Entries of contiguous x at flat positions offset + sum_i k_i stride_i; slices where that says the same."""
-    cuts = _cuts(x, size, stride, offset or 0)
+    start = _start(x, size, stride, offset)
+    if start is None:
+        return NotImplemented
+    cuts = _cuts(x, size, stride, start)
     if cuts is None:
-        return x.reshape(-1).index_select(0, torch.tensor(_flat(size, stride, offset or 0))).view(size)
-    for dim, (start, stop, step) in cuts:
-        x = _aten.slice.Tensor(x, dim, start, stop, step)
+        return x.reshape(-1).index_select(0, _flat(size, stride, start)).view(size)
+    for dim, (first, stop, step) in cuts:
+        x = _aten.slice.Tensor(x, dim, first, stop, step)
     return x.reshape(size)
 
 
@@ -58,11 +61,23 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
     """Contiguous x with what :func:`as_strided` reads replaced by ``source``."""
-    cuts = _cuts(x, size, stride, offset or 0)
+    start = _start(x, size, stride, offset)
+    if start is None:
+        return NotImplemented
+    cuts = _cuts(x, size, stride, start)
     if cuts is None:
-        places = torch.tensor(_flat(size, stride, offset or 0))
-        return x.reshape(-1).scatter(0, places, source.reshape(-1)).view(x.shape)
+        return x.reshape(-1).scatter(0, _flat(size, stride, start), source.reshape(-1)).view(x.shape)
     return _put(x, source, cuts)
+
+
+def _start(x: Tensor, size: list[int], stride: list[int], offset: int | None) -> int | None:
+    """Where a view begins in x; None if it reads memory in another order than x has, or beyond x.
+
+    Memory is not followed further: rules may lay a tensor out in another way than the op that they stand for.
+    """
+    start = 0 if offset is None else offset - int(x.storage_offset())
+    reach = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    return start if x.is_contiguous() and start >= 0 and start + reach < x.numel() else None
 
 
 def _put(x: Tensor, source: Tensor, cuts: list[Cut]) -> Tensor:
@@ -92,10 +107,11 @@ def _cuts(x: Tensor, size: list[int], stride: list[int], offset: int) -> list[Cu
     return None if view or offset else cuts
 
 
-def _flat(size: list[int], stride: list[int], offset: int) -> list[int]:
-    places = [offset]
+def _flat(size: list[int], stride: list[int], offset: int) -> Tensor:
+    """[entries] flat positions of a view's entries, in order."""
+    places = torch.full((1,), offset)
     for length, step in zip(size, stride, strict=True):
-        places = [place + k * step for place in places for k in range(length)]
+        places = (places.unsqueeze(1) + torch.arange(length) * step).reshape(-1)
     return places
 
 

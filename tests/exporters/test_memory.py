@@ -109,14 +109,15 @@ def test_a_wait_costs_nothing() -> None:
     assert b.live(last) == (40, 80, 84, 84, 84, 44)
 
 
-def test_parts_of_a_tuple_share_its_memory() -> None:
+def test_results_of_one_op_end_each_by_itself() -> None:
     b = Builder()
     x = b.input(10)
-    both = b.call(aten.max.dim, x, 0, True)
-    value, place = b.call(operator.getitem, both, 0), b.call(operator.getitem, both, 1)
+    both = b.call(aten.topk.default, x, 5)  # 20 bytes of values, 40 of places
+    values = b.call(operator.getitem, both, 0)
+    b.call(operator.getitem, both, 1)  # nobody reads the places
+    late = b.call(aten.cumsum.default, values, 0)  # 20 more
 
-    assert size(both) == 4 + 8
-    assert b.live(value, place) == (40, 52, 52, 52, 52)
+    assert b.live(late) == (40, 100, 60, 100, 80, 60)
 
 
 def test_a_pointwise_node_writes_over_a_value_that_it_reads_last() -> None:

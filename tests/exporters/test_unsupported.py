@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from edgefl.models.split import split
 from edgefl.programs.contract import Function, Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
 from exporters.capture import capture
+from exporters.locate import Place, locate
 from exporters.onnx import to_onnx
+from exporters.verify import RELATIVE, verify
 
 HERE = Path(__file__)
 
@@ -39,7 +42,7 @@ class Layer(nn.Module):
         self.fn = fn
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fn(self.linear(x))
+        return self.fn(self.linear(x))  # forward of Layer
 
 
 def step(module: nn.Module) -> Function:
@@ -87,6 +90,134 @@ def middle(x: Tensor) -> Tensor:
 
 def custom(x: Tensor) -> Tensor:
     return doubled(x)  # custom
+
+
+def frequencies(x: Tensor) -> Tensor:
+    return torch.fft.rfft(x).abs()  # complex
+
+
+def pairs(x: Tensor) -> Tensor:
+    return torch.view_as_real(torch.fft.rfft(x))  # pairs
+
+
+def plane(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.reshape(2, 2, 2)).abs()  # plane
+
+
+def halved(x: Tensor) -> Tensor:
+    return (x.half() * 2).float()  # half
+
+
+def brain(x: Tensor) -> Tensor:
+    return (x.bfloat16() * 2).float()  # brain
+
+
+def mixed(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ x.T).float()  # mixed
+
+
+def medians(x: Tensor) -> Tensor:
+    skipping = torch.nanmedian(x, 1).values
+    return skipping + torch.median(x, 1).values  # plain
+
+
+@pytest.mark.parametrize(
+    ("fn", "op", "comment"),
+    [
+        (frequencies, "aten._fft_r2c.default", "complex"),
+        (pairs, "aten._fft_r2c.default", "pairs"),
+        (plane, "aten.view_as_complex.default", "plane"),
+    ],
+)
+def test_complex_numbers_are_told_by_the_op_that_makes_them(fn: Callable, op: str, comment: str) -> None:
+    error = refusal(Layer(fn))
+
+    assert error.details["op"] == op
+    assert "complex numbers, which have no ONNX form" in error.message
+    assert f"in module Layer, at {line_of(comment)}" in error.message
+
+
+def test_complex_numbers_that_can_be_said_as_pairs_are_exported() -> None:
+    function = step(Layer(lambda x: torch.complex(x, x * 2).imag))
+
+    assert verify(function, to_onnx(capture(function)), 0).worst <= RELATIVE
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "comment"),
+    [(halved, "float16", "half"), (brain, "bfloat16", "brain"), (mixed, "bfloat16", "mixed")],
+)
+def test_narrow_floats_are_told_by_the_op_that_makes_them(fn: Callable, dtype: str, comment: str) -> None:
+    error = refusal(Layer(fn))
+
+    assert error.details["op"] == "aten._to_copy.default"
+    assert f"makes a {dtype} tensor (in module Layer, at {line_of(comment)})" in error.message
+    assert "Only float32 and float64" in error.message
+
+
+def test_a_narrow_port_is_told_by_its_name() -> None:
+    ports = {"state.w": TensorSpec((2,)), "batch.0.x": TensorSpec((2,), torch.float16)}
+    function = Function("train", lambda t: {"state.w": t["state.w"] + t["batch.0.x"]}, ports)
+
+    with pytest.raises(ExportError, match=r"input 'batch\.0\.x' of function 'train' is float16"):
+        to_onnx(capture(function))
+
+
+def test_float64_is_exported() -> None:
+    function = Function(
+        "f", lambda t: {"state.w": t["state.w"] * 2}, {"state.w": TensorSpec((2,), torch.float64)}
+    )
+
+    assert verify(function, to_onnx(capture(function)), 0).worst == 0.0
+
+
+def test_an_op_is_not_taken_for_another_one_that_has_its_name_inside() -> None:
+    place = locate(step(Layer(medians)), "aten.median.dim")
+
+    assert (place.op, place.source) == ("aten.median.dim", line_of("plain"))
+
+
+@pytest.mark.parametrize(
+    ("op", "found"),
+    [
+        ("aten.rrelu_with_noise_functional.default", "aten.rrelu_with_noise.default"),
+        ("aten.rrelu_with_noise_copy.default", "aten.rrelu_with_noise.default"),
+    ],
+)
+def test_an_op_is_found_under_the_name_of_its_form_without_writes(op: str, found: str) -> None:
+    place = locate(step(nn.Sequential(Layer(torch.tanh), nn.RReLU()).eval()), op)
+
+    assert (place.op, place.module) == (found, "1 (RReLU)")
+
+
+def test_drawing_the_example_is_no_call_of_the_function() -> None:
+    assert locate(step(Layer(torch.tanh)), "aten.randn.default") == Place()
+
+
+def test_a_module_under_two_names_is_told_by_the_one_that_is_called() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = Layer(spectrum)
+            self.enc = nn.Sequential(Layer(torch.tanh), self.unused)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.enc(x)
+
+    assert refusal(Twice()).details["module"] == "enc.1 (Layer)"
+
+
+def test_a_module_of_a_list_is_told_with_the_name_of_the_list() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Layer(torch.tanh), Layer(spectrum)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[1](self.layers[0](x))
+
+    assert refusal(nn.Sequential(Listed())).details["module"] == "0.layers.1 (Layer)"
 
 
 @pytest.mark.parametrize(
@@ -138,3 +269,58 @@ def test_a_supported_module_beside_it_is_not_blamed() -> None:
     error = refusal(nn.Sequential(Layer(torch.relu), Layer(folded)))
 
     assert error.details["module"] == "1 (Layer)"
+
+
+class Blocks(nn.Module):
+    """Cut automatically, its operations run in code that is generated from a graph."""
+
+    def __init__(self, fn: Callable[[Tensor], Tensor], layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 4), nn.ModuleList([Layer(torch.tanh), Layer(fn)])
+        self.layer, self.head = layer or nn.Identity(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner[1](self.inner[0](self.first(x)) + 1)
+        x = self.layer(x)  # layer
+        return self.head(x + 1)
+
+
+def cut(module: nn.Module, cuts: tuple[str, ...] | None = None) -> nn.Module:
+    return split(module, cuts, sample=TensorSpec((4,)), classes=4).module
+
+
+def spectra(x: Tensor) -> Tensor:
+    return torch.linalg.svd(x.reshape(-1, 2, 2))[1].repeat(1, 2)
+
+
+def pooled(x: Tensor) -> Tensor:
+    return nn.functional.avg_pool3d(x.reshape(-1, 1, 1, 2, 2), 1).flatten(1)
+
+
+@pytest.mark.parametrize("fn", [spectra, pooled])
+def test_a_cut_model_is_told_by_the_line_of_its_forward(fn: Callable) -> None:
+    units = cut(Blocks(fn), ("inner.1.linear",))
+    error = refusal(units)
+
+    assert any(isinstance(unit, fx.GraphModule) for unit in units)
+    assert error.details["module"] == "inner.1 (Layer)"
+    assert error.details["source"] == line_of("forward of Layer")
+
+
+def test_an_op_between_the_submodules_of_a_cut_model_is_told_with_the_model_s_class() -> None:
+    class Between(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.linalg.svd(self.first(x).reshape(-1, 2, 2))[1]  # between
+            return self.head(x.repeat(1, 2))
+
+    error = refusal(cut(Between(torch.tanh)))
+
+    assert error.details["module"] == "Between"
+    assert error.details["source"] == line_of("between")
+
+
+def test_an_op_inside_a_layer_of_torch_s_is_told_by_the_line_that_calls_the_layer() -> None:
+    pool = nn.Sequential(nn.Unflatten(1, (1, 1, 2, 2)), nn.AvgPool3d(1), nn.Flatten())
+    error = refusal(cut(Blocks(torch.tanh, pool)))
+
+    assert error.details["source"] == line_of("layer")

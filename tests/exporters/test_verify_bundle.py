@@ -15,11 +15,13 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from edgefl.cli import app
+from edgefl.programs.contract import Function, Phase, Program, TensorSpec
 from edgefl.wire import bundle as bundles
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError
-from edgefl.wire.manifest import Manifest
+from edgefl.wire.manifest import Graph, Manifest, Port
+from exporters.verify_bundle import Origin, verify_bundle
 
 CHUNK = 1 << 17
 CONFIG = """
@@ -141,6 +143,81 @@ def test_other_steps_and_hyper_parameters_are_told(exported: Path, config: Path,
     assert json.loads(ran.stdout)["problems"] == [
         "hyper-parameters: {'lr': 9.0} in the bundle, {'lr': 0.05} expected"
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"batch": 5}, "batch: 5 in the bundle, 4 expected"),
+        ({"parameters": 7}, "trained parameters: 7 in the bundle, "),
+    ],
+)
+def test_another_batch_and_number_of_parameters_are_told(
+    exported: Path, config: Path, tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    ran = edgefl("verify", rewritten(exported, with_manifest(**changes), tmp_path), config, "--json")
+
+    (told,) = json.loads(ran.stdout)["problems"]
+    assert ran.exit_code == 1 and told.startswith(problem)
+
+
+def inputs_changed(
+    name: str, change: Callable[[tuple[Port, ...]], tuple[Port, ...]]
+) -> Callable[[Bundle], Bundle]:
+    """Another list of inputs in the manifest for graph ``name``, whose bytes stay."""
+
+    def changed(bundle: Bundle) -> Bundle:
+        graphs = tuple(
+            msgspec.structs.replace(graph, inputs=change(graph.inputs)) if graph.name == name else graph
+            for graph in bundle.manifest.graphs
+        )
+        return with_manifest(graphs=graphs)(bundle)
+
+    return changed
+
+
+def test_an_input_that_the_manifest_omits_is_told(exported: Path, config: Path, tmp_path: Path) -> None:
+    def omitted(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+        return tuple(port for port in ports if port.name != "hyper.lr")
+
+    changed = rewritten(exported, inputs_changed("train", omitted), tmp_path)
+    ran = edgefl("verify", changed, config, "--json")
+
+    problems = {
+        graph["graph"]: graph["problem"] for graph in json.loads(ran.stdout)["graphs"] if not graph["ok"]
+    }
+    assert ran.exit_code == 1
+    assert problems == {"train": "the graph reads hyper.lr, which the manifest does not list"}
+
+
+def test_an_input_that_the_graph_does_not_read_is_told(exported: Path, config: Path, tmp_path: Path) -> None:
+    def without_learning_rate(bundle: Bundle) -> Bundle:
+        model = onnx.load_from_string(bundle.graph_bytes("train"))
+        (port,) = [value for value in model.graph.input if value.name == "hyper.lr"]
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(0.1), "hyper.lr"))
+        model.graph.input.remove(port)
+        return with_graph(bundle, "train", model.SerializeToString())
+
+    ran = edgefl("verify", rewritten(exported, without_learning_rate, tmp_path), config)
+
+    assert ran.exit_code == 1
+    assert "lists hyper.lr, which the graph does not read" in " ".join(ran.stdout.split())
+
+
+def test_a_port_of_another_role_is_told(exported: Path) -> None:
+    function = Function("f", lambda t: {"update.w": t["weights.w"] * 2}, {"weights.w": TensorSpec((3,))})
+    port = Port(name="weights.w", role="state", dtype="float32", shape=(3,))
+    step = Function("train", lambda t: {"state.x": t["batch.0.x"]}, {"batch.0.x": TensorSpec((4, 3))})
+    program = Program("p", function, (Phase("train", step, 1),), function, function)
+    blob = describe(b"", CHUNK)
+    graph = Graph(name="f", format="onnx", blob=blob, inputs=(port,), outputs=())
+    manifest = msgspec.structs.replace(bundles.read(exported).manifest, graphs=(graph,))
+
+    check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), Origin(program, (), ()))
+
+    assert check.graphs[0].problem == (
+        "input 'weights.w' is state float32[3] in the manifest and float32[3] in torch"
+    )
 
 
 def test_a_port_of_another_shape_is_told(exported: Path, config: Path, tmp_path: Path) -> None:

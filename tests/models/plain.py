@@ -219,3 +219,32 @@ class Bare(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.relu(x.reshape(x.shape[0], -1) @ self.w1 + self.b1)
         return hidden @ self.w2
+
+
+class Dropping(nn.Module):
+    """A layer and a function that drops behind it, in a submodule if ``deep``."""
+
+    def __init__(self, inside: int, width: int, *, deep: bool = False, rate: float = 0.25) -> None:
+        super().__init__()
+        self.layer = Dropping(inside, width, rate=rate) if deep else nn.Linear(inside, width)
+        self.rate = 0.0 if deep else rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(self.layer(x)), self.rate, self.training)
+
+
+class Frozen(nn.Module):
+    """Fine-tuned as people do: the first norm keeps its statistics, the second moves them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.kept = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.next, self.moved = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 5)
+        nn.init.uniform_(self.kept.running_mean)
+        nn.init.uniform_(self.kept.running_var, 0.5, 2.0)
+        self.kept.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.kept(self.conv(x)))
+        return self.head(torch.relu(self.moved(self.next(x))).mean((2, 3)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 
@@ -249,6 +250,32 @@ def test_what_cannot_be_cut_is_told_with_its_reason(fault: str) -> None:
     forward, message = FAULTS[fault]
     with pytest.raises(ModelError, match=message):
         split(_module(forward), sample=TensorSpec((4,)), classes=3)
+
+
+def test_torch_writes_nothing_of_its_own_while_a_module_is_cut(capfd: pytest.CaptureFixture[str]) -> None:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        sys.stderr.write("a line of the user's")
+        return net.second(net.first(x))
+
+    with pytest.raises(ModelError, match="data-dependent"):
+        split(_module(_data), sample=TensorSpec((4,)), classes=3)
+    assert capfd.readouterr() == ("", "")
+
+    split(_module(forward), sample=TensorSpec((4,)), classes=3)
+    assert "a line of the user's" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_plain_rnn_is_cut_without_a_warning() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.RNN(4, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    assert split(Net(), sample=TensorSpec((5, 4)), classes=3).units == ("rnn", "head")
 
 
 def test_dropout_inside_an_attention_kernel_is_refused() -> None:

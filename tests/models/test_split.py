@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
+from edgefl.models.layers import visible
+from edgefl.models.loss import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.programs.contract import TensorSpec
 from edgefl.programs.objective import Objective
 from edgefl.programs.sgd import sgd
 from edgefl.wire.errors import ModelError
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from tests.models.plain import Frozen
 
 SAMPLE = TensorSpec((1, 9, 9))
 CUTS = ((), ("layer1",), ("layer1.0", "layer2"), ("stem", "layer1.0", "layer1.1", "layer2"))
@@ -140,6 +146,78 @@ def test_a_sequential_keeps_its_children_and_the_original_is_not_touched() -> No
     assert spec.units == ("0", "1", "2", "3", "4")
     assert list(net.state_dict()) == before
     assert isinstance(net[2], nn.BatchNorm1d)
+
+
+class Clashing(nn.Module):
+    """Submodules whose unit names would collide, or be attributes of an ``nn.Sequential``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.append, self.a = nn.Linear(81, 8), nn.Sequential(nn.Linear(8, 8))
+        self.a_0, self.tail, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tail(self.a_0(self.a(self.append(x.flatten(1))))))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "units"),
+    [
+        (("append", "a.0", "a_0"), ("append_", "a_0", "a_0_", "tail")),
+        (("a.0", "tail"), ("a_0", "tail", "tail_")),
+        (("a_0", "head"), ("a_0", "head")),
+        (("head",), ("head",)),
+    ],
+)
+def test_every_unit_has_a_name_of_its_own(cuts: tuple[str, ...], units: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    net, x = Clashing(), torch.randn(3, 1, 9, 9)
+    spec = _split(net, *cuts)
+    assert spec.units == units
+    assert torch.equal(spec.module(x), net(x))
+
+
+def test_outputs_are_classes_only_where_the_loss_chooses_among_them() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(81, 5))
+    for loss in (BinaryCrossEntropy(), SquaredError()):
+        assert split(net, sample=SAMPLE, classes=5, loss=loss).label.shape == (5,)
+    with pytest.raises(ModelError, match="5 classes; 4 classes were asked for"):
+        split(net, sample=SAMPLE, classes=4)
+
+
+def test_a_frozen_batch_norm_computes_as_before_and_keeps_its_statistics_in_an_exported_step() -> None:
+    torch.manual_seed(0)
+    net, x, y = Frozen(), torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
+    spec = split(net, sample=TensorSpec((3, 8, 8)), classes=5)
+    step = sgd(Objective(spec.module, spec.sample), batch=4, lr=0.1, weight_decay=0.0).phases[0].function
+    inputs = {name: port.zeros() for name, port in step.inputs.items()}
+    inputs |= {f"state.weights.{name}": tensor for name, tensor in spec.weights.items()}
+    inputs |= {"batch.0.x": x, "batch.0.y": y, "hyper.lr": torch.tensor(0.1)}
+    session = onnxruntime.InferenceSession(to_onnx(capture(step)))
+    names = [port.name for port in session.get_outputs()]
+    found = map(
+        torch.from_numpy, session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
+    )
+    outputs = {name.removesuffix(".next"): tensor for name, tensor in zip(names, found, strict=True)}
+
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+
+    tracked = [name for name in net.state_dict() if "num_batches" not in name]
+    assert len(tracked) == len(spec.weights)
+    for name, tensor in spec.weights.items():
+        own = name.split(".", 1)[1] if name.split(".", 1)[1] in tracked else name
+        expected = net.state_dict()[own]
+        torch.testing.assert_close(outputs[f"state.weights.{name}"], expected, rtol=1e-4, atol=1e-5)
+        assert ("kept.running" in name) == (
+            name.split(".")[-1].startswith("running") and expected.equal(tensor)
+        )
+    assert "frozen=True" in repr(spec.module) and repr(spec.module).count("frozen") == 1
+
+
+def test_a_module_handed_over_in_inference_mode_freezes_nothing() -> None:
+    assert "frozen" not in repr(visible(Frozen().eval()))
 
 
 def test_a_split_model_trains() -> None:

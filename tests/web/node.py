@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -32,14 +33,19 @@ def require_node() -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         _absent("Node or npm is not installed (Debian: apt-get install nodejs npm)")
     lock, installed = HERE / "package-lock.json", HERE / "node_modules" / "installed-lock.json"
-    if installed.exists() and installed.read_bytes() == lock.read_bytes():
-        return
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # pytest's workers may all be here at once
+        if not installed.exists() or installed.read_bytes() != held.read():
+            _install()
+            shutil.copyfile(lock, installed)
+
+
+def _install() -> None:
     ran = subprocess.run(
         ["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=INSTALL_S, check=False
     )
     if ran.returncode != 0:
         _absent(f"npm cannot install onnxruntime-web: {ran.stderr.strip()[-500:]}")
-    shutil.copyfile(lock, installed)
 
 
 def _absent(reason: str) -> NoReturn:

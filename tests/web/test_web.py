@@ -21,6 +21,7 @@ from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.errors import ExportError
 from exporters.capture import capture
 from exporters.onnx import to_onnx
+from exporters.recompute import Budget, within
 from exporters.verify import compare
 from tests.web import node
 
@@ -65,6 +66,9 @@ MODELS: dict[str, Callable[[], OutputSide]] = {
     "bilstm": zoo_model("bilstm", length=6, vocabulary=30, features=5, hidden=4),
     "lstm_lm": zoo_model("lstm_lm", length=5, vocabulary=20, features=6, hidden=4),
     "transformer": lambda: OutputSide(transformer(), 0),
+    "mobilenet": zoo_model("mobilenet", cut=15, width=0.125, size=64),
+    "convnext": zoo_model("convnext", widths=[4, 8, 8, 16], depths=[1, 1, 2, 1], size=16),
+    "vit": zoo_model("vit", width=12, depth=2, size=8),
 }
 
 
@@ -79,6 +83,23 @@ def test_the_exported_step_in_webassembly_equals_torch(model: str, tmp_path: Pat
     report = compare(step, node.runtime(to_onnx(capture(step)), tmp_path), seed=3)
 
     assert set(report.errors) >= {"metric.loss", *(name for name in step.inputs if name[:5] == "state")}
+    assert report.worst <= 1e-4
+
+
+def test_a_step_within_a_memory_budget_in_webassembly_equals_torch(tmp_path: Path) -> None:
+    layers = [
+        nn.Sequential(nn.Conv2d(3 if first else 8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())
+        for first in (1, 0, 0, 0)
+    ]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    submodel = OutputSide(split(model, sample=TensorSpec((3, 32, 32)), classes=5), 0)
+    step = programs.build("sgd", Objective.of(submodel), batch=16).phases[0].function
+    plain = capture(step)
+    tight = within(plain, Budget(0.8, relative=True).of(plain))
+    assert len(tight.module.graph.nodes) > len(plain.module.graph.nodes), "nothing is computed twice"
+
+    report = compare(step, node.runtime(to_onnx(tight), tmp_path), seed=3)
+
     assert report.worst <= 1e-4
 
 

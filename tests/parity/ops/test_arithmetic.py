@@ -15,6 +15,12 @@ def positive(x: Tensor) -> Tensor:
     return x * x + 0.5
 
 
+def scattered(x: Tensor, y: Tensor, include_self: bool) -> Tensor:
+    """Means with three places that several entries meet, and some that none does."""
+    index = torch.tensor([[0, 1, 0, 2, 2], [0, 1, 2, 2, 2]])
+    return x.scatter_reduce(0, index, y, "mean", include_self=include_self)
+
+
 CASES: Family = {
     "add, sub, mul, div": {
         "sub": Case(lambda x, y: torch.sub(x, y, alpha=2), ROWS, (6,)),
@@ -105,6 +111,18 @@ CASES: Family = {
         "of a matrix": Case(lambda x: x.norm(), ROWS),
     },
     "prod": {"axis": Case(lambda x: positive(x).prod(1), ROWS)},
+    "largest, smallest of booleans": {
+        "with positions": Case(lambda x: (x, *(x > 0).max(1), *(x > 0).min(1)), BLOCK),
+        "amax, amin": Case(lambda x: (x, (x > 0).amax(1), (x > 0).amin((0, 2))), BLOCK),
+    },
+    "cumprod": {
+        "last axis": Case(lambda x: x.cumprod(-1), ROWS),
+        "with zeros": Case(lambda x: x.relu().cumprod(0), ROWS),
+    },
+    "scatter_reduce": {
+        "mean": Case(lambda x, y: scattered(x, y, include_self=True), (3, 5), (2, 5)),
+        "mean of what comes in": Case(lambda x, y: scattered(x, y, include_self=False), (3, 5), (2, 5)),
+    },
     "cumsum": {
         "last axis": Case(lambda x: x.cumsum(-1), BLOCK),
         "first axis": Case(lambda x: x.cumsum(0), BLOCK),

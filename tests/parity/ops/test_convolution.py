@@ -42,6 +42,9 @@ CASES: Family = {
         "depthwise, small planes, no bias": Case(
             nn.Conv2d(40, 40, 5, groups=40, padding=2, bias=False), (3, 40, 4, 4)
         ),
+        "depthwise, small planes, large kernel": Case(
+            nn.Conv2d(32, 32, 9, padding=4, groups=32), (1, 32, 8, 8)
+        ),
         "depthwise, multiplied": Case(nn.Conv2d(4, 8, 3, groups=4, padding=1, stride=2), (2, 4, 7, 7)),
         "large kernel": Case(nn.Conv2d(3, 4, 9, padding=4), (2, 3, 12, 10)),
         "large kernel, depthwise": Case(nn.Conv2d(4, 4, 7, padding=3, groups=4), (2, 4, 8, 9)),
@@ -55,6 +58,7 @@ CASES: Family = {
         "dilated, grouped": Case(nn.Conv1d(6, 4, 3, dilation=3, groups=2), (3, 6, 12)),
         "depthwise": Case(nn.Conv1d(6, 6, 3, padding=1, groups=6), (3, 6, 12)),
         "depthwise, small": Case(nn.Conv1d(32, 32, 3, padding=1, groups=32), (3, 32, 12)),
+        "depthwise, small, large kernel": Case(nn.Conv1d(32, 32, 65, padding=32, groups=32), (1, 32, 64)),
         "pointwise": Case(nn.Conv1d(6, 4, 1), (3, 6, 12)),
         "padding same": Case(nn.Conv1d(6, 4, 4, padding="same"), (3, 6, 12)),
     },

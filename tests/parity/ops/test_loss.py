@@ -76,6 +76,21 @@ CASES: Family = {
             lambda x, y: F.cross_entropy(x, torch.softmax(y, 1)), LOGITS, LOGITS
         ),
         "one sample": Case(cross_entropy(), (LABELS,), Labels(())),
+        "all labels ignored": Case(
+            lambda x, y: torch.nan_to_num(F.cross_entropy(x, torch.full_like(y, -100))) + x.sum(),
+            LOGITS,
+            CLASSES,
+        ),
+        "an ignored label without probability": Case(
+            lambda x, y: F.cross_entropy(
+                x.masked_fill(torch.arange(x.shape[1]) == 0, -torch.inf),
+                torch.where(y == 0, -100, y),
+                reduction="sum",
+            ),
+            LOGITS,
+            CLASSES,
+        ),
+        "labels of one byte": Case(lambda x, y: F.cross_entropy(x, y.to(torch.uint8)), LOGITS, CLASSES),
     },
     "nll_loss": {
         "mean": Case(nll(), LOGITS, CLASSES),

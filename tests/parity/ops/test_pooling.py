@@ -15,12 +15,16 @@ CASES: Family = {
         "dilated": Case(nn.MaxPool2d(2, stride=1, dilation=2), ODD),
         "ceil": Case(nn.MaxPool2d(2, ceil_mode=True), (2, 3, 7, 5)),
         "ceil, overlapping and padded": Case(nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True), EVEN),
+        "ceil, last window behind the input": Case(nn.MaxPool2d(2, 3, ceil_mode=True), (2, 3, 6, 6)),
+        "ceil, last window in the padding": Case(nn.MaxPool2d(2, 2, 1, ceil_mode=True), (2, 3, 9, 5)),
+        "ceil, dilated beyond the kernel": Case(nn.MaxPool2d(2, 3, dilation=3, ceil_mode=True), (2, 3, 9, 8)),
         "ties": Case(nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, stride=2)), (2, 3, 9, 9)),
         "unbatched": Case(nn.MaxPool2d(2), (3, 6, 8)),
     },
     "MaxPool1d": {
         "overlapping": Case(nn.MaxPool1d(3, stride=2), (2, 3, 9)),
         "padded": Case(nn.MaxPool1d(3, stride=2, padding=1), (2, 3, 8)),
+        "ceil, last window in the padding": Case(nn.MaxPool1d(2, 2, 1, ceil_mode=True), (2, 3, 9)),
     },
     "AvgPool2d": {
         "plain": Case(nn.AvgPool2d(2), EVEN),
@@ -33,6 +37,7 @@ CASES: Family = {
         ),
         "ceil, flattened": Case(nn.Sequential(nn.AvgPool2d(3, ceil_mode=True), nn.Flatten()), ODD),
         "unbatched": Case(nn.AvgPool2d(2), (3, 6, 8)),
+        "large": Case(nn.AvgPool2d(2), (1, 2, 96, 96)),
     },
     "AvgPool1d": {
         "plain": Case(nn.AvgPool1d(2), (2, 3, 9)),
@@ -47,6 +52,7 @@ CASES: Family = {
         "uneven": Case(nn.AdaptiveAvgPool2d((3, 5)), ODD),
         "flattened": Case(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.ReLU(), nn.Flatten()), (2, 3, 8, 8)),
         "enlarged and flattened": Case(nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Flatten()), (2, 3, 4, 4)),
+        "large": Case(nn.AdaptiveAvgPool2d(66), (1, 2, 100, 100)),
     },
     "AdaptiveAvgPool1d": {
         "global": Case(nn.AdaptiveAvgPool1d(1), (2, 3, 9)),
@@ -57,6 +63,7 @@ CASES: Family = {
         "even": Case(nn.AdaptiveMaxPool2d((2, 4)), EVEN),
         "uneven": Case(nn.AdaptiveMaxPool2d((3, 5)), ODD),
         "enlarged": Case(nn.AdaptiveMaxPool2d(7), (2, 3, 4, 4)),
+        "large": Case(nn.AdaptiveMaxPool2d(66), (1, 2, 100, 100)),
     },
     "AdaptiveMaxPool1d": {
         "global": Case(nn.AdaptiveMaxPool1d(1), (2, 3, 9)),

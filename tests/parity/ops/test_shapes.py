@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from tests.parity.ops.case import Case, Family, Mask, agrees, every
 
 IMAGES = (2, 3, 5, 6)
+ODD = (2, 3, 5, 7)
+CELLS = (2, 3, 3, 4, 5)
 
 
 def _overwritten(x: Tensor, y: Tensor) -> Tensor:
@@ -45,19 +47,29 @@ CASES: Family = {
         "several axes": Case(lambda x: x[:, 1:, ::2, 0], IMAGES),
         "new axis": Case(lambda x: x[:, None, 1:], (3, 6)),
         "written to": Case(_overwritten, (3, 6), (3, 2)),
+        "steps, many": Case(lambda x: x[:, ::2], (2, 9000)),
     },
     "select": {
         "position": Case(lambda x: x.select(1, 2), (3, 4, 2)),
         "last": Case(lambda x: x[:, -1], (3, 4, 2)),
     },
     "narrow": {"": Case(lambda x: x.narrow(1, 1, 2), (3, 4, 2))},
-    "diagonal": {"": Case(lambda x: torch.diagonal(x, dim1=1, dim2=2), (2, 4, 4))},
+    "diagonal": {
+        "of each block": Case(lambda x: torch.diagonal(x, dim1=1, dim2=2), (2, 4, 4)),
+        "beside it": Case(lambda x: torch.diagonal(x, -1), (4, 3)),
+        "large": Case(torch.diagonal, (70, 70)),
+    },
+    "as_strided": {
+        "overlapping": Case(lambda x: x.as_strided((3, 3), (2, 1)), (3, 5)),
+        "of the last rows": Case(lambda x: x[1:].as_strided((3, 2), (3, 1), 6), (4, 5)),
+    },
     "tril, triu": {
         "tril": Case(torch.tril, (4, 4)),
         "triu": Case(lambda x: torch.triu(x, 1), (2, 4, 5)),
     },
     "unfold": {
         "axis": Case(lambda x: x.unfold(1, 3, 2), (2, 9)),
+        "many": Case(lambda x: x.unfold(1, 32, 1), (2, 200)),
         "windows of images": Case(nn.Unfold(2, stride=2), (2, 3, 4, 6)),
         "overlapping windows of images": Case(nn.Unfold(3, padding=1), (2, 3, 4, 5)),
         "folded back": Case(nn.Fold((4, 6), 2, stride=2), (2, 12, 6)),
@@ -111,6 +123,25 @@ CASES: Family = {
         "bilinear, odd size": Case(nn.Upsample(size=(7, 11), mode="bilinear"), IMAGES),
         "linear 1d": Case(nn.Upsample(scale_factor=2, mode="linear"), (2, 3, 4)),
         "bicubic": Case(nn.Upsample(scale_factor=2, mode="bicubic"), IMAGES),
+        "trilinear": Case(nn.Upsample(scale_factor=2, mode="trilinear"), CELLS),
+        "nearest 3d": Case(nn.Upsample(scale_factor=2), CELLS),
+        "nearest, fraction": Case(nn.Upsample(scale_factor=1.3), ODD),
+        "linear 1d, fraction": Case(nn.Upsample(scale_factor=1.3, mode="linear"), (2, 3, 7)),
+        "linear 1d, fraction that keeps the size": Case(
+            nn.Upsample(scale_factor=1.1, mode="linear"), (2, 3, 5)
+        ),
+        "bilinear, halved": Case(nn.Upsample(scale_factor=0.5, mode="bilinear"), ODD),
+        "bilinear, fraction": Case(nn.Upsample(scale_factor=1.3, mode="bilinear"), ODD),
+        "bilinear, fraction, corners aligned": Case(
+            nn.Upsample(scale_factor=1.3, mode="bilinear", align_corners=True), ODD
+        ),
+        "bicubic, halved": Case(nn.Upsample(scale_factor=0.5, mode="bicubic"), ODD),
+        "bicubic, fraction": Case(nn.Upsample(scale_factor=1.3, mode="bicubic"), ODD),
+        "bicubic, fraction that keeps one size": Case(
+            nn.Upsample(scale_factor=(1.1, 2), mode="bicubic"), (2, 3, 5, 5)
+        ),
+        "trilinear, fraction": Case(nn.Upsample(scale_factor=1.3, mode="trilinear"), CELLS),
+        "bilinear, large": Case(nn.Upsample(scale_factor=2, mode="bilinear"), (1, 2, 48, 48)),
     },
     "masked_fill": {"": Case(lambda x, m: x.masked_fill(m, -2.0), (3, 4), Mask((3, 4)))},
 }

@@ -1,0 +1,1 @@
+"""What commands print and which input they refuse, without starting devices."""
