@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/edgefl
+# Test processes side by side; one shows prints and stops in a debugger.
+WORKERS ?= 2
 
 # Datasets beside the repository, where there are some.
 EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))
@@ -28,7 +30,7 @@ demo: $(STAMP)
 	$(RUN) run --out runs/demo --fresh --download
 
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
