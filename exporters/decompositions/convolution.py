@@ -26,6 +26,8 @@ MAX_OFFSETS = 64
 # are this many positions.
 FLIPPED_OFFSETS = 9
 TRANSPOSED_POSITIONS = 64
+# Weights of so many entries per output position get one product over all samples, not one per sample.
+ENTRIES_PER_POSITION = 64
 # Up to this many rows, windows are stacked to a single product: a product per offset would be too thin.
 STACKED_ROWS = 64
 
@@ -190,18 +192,26 @@ def _by_offset(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """One batched product [N, g, O/g, P] x [N, g, P, C/g] per offset, summed over samples.
+    """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
 
-    The input is laid out channels last, so that a window is a few long copies.
+    The input is laid out channels last, so that a window is a few long copies. The sum over samples of many small
+    weight gradients takes longer than to lay out dL/dy for one large product.
     """
     batch, out = grad.shape[:2]
     rank = len(shape) - 2
     kernel = shape[2:]
+    positions = math.prod(grad.shape[2:])
+    single = groups == 1 and out * shape[1] >= ENTRIES_PER_POSITION * positions
     rows = grad.reshape(batch * groups, out // groups, -1)
+    if single:
+        rows = rows.transpose(0, 1).reshape(out, -1)
     last = _pad(x.permute(0, *range(2, 2 + rank), 1), padding, first_axis=1)
     products = []
     for offset in itertools.product(*(range(size) for size in kernel)):
         window = _window(last, offset, grad.shape[2:], stride, dilation, first_axis=1)
+        if single:
+            products.append(rows @ window.reshape(-1, x.shape[1]))
+            continue
         columns = window.reshape(batch, -1, x.shape[1])
         if groups > 1:
             columns = columns.view(batch, -1, groups, shape[1]).permute(0, 2, 1, 3)
