@@ -17,7 +17,7 @@ from edgefl.wire.errors import ExportError
 from exporters.capture import capture, exported_program
 from exporters.onnx import to_onnx
 from exporters.verify import verify
-from tests.exporters.examples import op_types, pointwise, small_net, step_of
+from tests.exporters.examples import pointwise, small_net, step_of
 
 
 @pytest.fixture(scope="module")
