@@ -9,10 +9,10 @@ WORKERS ?= 2
 # Datasets beside the repository, where there are some.
 EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))
 ifneq ($(strip $(EDGEFL_DATA)),)
-demo test: export EDGEFL_DATA := $(EDGEFL_DATA)
+demo test test-all: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test lint check clean
+.PHONY: setup demo test test-all lint check clean
 
 setup: $(STAMP)
 
@@ -29,7 +29,12 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(RUN) run --out runs/demo --fresh --download
 
+# One thread for each: torch's own pools would fight over the cores.
+test test-all: export OMP_NUM_THREADS := 1
 test: $(STAMP)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+test-all: $(STAMP)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
@@ -38,7 +43,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-check: lint test
+check: lint test-all
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -117,6 +117,16 @@ class FittedData:
     def labels(self, indices: Array) -> Array:
         return self.y[indices]
 
+    def facts(self) -> dict[str, Array]:
+        """What a program may ask about these samples as a whole, by the label of its ``data`` port.
+
+        ``class_counts``: int64 (classes,), how often each class occurs among the labels; absent where they are no classes.
+        """
+        if not np.issubdtype(self.y.dtype, np.integer):
+            return {}
+        counts = np.bincount(self.y.reshape(-1), minlength=self.spec.classes)
+        return {"class_counts": counts.astype(np.int64)}
+
     def first(self, samples: int) -> FittedData:
         """At most ``samples`` rows; all of them for 0."""
         return FittedData(self.x[:samples], self.y[:samples], self.spec) if samples else self
@@ -196,7 +206,8 @@ class Batches:
 
 def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:
     """Uniform [0, 1) for one noise input of one step."""
-    return _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32).astype(dtype)
+    drawn = _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32)
+    return np.asarray(drawn, dtype)  # of shape () numpy draws a bare number
 
 
 def _generator(*key: int) -> np.random.Generator:

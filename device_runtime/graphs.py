@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from device_runtime.checkpoint import Checkpoint
 from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
-from device_runtime.store import Checkpoint
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError, DataError, RoundAborted
@@ -31,9 +31,13 @@ class Blobs(Protocol):
 class Memory(Protocol):
     """Where checkpoints live between processes."""
 
-    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None: ...
+    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
+        """Keep it whole or not at all, in place of any other; its tensors are made as they are drawn."""
+        ...
 
-    def checkpoint(self, nonce: str) -> Checkpoint | None: ...
+    def checkpoint(self, nonce: str) -> Checkpoint | None:
+        """The one kept for this task, if there is one."""
+        ...
 
 
 @dataclass(frozen=True)

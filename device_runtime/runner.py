@@ -4,7 +4,7 @@
 
     prefix: per chunk fetch its units, run forward over the local data, write the record, drop the units
     weights of the suffix, carry -> start -> state
-    per phase, per step: state, batch, noise, hyper -> state, metrics
+    per phase, per step: state, batch, data, noise, hyper -> state, metrics
     state -> finish -> update, carry
 
 The runner knows graphs, roles and ports, and no method by name.
@@ -12,12 +12,13 @@ The runner knows graphs, roles and ports, and no method by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from device_runtime import data as local_data
+from device_runtime.checkpoint import Checkpoint
 from device_runtime.data import Batches, FittedData
 from device_runtime.engine.base import Engine, LoadedGraph, State
 from device_runtime.forward import MultiStepForward, record_tag
@@ -26,8 +27,6 @@ from device_runtime.job import Job
 from device_runtime.memory import trim_memory
 from device_runtime.profiler import Profiler
 from device_runtime.record import Record
-from device_runtime.store import Checkpoint
-from edgefl.wire import tensors
 from edgefl.wire.errors import BundleError
 from edgefl.wire.manifest import Graph, Manifest, Port
 from edgefl.wire.tensors import Array, Arrays
@@ -52,6 +51,7 @@ class _Round:
     record: Record | None
     batches: Batches
     hyper: Mapping[str, float]
+    facts: Mapping[str, Array]
 
 
 class RoundRunner:
@@ -85,7 +85,8 @@ class RoundRunner:
         data = data.first(job.samples)
         record = self._forward.record(job, data) if self._manifest.prefix else None
         batches = Batches(job.seed, len(data), self._manifest.batch)
-        current = _Round(job, data, record, batches, {**self._manifest.hyper, **job.hyper})
+        hyper = {**self._manifest.hyper, **job.hyper}
+        current = _Round(job, data, record, batches, hyper, data.facts())
         try:
             state, sums = self._train(current, carry)
         finally:
@@ -109,8 +110,7 @@ class RoundRunner:
         if saved is None:
             state, done, sums = self._start(current, carry), 0, {}
         else:
-            state = self._engine.write_state(tensors.load(saved.tensors))
-            done, sums = saved.step, dict(saved.sums)
+            state, done, sums = self._restored(saved), saved.step, dict(saved.sums)
         position = 0
         for phase in self._manifest.phases:
             if position + phase.steps > done:
@@ -156,13 +156,34 @@ class RoundRunner:
 
     def _keep(self, job: Job, state: State, step: int, sums: dict[str, float]) -> None:
         if step % self._settings.checkpoint_steps == 0 or step == self._manifest.steps:
-            saved = Checkpoint(step, tensors.dump(self._engine.read_state(state)), dict(sums))
-            self._memory.save_checkpoint(job.nonce, saved)
+            self._memory.save_checkpoint(job.nonce, Checkpoint(step, dict(sums), self._copies(state)))
+
+    def _copies(self, state: State) -> Iterator[tuple[str, Array]]:
+        """The tensors of the state, each copied only when it is asked for."""
+        for name, value in state.items():
+            yield from self._engine.read_state({name: value}).items()
+
+    def _restored(self, saved: Checkpoint) -> State:
+        state: State = {}
+        for name, array in saved.tensors:
+            state |= self._engine.write_state({name: array})
+        return state
 
 
 def _given(current: _Round, spec: Graph, draw: int) -> Arrays:
-    """What any function may read: the scalars of the task, and noise of its own (number ``draw`` of the round)."""
+    """What any function may read: the scalars of the task, facts about the data, and noise of its own (number ``draw``
+    of the round)."""
     feeds: Arrays = {}
+    for port in spec.inputs_of("data"):
+        if port.label not in current.facts:
+            known = ", ".join(current.facts) or "none, as its labels are no class numbers"
+            raise BundleError(
+                f"graph {spec.name!r} asks for {port.name!r} of the local data, this device can tell: {known}; export "
+                "the bundle for data like these, or install a newer edgefl",
+                port=port.name,
+            )
+        feeds[port.name] = current.facts[port.label]
+        check_port(port, feeds[port.name])
     for port in spec.inputs_of("hyper"):
         if port.label not in current.hyper:
             raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")

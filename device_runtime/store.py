@@ -16,13 +16,22 @@ from typing import IO, Any
 
 import msgspec
 
+from device_runtime import checkpoint as checkpoints
+from device_runtime.checkpoint import Checkpoint
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
+from edgefl.wire.tensors import Array
 
 if sys.platform != "win32":
     import fcntl
 
 _LOCK_PATIENCE_S = 5.0
+
+_CACHE_KIB = 256
+"""What SQLite keeps of the file in memory for good, once it wrote that much; its own choice of 2 MiB is no faster."""
+
+_LAYOUT = 1
+"""Of the tables, in SQLite's ``user_version``; before there was one, a checkpoint was one blob."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -31,20 +40,10 @@ CREATE TABLE IF NOT EXISTS chunks(
   sha256 TEXT NOT NULL REFERENCES blobs ON DELETE CASCADE, idx INTEGER NOT NULL, data BLOB NOT NULL,
   PRIMARY KEY(sha256, idx));
 CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS checkpoint(
-  one INTEGER PRIMARY KEY CHECK(one = 1), nonce TEXT NOT NULL, step INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS carry(name TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
 """
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """Training state after ``step`` local steps; ``tensors`` is safetensors bytes, ``sums`` running metric sums."""
-
-    step: int
-    tensors: bytes
-    sums: dict[str, float]
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -99,15 +98,26 @@ class Store:
 
     def _open(self) -> None:
         try:
-            self._db = sqlite3.connect(self.folder / "store.sqlite3", check_same_thread=False, timeout=30)
+            path = self.folder / "store.sqlite3"
+            # A cached statement keeps the values bound to it, such as the last update, until it runs again.
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=30, cached_statements=0)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA foreign_keys=ON")
-            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+            self._drop_former_layout()
+            self._db.executescript(_SCHEMA + checkpoints.SCHEMA)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(
                 f"{self.folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
             ) from error
+
+    def _drop_former_layout(self) -> None:
+        """Drop a checkpoint that another release wrote otherwise: its round starts again."""
+        [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
+        if layout < _LAYOUT:
+            self._db.execute("DROP TABLE IF EXISTS checkpoint")
+            self._db.execute(f"PRAGMA user_version={_LAYOUT}")
 
     def _own(self, claim: dict[str, str]) -> None:
         """Remember whose store this is; StoreError if it is somebody else's."""
@@ -149,14 +159,19 @@ class Store:
                 if durable:
                     self._db.execute("PRAGMA synchronous=NORMAL")
 
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         try:
             with self._lock:
-                return self._db.execute(query, values).fetchall()
+                yield self._db
         except sqlite3.Error as error:
             raise StoreError(
                 f"the store in {self.folder} cannot be read: {error}; move it away to start afresh"
             ) from error
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._reading() as db:
+            return db.execute(query, values).fetchall()
 
     def _one(self, query: str, *values: object) -> bytes | None:
         rows = self._all(query, *values)
@@ -217,7 +232,7 @@ class Store:
         """Remember the round that is being worked on, before any work; ``fresh`` drops what was computed for it."""
         with self._transaction() as db:
             if fresh:
-                db.execute("DELETE FROM checkpoint")
+                checkpoints.delete(db)
             db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
 
     def job(self) -> bytes | None:
@@ -226,18 +241,25 @@ class Store:
     def close_job(self) -> None:
         with self._transaction() as db:
             db.execute("DELETE FROM job")
-            db.execute("DELETE FROM checkpoint")
+            checkpoints.delete(db)
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint, whole or not at all; its tensors are drawn and written one after the other."""
         with self._transaction() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO checkpoint VALUES(1, ?, ?, ?)",
-                (nonce, checkpoint.step, msgspec.msgpack.encode(checkpoint)),
-            )
+            checkpoints.replace(db, nonce, checkpoint)
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
-        data = self._one("SELECT data FROM checkpoint WHERE nonce = ?", nonce)
-        return msgspec.msgpack.decode(data, type=Checkpoint) if data else None
+        """The checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by then."""
+        with self._reading() as db:
+            found = checkpoints.find(db, nonce)
+        if found is None:
+            return None
+        step, sums, rows = found
+        return Checkpoint(step, sums, ((row.name, self._tensor(row)) for row in rows))
+
+    def _tensor(self, row: checkpoints.Row) -> Array:
+        with self._reading() as db:
+            return checkpoints.read(db, row)
 
     # -- outbox ----------------------------------------------------------------------------------------------
 
@@ -249,7 +271,7 @@ class Store:
             if carry is not None:
                 db.execute("INSERT OR REPLACE INTO carry VALUES(?, ?)", (carry_name, carry))
             db.execute("DELETE FROM job")
-            db.execute("DELETE FROM checkpoint")
+            checkpoints.delete(db)
 
     def outgoing(self) -> Outgoing | None:
         """The oldest update that waits."""

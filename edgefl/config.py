@@ -58,8 +58,19 @@ class ProgramTable(_Table):
     batch: int = Field(32, ge=1, description="samples per local step")
     steps: int = Field(10, ge=0, description="local steps per round")
     lr: float = Field(0.05, gt=0, description="learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the local optimizer")
-    weight_decay: float = Field(1e-4, ge=0, description="L2 coefficient on conv and dense kernels")
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="momentum of the local optimizer; default: the program's own"
+    )
+    weight_decay: float | None = Field(
+        None, ge=0, description="L2 coefficient on conv and dense kernels; default: the program's own"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="other options of the program")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options that were set: what ``edgefl.programs.build`` takes."""
+        told = self.model_dump(exclude={"name", "options"}, exclude_none=True)
+        return told | self.options
 
 
 class DataTable(_Table):
@@ -90,6 +101,10 @@ class RoundTable(_Table):
     weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="weight of an update in the average"
     )
+    count: Literal["holders", "nonzero"] = Field(
+        "holders",
+        description="whom an entry is averaged over: all updates that hold it, or only those that changed it",
+    )
     samples: int = Field(0, ge=0, description="local samples a device may use per round; 0 means all")
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: never"
@@ -100,8 +115,13 @@ class RoundTable(_Table):
 
 
 class TierTable(_Table):
-    """A class of devices of equal capacity: the output-side suffix it trains."""
+    """A class of devices of equal capacity: the submodel it trains."""
 
+    kind: str = Field("output_side", description="a kind of `edgefl ls kinds`; how the model is cut")
+    gamma: float | None = Field(
+        None, gt=0, le=1, description="share of the parameters, for all kinds but output_side; default 1"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="other options of the kind")
     cut: int = Field(0, ge=0, description="units frozen at the input side; 0 trains the whole model")
     chunks: int | tuple[tuple[str, ...], ...] = Field(
         1, description="downloads in which the frozen prefix arrives, or their unit names as lists"
@@ -113,6 +133,18 @@ class TierTable(_Table):
         description="peak of a device in training over its idle process, like 64MiB or 60%: trades time for it",
     )
     count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
+
+    @property
+    def submodel(self) -> dict[str, Any]:
+        """The options of the kind: what ``edgefl.submodels.catalog.build`` takes."""
+        told: dict[str, Any] = {"cut": self.cut, "chunks": self.chunks} if self.kind == "output_side" else {}
+        return told | ({} if self.gamma is None else {"gamma": self.gamma}) | self.options
+
+    @model_validator(mode="after")
+    def _no_cut_of_another_kind(self) -> TierTable:
+        if self.kind != "output_side" and (self.cut or self.chunks != 1):
+            raise ValueError(f"cut and chunks belong to kind output_side, not to {self.kind}; remove them")
+        return self
 
     @field_validator("memory_budget")
     @classmethod
@@ -254,7 +286,8 @@ def _document_table(table: str, annotation: Any) -> list[str]:
     lines = [f"# {(model.__doc__ or '').strip()}", "[tiers.strong]" if table == "tiers" else f"[{table}]"]
     for key, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        lines.append(f"{key} = {_toml(default)}  # {field.description}")
+        setting = f"# {key} =" if default is None else f"{key} = {_toml(default)}"
+        lines.append(f"{setting}  # {field.description}")
     return [*lines, ""]
 
 
@@ -271,7 +304,8 @@ def dump(federation: Federation) -> str:
     tiers = tables.pop("tiers")
     lines: list[str] = []
     for name, table in [*tables.items(), *((f"tiers.{tier}", table) for tier, table in tiers.items())]:
-        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
+        told = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
+        lines += [f"[{name}]", *told, ""]
     return "\n".join(lines)
 
 

@@ -91,7 +91,7 @@ def _live(
             new = size(node)
             dying = [v for v in {owner[a] for a in node.all_input_nodes} if _dies(v, index, reads)]
             in_place = is_pointwise(node) and any(size(value) == new for value in dying)
-            live.append(held + (0 if in_place else new) + _workspace(node))
+            live.append(held + (0 if in_place else new) + workspace(node))
             if not has_many(node):
                 held += new
                 last = reads[node][-1] if reads[node] else index
@@ -102,7 +102,7 @@ def _live(
     return tuple(live)
 
 
-def _workspace(node: fx.Node) -> int:
+def workspace(node: fx.Node) -> int:
     """What an op needs while it runs: onnxruntime's Where fills a tensor for each choice, then merges them."""
     return 2 * size(node) if node.target is _aten.where.self else 0
 

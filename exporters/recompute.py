@@ -23,15 +23,16 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
+from edgefl.programs.contract import role_of
 from edgefl.wire.errors import ConfigError, ExportError
 from exporters.capture import Captured
 from exporters.memory import Timeline, has_many, size, timeline
 from exporters.ordering import AFTER
 
-RUNTIME_BYTES = 34 * 2**20
+RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
 
-Measured for graphs of some 2,500 nodes: 9 MiB for the first session, 12 for the nodes, up to 13 for gaps between the
+Measured for graphs of some 2,500 nodes: 9 MiB for the first session, 12 for the nodes, up to 17 for gaps between the
 arena's blocks and for the kernels' own memory.
 """
 
@@ -71,7 +72,7 @@ class Budget:
         """The budget of this graph in bytes, the runtime's own memory included."""
         if not self.relative:
             return int(self.count)
-        return int(self.count * timeline(captured.module).peak) + RUNTIME_BYTES
+        return int(self.count * timeline(captured.module).peak) + beside_tensors(captured)
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -98,9 +99,16 @@ class _Cut:
     values: frozenset[fx.Node]
 
 
+def beside_tensors(captured: Captured) -> int:
+    """What a device needs beside the tensors of one run: the runtime's own, and the set of state buffers that the step
+    does not read, into which it writes (see :class:`device_runtime.engine.onnx.OnnxGraph`)."""
+    specs = [spec for name, spec in captured.outputs.items() if role_of(name) == "state"]
+    return RUNTIME_BYTES + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+
+
 def peak_bytes(captured: Captured) -> int:
     """Estimated peak of a device process that runs ``captured``, over its idle memory."""
-    return timeline(captured.module).peak + RUNTIME_BYTES
+    return timeline(captured.module).peak + beside_tensors(captured)
 
 
 def within(captured: Captured, budget: int) -> Captured:
@@ -108,7 +116,7 @@ def within(captured: Captured, budget: int) -> Captured:
 
     Raises ExportError with the smallest peak that was found if none fits.
     """
-    room = budget - RUNTIME_BYTES
+    room = budget - beside_tensors(captured)
     line = timeline(captured.module)
     if line.peak <= room:
         return captured
@@ -116,11 +124,12 @@ def within(captured: Captured, budget: int) -> Captured:
     fitting = [plan for plan in plans if plan.peak <= room]
     if fitting:
         return replace(captured, module=min(fitting, key=lambda plan: plan.cost).module)
-    smallest = min(line.peak, *(plan.peak for plan in plans)) + RUNTIME_BYTES
+    smallest = min(line.peak, *(plan.peak for plan in plans)) + beside_tensors(captured)
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {budget / 2**20:.1f} MiB: with all recomputation "
-        f"it needs {_mib(smallest)} over the idle process, {_mib(peak_bytes(captured))} without; {_mib(RUNTIME_BYTES)} "
-        "of it are for onnxruntime. Give that much, a smaller batch, or a later cut",
+        f"it needs {_mib(smallest)} over the idle process, {_mib(peak_bytes(captured))} without; "
+        f"{_mib(beside_tensors(captured))} of it are for onnxruntime and its second set of state. Give that much, a "
+        "smaller batch, or a later cut",
         function=captured.name,
         budget=budget,
         smallest=smallest,

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgefl.submodels.submodel import Region, shape_of, slices
+from edgefl.submodels.submodel import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
 
 Floats = npt.NDArray[np.floating]
@@ -45,6 +44,12 @@ def layout_of(weights: Mapping[str, Array]) -> Layout:
     return Layout(shapes, offsets, size)
 
 
+def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
+    """``weights`` in the order of ``layout``, as one array."""
+    parts = [weights[name].reshape(-1) for name in layout.offsets]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
 @dataclass(frozen=True)
 class Coverage:
     """Which entries of the flat global buffer a submodel's tensors (concatenated by name) stand for.
@@ -62,40 +67,50 @@ class Coverage:
 def cover(layout: Layout, regions: Mapping[str, Region]) -> Coverage:
     """Compile ``regions`` for ``layout``; KeyError for a tensor the model does not have."""
     shapes: dict[str, tuple[int, ...]] = {}
-    runs: list[tuple[int, int, int]] = []
-    size = 0
+    parts: list[tuple[int, int, Positions | None]] = []  # (start in the model, entries, which of them)
     for name in sorted(regions):
-        whole, region = layout.shapes[name], regions[name]
-        shapes[name] = shape_of(region, whole)
-        for target, length in _stretches(layout.offsets[name], whole, region):
-            last = runs[-1] if runs else (0, 0, 0)
-            if last[1] + last[2] == target and last[2]:
-                runs[-1] = (last[0], last[1], last[2] + length)
-            else:
-                runs.append((size, target, length))
-            size += length
+        shapes[name] = local_shape(name, regions[name], layout.shapes)
+        for part, positions in pieces(name, regions[name], layout.shapes):
+            count = math.prod(layout.shapes[part]) if positions is None else positions.size
+            parts.append((layout.offsets[part], count, positions))
+    size = sum(count for _, count, _ in parts)
+    runs = _joined([run for part in parts for run in _stretches(*part)])
     if len(runs) <= _MOST_RUNS:
         return Coverage(shapes, size, tuple(runs), None)
-    index = np.concatenate([np.arange(target, target + length) for _, target, length in runs])
-    return Coverage(shapes, size, (), index)
+    return Coverage(shapes, size, (), np.concatenate([_indexed(*part) for part in parts]))
 
 
-def _stretches(offset: int, whole: tuple[int, ...], region: Region) -> list[tuple[int, int]]:
-    """(start in the model, length) of the contiguous parts of a tensor's region, in the region's own order."""
-    count = math.prod(whole)
-    if region is None:
-        return [(offset, count)] if count else []
-    positions = np.arange(offset, offset + count).reshape(whole)[slices(region)].ravel()
-    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    edges = [0, *breaks.tolist(), positions.size]
-    return [(int(positions[start]), stop - start) for start, stop in pairwise(edges) if stop > start]
+def _indexed(start: int, count: int, positions: Positions | None) -> Positions:
+    return start + (np.arange(count) if positions is None else positions)
+
+
+def _stretches(start: int, count: int, positions: Positions | None) -> list[tuple[int, int]]:
+    """(start in the model, length) of the contiguous parts, in local order."""
+    if positions is None or not count:
+        return [(start, count)] if count else []
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(positions) != 1) + 1, [count]))
+    return list(zip((start + positions[edges[:-1]]).tolist(), np.diff(edges).tolist(), strict=True))
+
+
+def _joined(stretches: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(start in the submodel, start in the model, length), neighbours as one."""
+    runs: list[tuple[int, int, int]] = []
+    size = 0
+    for target, length in stretches:
+        if runs and runs[-1][1] + runs[-1][2] == target:
+            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + length)
+        else:
+            runs.append((size, target, length))
+        size += length
+    return runs
 
 
 class Accumulator(Protocol):
     """Integer sums and weights over a flat model of ``size`` entries."""
 
     def add(self, values: Floats, coverage: Coverage, weight: int, scale: float) -> None:
-        """Add ``round(values * scale)`` and ``weight`` to the covered entries."""
+        """Add ``round(values * scale)`` and ``weight`` to the covered entries; to those only that differ from the base,
+        where there is one."""
 
     def mean(self, unit: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         """(sum / (weight * unit), weight > 0); the mean is undefined where the weight is 0."""
@@ -104,7 +119,8 @@ class Accumulator(Protocol):
 class CpuAccumulator:
     """The sums in numpy. Scratch is as large as the model, whatever the number of updates."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, base: Floats | None = None) -> None:
+        self._base = base
         self._sum = np.zeros(size, np.int64)
         self._weight = np.zeros(size, np.int64)
         self._scaled = np.empty(size, np.float64)
@@ -116,11 +132,19 @@ class CpuAccumulator:
         np.rint(scaled, out=scaled)
         np.copyto(fixed, scaled, casting="unsafe")
         if coverage.index is not None:
-            self._sum[coverage.index] += fixed  # a region names no entry twice
-            self._weight[coverage.index] += weight
+            self._add(coverage.index, values, fixed, weight)  # a region names no entry twice
         for start, target, length in coverage.runs:
-            self._sum[target : target + length] += fixed[start : start + length]
-            self._weight[target : target + length] += weight
+            part = slice(start, start + length)
+            self._add(slice(target, target + length), values[part], fixed[part], weight)
+
+    def _add(self, at: Positions | slice, values: Floats, fixed: Positions, weight: int) -> None:
+        if self._base is None:
+            self._sum[at] += fixed
+            self._weight[at] += weight
+        else:
+            changed = values != self._base[at]
+            self._sum[at] += fixed * changed
+            self._weight[at] += weight * changed
 
     def mean(self, unit: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         held = self._weight > 0
@@ -131,23 +155,30 @@ class CpuAccumulator:
 class TorchAccumulator:
     """The sums on a torch device. float64 and int64 arithmetic follow IEEE 754 there too: same bits as numpy."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, base: Floats | None = None) -> None:
         self._device = device
+        self._base = None if base is None else torch.from_numpy(base).to(device)
         self._sum = torch.zeros(size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(size, dtype=torch.int64, device=device)
         self._index: dict[int, tuple[Coverage, torch.Tensor]] = {}
 
     def add(self, values: Floats, coverage: Coverage, weight: int, scale: float) -> None:
-        fixed = (
-            torch.from_numpy(values).to(self._device).to(torch.float64).mul_(scale).round_().to(torch.int64)
-        )
+        sent = torch.from_numpy(values).to(self._device)
+        fixed = sent.double().mul(scale).round_().to(torch.int64)
         if coverage.index is not None:
-            index = self._index_of(coverage, coverage.index)
-            self._sum[index] += fixed
-            self._weight[index] += weight
+            self._add(self._index_of(coverage, coverage.index), sent, fixed, weight)
         for start, target, length in coverage.runs:
-            self._sum[target : target + length] += fixed[start : start + length]
-            self._weight[target : target + length] += weight
+            part = slice(start, start + length)
+            self._add(slice(target, target + length), sent[part], fixed[part], weight)
+
+    def _add(self, at: torch.Tensor | slice, sent: torch.Tensor, fixed: torch.Tensor, weight: int) -> None:
+        if self._base is None:
+            self._sum[at] += fixed
+            self._weight[at] += weight
+        else:
+            changed = sent != self._base[at]
+            self._sum[at] += fixed * changed
+            self._weight[at] += weight * changed
 
     def _index_of(self, coverage: Coverage, index: npt.NDArray[np.int64]) -> torch.Tensor:
         if id(coverage) not in self._index:
@@ -161,8 +192,10 @@ class TorchAccumulator:
         return mean, held
 
 
-def accumulator(size: int, device: str = "auto") -> Accumulator:
-    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one)."""
+def accumulator(size: int, device: str = "auto", base: Floats | None = None) -> Accumulator:
+    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one), of what differs from ``base``."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return CpuAccumulator(size) if device == "cpu" else TorchAccumulator(size, torch.device(device))
+    return (
+        CpuAccumulator(size, base) if device == "cpu" else TorchAccumulator(size, torch.device(device), base)
+    )

@@ -19,7 +19,7 @@ import numpy as np
 from edgefl.submodels.submodel import Region
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Array, Arrays
-from server.accumulator import Coverage, Floats, Layout, accumulator, cover, layout_of
+from server.accumulator import Coverage, Floats, Layout, accumulator, cover, flatten, layout_of
 
 __all__ = ["VALUE_LIMIT", "Aggregator", "Checked", "layout_of"]
 
@@ -44,14 +44,25 @@ class Aggregator:
     With weight 1 this is the per-unit average of EmbracingFL (section 2.3: over the clients that trained the unit),
     with slices the per-entry average of width reduction. ``weight_limit`` bounds the sum of all weights of the round;
     with VALUE_LIMIT it fixes the number of fraction bits, so the same round always rounds alike.
+
+    With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
+    the mean over non-zero changes of FIARSE's section 3 instead of the mean over holders (fiarse.md 8-A3). They differ
+    where a held entry got no gradient at all, such as the rows of words that a device never saw.
     """
 
-    def __init__(self, layout: Layout, *, weight_limit: int, device: str = "auto") -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        weight_limit: int,
+        device: str = "auto",
+        base: Mapping[str, Array] | None = None,
+    ) -> None:
         self.layout = layout
         self.weight_limit = max(1, weight_limit)
         self.fraction_bits = _SUM_BITS - _VALUE_BITS - (self.weight_limit - 1).bit_length()
         self.total_weight = 0
-        self._sums = accumulator(layout.size, device)
+        self._sums = accumulator(layout.size, device, None if base is None else flatten(layout, base))
         self._covers: dict[int, tuple[Mapping[str, Region], Coverage]] = {}
 
     def coverage(self, regions: Mapping[str, Region]) -> Coverage:
@@ -83,7 +94,7 @@ class Aggregator:
         self.total_weight += weight
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
-        """The new model: the mean where somebody held the entry, the bits of ``old`` elsewhere."""
+        """The new model: the mean where an update counts, the bits of ``old`` elsewhere."""
         mean, held = self._sums.mean(2.0**self.fraction_bits)
         new: Arrays = {}
         for name, offset in self.layout.offsets.items():

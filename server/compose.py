@@ -22,7 +22,9 @@ from edgefl.programs import catalog
 from edgefl.programs.contract import Program
 from edgefl.programs.forward import chunk_forward
 from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog as submodels
 from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.submodel import Submodel
 from edgefl.wire import bundle as bundles
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError, ConfigError, ModelError
@@ -54,12 +56,15 @@ def compose(
     """
     spec = build_model(federation, dataset)
     tables = dict(federation.tiers) or {"strong": TierTable()}
-    submodels = {tier: OutputSide(spec, table.cut, table.chunks) for tier, table in tables.items()}
     initial = _arrays(spec)
-    tiers = {
-        tier: TierPlan(_bundle(federation, dataset, submodel, tier, out / "bundles", emit), submodel.regions)
-        for tier, submodel in submodels.items()
-    }
+    tiers: dict[str, TierPlan] = {}
+    late: dict[str, float] = {}
+    for tier, table in tables.items():
+        submodel = submodel_of(spec, tier, table)
+        tiers[tier] = TierPlan(
+            _bundle(federation, dataset, submodel, tier, out / "bundles", emit), submodel.place
+        )
+        late |= functions(federation, submodel)[0].late
     defaults = next(iter(tiers.values())).bundle.manifest.hyper
     return Plan(
         federation=federation.federation.name,
@@ -70,10 +75,20 @@ def compose(
         initial=initial,
         hyper=defaults,
         lr_decay_at=federation.round.lr_decay_at,
+        late=late,
+        count=federation.round.count,
         evaluate=evaluation(spec, dataset, device),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
     )
+
+
+def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
+    """What devices of a tier hold of ``spec``; ConfigError or ModelError that begins with the tier's name."""
+    try:
+        return submodels.build(spec, table.kind, **table.submodel)
+    except (ConfigError, ModelError) as error:
+        raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
 
 
 def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
@@ -117,6 +132,12 @@ def _arrays(spec: ModelSpec) -> Arrays:
                 "register it as a buffer with persistent=False",
                 name=name,
             )
+        if "~" in name:
+            raise ModelError(
+                f"tensor {name} of {spec.name} has '~' in its name, which is reserved in blobs: "
+                "rename the module or parameter",
+                name=name,
+            )
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in spec.weights.items()}
 
 
@@ -150,7 +171,7 @@ def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
 
 
 def _bundle(
-    federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str, folder: Path, emit: Emit
+    federation: Federation, dataset: Dataset, submodel: Submodel, tier: str, folder: Path, emit: Emit
 ) -> Bundle:
     """The tier's bundle: the one in ``folder`` if it was made for this configuration, else a new one, kept there."""
     digest = bundle_digest(federation, dataset, submodel, tier)
@@ -168,14 +189,14 @@ def _bundle(
 
 
 def export(
-    federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str, emit: Emit = lambda _: None
+    federation: Federation, dataset: Dataset, submodel: Submodel, tier: str, emit: Emit = lambda _: None
 ) -> Bundle:
     """Export one tier; ExportError if a graph cannot be made or disagrees with torch."""
     program, prefix = functions(federation, submodel)
     return build_bundle(
         program,
         prefix,
-        tuple(name for name, _ in submodel.suffix.named_children()),
+        fetched(submodel, tier),
         label=Label(model=federation.model.name, tier=tier),
         data=data_spec(dataset),
         chunk_bytes=federation.wire_limits.chunk_bytes,
@@ -184,10 +205,14 @@ def export(
     )
 
 
-def functions(federation: Federation, submodel: OutputSide) -> tuple[Program, list[Prefix]]:
+def fetched(submodel: Submodel, tier: str) -> tuple[str, ...]:
+    """Names under which the weights to train are published: units that tiers share, or the tier's own payload."""
+    return submodel.units or (f"{tier}/submodel",)
+
+
+def functions(federation: Federation, submodel: Submodel) -> tuple[Program, list[Prefix]]:
     """What a bundle holds, before it is exported: the program of the trained units, and the frozen chunks."""
-    options = federation.program.model_dump(exclude={"name"})
-    program = catalog.build(federation.program.name, Objective.of(submodel), **options)
+    program = catalog.build(federation.program.name, Objective.of(submodel), **federation.program.arguments)
     prefix = [
         Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
         for chunk in submodel.prefix
@@ -221,7 +246,7 @@ def run_digest(federation: Federation) -> str:
     return _digest({**tables, "code": _code(federation)})
 
 
-def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide, tier: str) -> str:
+def bundle_digest(federation: Federation, dataset: Dataset, submodel: Submodel, tier: str) -> str:
     """Digest of all that decides a tier's bundle."""
     return _digest(
         {
@@ -229,8 +254,7 @@ def bundle_digest(federation: Federation, dataset: Dataset, submodel: OutputSide
             "model": federation.model.model_dump(mode="json"),
             "program": federation.program.model_dump(mode="json"),
             "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
-            "groups": submodel.groups,
-            "cut": submodel.cut,
+            "submodel": submodel.identity,
             "memory_budget": _budget(federation, tier),
             "data": data_spec(dataset),
             "chunk": federation.wire_limits.chunk_bytes,

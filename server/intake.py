@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.limits import Limits
@@ -17,7 +18,6 @@ from server.claims import Claim, addressed, weigh
 from server.coordinator import Answered, Assignment, Rules, State
 from server.events import DeviceSeen, Event, Rejected
 from server.journal import Journal
-from server.plan import TierPlan
 
 _MOST_METRICS = 64
 _MOST_TEXT = 1000
@@ -37,13 +37,13 @@ class Intake:
     def __init__(
         self,
         rules: Rules,
-        tiers: Mapping[str, TierPlan],
+        placements: Callable[[], Mapping[str, Placement]],
         journal: Journal,
         limits: Limits,
         emit: Callable[[Event], None],
     ) -> None:
         self._rules = rules
-        self._tiers = tiers
+        self._placements = placements
         self._journal = journal
         self._emit = emit
         self._assembly = Assembly(
@@ -127,10 +127,10 @@ class Intake:
 
     def _checked(self, update: Update, aggregator: Aggregator) -> Checked:
         try:
-            arrays = tensors.load(update.tensors)
+            arrays = tensors.load(update.tensors, max_bits=0)  # an update has no masks to unfold
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
-        return aggregator.check(arrays, self._tiers[update.tier].regions)
+        return aggregator.check(arrays, self._placements()[update.tier].regions)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from edgefl.submodels.submodel import Region
+from edgefl.submodels.submodel import Placement
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
@@ -15,12 +16,23 @@ Evaluate = Callable[[Arrays], Mapping[str, float]]
 """Metrics of a global model; ``accuracy`` and ``loss`` are shown to people."""
 
 
+Count = Literal["holders", "nonzero"]
+"""Whom an entry is averaged over: all updates that hold it, or only those that changed it."""
+
+
+Place = Callable[[Arrays, int], Placement]
+"""A tier's share of the global weights in a round, counted from 1 (:meth:`edgefl.submodels.submodel.Submodel.place`)."""
+
+
 @dataclass(frozen=True)
 class TierPlan:
-    """What a tier downloads, and which global tensors its updates hold."""
+    """What a tier downloads, and its share of each round's weights.
+
+    If that has a payload, the bundle's ``suffix`` is one name, and the payload is published under it.
+    """
 
     bundle: Bundle
-    regions: Mapping[str, Region]
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,8 @@ class Plan:
     """One run of a federation. ``digest`` names the configuration: a run is resumed under the same one only.
 
     ``initial`` holds float tensors by global name, each below one of ``units``. ``rules.run`` is filled in by the
-    service. ``evaluate`` is called every ``evaluate_every`` rounds (0: never) and after the last one.
+    service. ``count`` says whom an entry is averaged over (:class:`server.aggregator.Aggregator`). ``evaluate`` is
+    called every ``evaluate_every`` rounds (0: never) and after the last one.
     """
 
     federation: str
@@ -39,15 +52,24 @@ class Plan:
     initial: Arrays
     hyper: Mapping[str, float]
     lr_decay_at: tuple[float, ...] = ()
+    late: Mapping[str, float] = field(default_factory=dict)
+    count: Count = "holders"
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
     limits: Limits = Limits()  # noqa: RUF009  frozen
 
     def hyper_at(self, number: int) -> dict[str, float]:
-        """Scalars of round ``number`` (from 1): ``lr`` is divided by 10 at each fraction of the rounds that has passed."""
-        passed = sum(1 for fraction in self.lr_decay_at if number - 1 >= fraction * self.rules.rounds - 1e-9)
-        scaled = {"lr": self.hyper["lr"] / 10.0**passed} if "lr" in self.hyper else {}
-        return {**self.hyper, **scaled}
+        """Scalars of round ``number`` (from 1).
+
+        ``lr`` is divided by 10 at each fraction of ``lr_decay_at`` that has passed, those of ``late`` are 0 until theirs.
+        """
+        decays = sum(1 for fraction in self.lr_decay_at if self._passed(fraction, number))
+        scaled = {"lr": self.hyper["lr"] / 10.0**decays} if "lr" in self.hyper else {}
+        waiting = {name: 0.0 for name, fraction in self.late.items() if not self._passed(fraction, number)}
+        return {**self.hyper, **scaled, **waiting}
+
+    def _passed(self, fraction: float, number: int) -> bool:
+        return number - 1 >= fraction * self.rules.rounds - 1e-9
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
         """Whether the model after round ``number`` is to be evaluated."""

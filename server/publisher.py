@@ -117,9 +117,9 @@ def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, 
     return blobs
 
 
-def version_of(units: Mapping[str, str]) -> str:
+def version_of(units: Mapping[str, bytes]) -> str:
     """The model version: SHA-256 over the SHA-256 of each unit's blob, by unit."""
     whole = hashlib.sha256()
     for unit in sorted(units):
-        whole.update(f"{unit}={units[unit]}\n".encode())
+        whole.update(f"{unit}={hashlib.sha256(units[unit]).hexdigest()}\n".encode())
     return whole.hexdigest()

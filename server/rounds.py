@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
+from edgefl.submodels.submodel import Placement
+from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.messages import Round, Task, encode
@@ -65,6 +67,8 @@ class Rounds:
         self._signatures = {tier: sign(ref.sha256) for tier, ref in self._bundles.items()} if sign else {}
         self._fixed = frozenset(self.publisher.live)
         self.weights: Arrays = {}
+        self.placements: Mapping[str, Placement] = {}
+        self.model_version = ""
         self._units: _Units = {}
         self._use_checkpoint(self._start.number - 1)
 
@@ -112,18 +116,27 @@ class Rounds:
         return refs
 
     def _use_checkpoint(self, number: int) -> None:
-        """Make the checkpoint of round ``number`` the current weights."""
+        """Make the checkpoint of round ``number`` the current weights, and what the tiers get of them the next ones."""
         self.weights = self._checkpoints.load(number)
-        blobs = unit_blobs(self.weights, self._plan.units)
-        self._units = {unit: self.publisher.offer(data) for unit, data in blobs.items()}
+        units = unit_blobs(self.weights, self._plan.units)
+        self.model_version = version_of(units)
+        tiers = self._plan.tiers
+        self.placements = {tier: plan.place(self.weights, number + 1) for tier, plan in tiers.items()}
+        blobs: dict[str, bytes] = {}
+        for tier, placement in self.placements.items():
+            manifest = tiers[tier].bundle.manifest
+            if placement.payload:
+                blobs[manifest.suffix[0]] = tensors.dump(placement.payload, placement.masks)
+            else:
+                fetched = (*manifest.suffix, *(unit for chunk in manifest.prefix for unit in chunk.units))
+                blobs |= {unit: units[unit] for unit in fetched if unit in units}
+        self._units = {name: self.publisher.offer(data) for name, data in blobs.items()}
 
     def _new_aggregator(self, opened: OpenRound) -> Aggregator:
-        return Aggregator(layout_of(self.weights), weight_limit=opened.weight_limit, device=self._device)
-
-    @property
-    def model_version(self) -> str:
-        """Version of the current weights."""
-        return version_of({unit: ref.sha256 for unit, ref in self._units.items()})
+        base = self.weights if self._plan.count == "nonzero" else None
+        return Aggregator(
+            layout_of(self.weights), weight_limit=opened.weight_limit, device=self._device, base=base
+        )
 
     # -- rounds ----------------------------------------------------------------------------------------------
 

@@ -81,7 +81,9 @@ class Service:
             clock=clock,
         )
         self._rules = self._rounds.rules
-        self._intake = Intake(self._rules, plan.tiers, self._journal, plan.limits, self._emit)
+        self._intake = Intake(
+            self._rules, lambda: self._rounds.placements, self._journal, plan.limits, self._emit
+        )
         self._down_since: float | None = clock()
         self._waiting_said: tuple[int, int] | None = None
         self._stopped = False

@@ -15,16 +15,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Address, Session
 
 START_S = 10.0
 
+# A busy machine is no fault: tests assert no times.
+settings.register_profile("edgefl", deadline=None)
+settings.load_profile("edgefl")
+
 # Data beside the repository, where a machine has some; the programs that tests start inherit the variable.
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 if _DATA.is_dir():
     os.environ.setdefault("EDGEFL_DATA", str(_DATA))
+
+
+# Hundreds of graphs compiled and compared: `make test-all` and CI run them, `make test` does not.
+_SLOW = ("parity", "web", "bench", "exporters/test_recompute.py", "exporters/test_unsupported.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long by where it lies."""
+    folder = Path(__file__).parent
+    slow = tuple(folder / name for name in _SLOW)
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in slow):
+            item.add_marker(pytest.mark.slow)
 
 
 def free_port() -> int:

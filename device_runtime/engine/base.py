@@ -51,7 +51,7 @@ class Engine(Protocol):
         ...
 
     def read_state(self, state: State) -> Arrays:
-        """Copies of the state's tensors, for a checkpoint."""
+        """The state's tensors, for a checkpoint; they may share its memory, so write them before the next run."""
         ...
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:

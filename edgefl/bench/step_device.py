@@ -34,7 +34,7 @@ def load(folder: Path, threads: int) -> Callable[[], object]:
     def step() -> None:
         nonlocal state
         drawn = {port.name: random.random(port.shape, np.float32) for port in noise}
-        state = loaded.run({**next(feeds), **drawn}, state).state
+        state = {**state, **loaded.run({**next(feeds), **drawn}, state).state}
 
     return step
 

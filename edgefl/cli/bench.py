@@ -13,6 +13,7 @@ from rich.text import Text
 from edgefl.cli.output import console, errors, print_json, print_table, size
 
 if TYPE_CHECKING:
+    from edgefl.bench.submodels import SubmodelRow
     from edgefl.bench.train_step import StepRow
 
 _HELP = """
@@ -25,6 +26,21 @@ Examples:
   edgefl bench round --devices 16 --json
 
   edgefl bench train-step --model resnet20 --batch 32 --json
+
+  edgefl bench submodels --model resnet18 --json
+"""
+_SUBMODELS = """
+What each kind of submodel costs a device at matched parameter counts.
+
+For each kind and gamma: parameters, MACs, bytes down and up, and on the device's engine, in fresh processes, the peak
+memory and the time of a training step, beside the memory that `edgefl plan` predicts. A kind without gamma takes the
+cut whose parameters are nearest. ResNet-18 takes some ten minutes; a row is told on stderr as soon as it is measured.
+
+Examples:
+
+  edgefl bench submodels --json
+
+  edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
 """
 _TRAIN_STEP = """
 One training step: an exported graph on the device's engine beside torch eager.
@@ -56,6 +72,7 @@ def register(app: typer.Typer) -> None:
     group.command("memory")(memory)
     group.command("round")(round_)
     group.command("train-step", help=_TRAIN_STEP)(train_step)
+    group.command("submodels", help=_SUBMODELS)(submodels)
     app.add_typer(group, name="bench")
 
 
@@ -125,7 +142,7 @@ def train_step(
         threads=threads,
         repeat=repeat,
         tier=tier,
-        options=_options(option or ()),
+        options=model_options(option or ()),
         ort_training=ort_training,
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
@@ -149,6 +166,71 @@ def train_step(
         print_table(title, for_people(rows), _caption(rows))
     if failed:
         raise typer.Exit(failed[0].exit_code)
+
+
+def submodels(
+    model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "resnet18",
+    kind: Annotated[
+        list[str] | None, typer.Option(help="a kind of submodel, may be repeated; default: all")
+    ] = None,
+    gamma: Annotated[
+        list[str] | None, typer.Option(help="sizes like 1/16 or 0.25, may be repeated; default: 1/64 to 1")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    from edgefl.bench.submodels import GAMMAS, Settings, build, kinds_of, measure
+    from edgefl.cli.fit import gammas
+    from edgefl.wire.errors import EdgeflError
+
+    settings = Settings(batch=batch, steps=steps, threads=threads, options=model_options(option or ()))
+    spec = build(model, settings)
+    rows, failed = [], []
+    with errors.status("") as status:
+        for name in kind or kinds_of(spec):
+            for share in gammas(gamma or ()) or GAMMAS:
+                try:
+                    rows.append(
+                        measure(
+                            spec, name, share, settings, lambda text: status.update(Text(f"{model}: {text}"))
+                        )
+                    )
+                    errors.print(_submodel_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
+                except EdgeflError as error:  # the other sizes are worth measuring all the same
+                    failed.append(error)
+                    errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+    if as_json:
+        _print("submodels", rows, as_json)
+    else:
+        print_table(f"submodels of {model}: batch {batch}", [_submodel_columns(row) for row in rows])
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _submodel_line(row: SubmodelRow) -> str:
+    return (
+        f"{row.kind}, {row.size}: {row.parameters:,} parameters, {row.step_ms:g} ms, "
+        f"memory {size(row.peak_over_idle_bytes)}, predicted {size(row.predicted_bytes)} ({row.prediction_error:+.1%})"
+    )
+
+
+def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return {
+        "submodel": f"{row.kind}, {row.size}",
+        "params": f"{row.parameter_share:.1%}",
+        "MMAC": f"{row.macs / 1e6:,.1f}",
+        "MB down": f"{row.download_bytes / 1e6:.2f}",
+        "MB up": f"{row.upload_bytes / 1e6:.2f}",
+        "MiB": _mebibytes(row.peak_over_idle_bytes),
+        "predicted": f"{row.prediction_error:+.0%}",
+        "ms": row.step_ms,
+    }
 
 
 def _line(row: StepRow) -> str:
@@ -187,7 +269,7 @@ def _caption(rows: Sequence[StepRow]) -> str:
     return f"artifacts: {sizes}" if rows else ""
 
 
-def _options(pairs: Sequence[str]) -> dict[str, Any]:
+def model_options(pairs: Sequence[str]) -> dict[str, Any]:
     """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
     from edgefl.wire.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ List what edgefl knows.
 Examples:
 
   edgefl ls models
+
+  edgefl ls kinds
 
   edgefl ls submodels --json
 """
@@ -50,11 +53,19 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     what: Annotated[
-        Literal["models", "submodels", "programs", "codecs"], typer.Argument(help="what to list")
+        Literal["models", "kinds", "submodels", "programs", "codecs"],
+        typer.Argument(help="what to list; kinds: of submodels, submodels: each model's preset tiers"),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
-    rows = {"models": _models, "submodels": _submodels, "programs": _programs, "codecs": _codecs}[what]()
+    listed = {
+        "models": _models,
+        "kinds": _kinds,
+        "submodels": _submodels,
+        "programs": _programs,
+        "codecs": _codecs,
+    }
+    rows = listed[what]()
     if as_json:
         print_json(rows)
     else:
@@ -104,6 +115,19 @@ def _submodels() -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _kinds() -> list[dict[str, Any]]:
+    from edgefl.submodels.catalog import KINDS
+
+    return [
+        {
+            "kind": name,
+            "what": (factory.__doc__ or "").strip().split("\n\n")[0].replace("\n   ", ""),
+            "options": [option for option in signature(factory).parameters if option != "spec"],
+        }
+        for name, factory in KINDS.items()
+    ]
 
 
 def _programs() -> list[dict[str, Any]]:
@@ -193,9 +217,8 @@ def validate(
 def _check_cuts(federation: Federation) -> None:
     """ModelError or ConfigError if the model cannot be built for the data, or cut as the tiers say."""
     from edgefl.lab.data import open_data
-    from edgefl.submodels.output_side import OutputSide
-    from server.compose import build_model
+    from server.compose import build_model, submodel_of
 
     spec = build_model(federation, open_data(federation))
-    for table in federation.tiers.values():
-        OutputSide(spec, table.cut, table.chunks)
+    for tier, table in federation.tiers.items():
+        submodel_of(spec, tier, table)

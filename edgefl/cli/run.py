@@ -25,6 +25,8 @@ Examples:
   edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
 
   edgefl run --rounds 5 --out runs/third --json
+
+  edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
 """
 
 
@@ -45,6 +47,11 @@ def run(
     model: Annotated[
         str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
     ] = None,
+    tiers: Annotated[
+        str | None,
+        typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
+    ] = None,
+    program: Annotated[str | None, typer.Option(help="a program of `edgefl ls programs`")] = None,
     broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
     download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
@@ -53,6 +60,7 @@ def run(
     from edgefl.config import load
     from edgefl.lab.data import open_data, partition
     from edgefl.lab.lab import Lab, completed, discard
+    from edgefl.lab.tiers import parse_tiers
 
     overrides: dict[str, object] = {
         "federation.rounds": rounds,
@@ -60,11 +68,16 @@ def run(
         "data.dir": str(data.resolve()) if data else None,
         "data.download": download or None,
         "model.name": model,
+        "program.name": program,
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
     base = {} if config else demo_defaults(model)
-    federation = completed(load(config, base | chosen))
+    federation = load(config, base | chosen)
+    if tiers is not None:
+        chosen["tiers"] = parse_tiers(tiers, federation.model.name)
+        federation = load(config, base | chosen)
+    federation = completed(federation)
     out = out.resolve()
     if fresh:
         discard(out)

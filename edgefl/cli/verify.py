@@ -104,7 +104,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     from edgefl.submodels.output_side import OutputSide
     from edgefl.wire.errors import ConfigError
     from exporters.verify_bundle import Origin
-    from server.compose import build_model, functions
+    from server.compose import build_model, fetched, functions, submodel_of
 
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
@@ -114,12 +114,12 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
         tiers = completed(without_devices(federation)).tiers
         if manifest.tier not in tiers:
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
-        submodel = OutputSide(spec, tiers[manifest.tier].cut, tiers[manifest.tier].chunks)
+        submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
     else:
         groups = tuple(chunk.units for chunk in manifest.prefix)
         submodel = OutputSide(spec, sum(map(len, groups)), groups)
     program, prefix = functions(federation, submodel)
-    return Origin(program, prefix, tuple(name for name, _ in submodel.suffix.named_children()))
+    return Origin(program, prefix, fetched(submodel, manifest.tier))
 
 
 def _row(check: GraphCheck) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the label port of every program: its shape, its dtype and which random labels ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,25 @@ class Loss(Protocol):
         ...
 
 
+@runtime_checkable
+class OfClasses(Protocol):
+    """A loss whose labels are class numbers and whose output holds their logits."""
+
+    def logits(self, out: Tensor) -> Tensor:
+        """One logit per class, in the last dimension."""
+        ...
+
+
+def without_absent(loss: OfClasses, out: Tensor, counts: Tensor) -> Tensor:
+    """HeteroFL's masked cross-entropy: logits of classes that no local sample has become 0, so that they get no gradient.
+
+    ``out`` is a model's output, ``counts`` (classes,) the local samples of each class; result (B, ..., classes), which
+    ``loss`` reads like ``out``.
+    """
+    logits = loss.logits(out)
+    return torch.where(counts > 0, logits, torch.zeros_like(logits))
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
     """-log softmax(z)[y] for logits (B, C) and one class number per sample, y (B,) int64.
@@ -47,10 +66,13 @@ class CrossEntropy:
         _check_smoothing(self.label_smoothing)
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        return _negative_log_likelihood(_two_sided(out), y, self.label_smoothing)
+        return _negative_log_likelihood(self.logits(out), y, self.label_smoothing)
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return _hits(_two_sided(out), y)
+        return _hits(self.logits(out), y)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return torch.cat((torch.zeros_like(out), out), dim=1) if out.shape[1] == 1 else out
 
     def label(self, out: TensorSpec) -> TensorSpec:
         _check_rank(self, out, 1, "(classes,)")
@@ -85,6 +107,9 @@ class SequenceCrossEntropy:
     def label(self, out: TensorSpec) -> TensorSpec:
         _check_rank(self, out, 2, "(tokens, vocabulary)")
         return TensorSpec(out.shape[:1], torch.int64, out.shape[1])
+
+    def logits(self, out: Tensor) -> Tensor:
+        return out
 
     def _mean(self, values: Tensor, y: Tensor) -> Tensor:
         if self.ignore_index is None:
@@ -142,10 +167,6 @@ def _negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float) -> Ten
 
 def _hits(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(dim=-1) == y).to(torch.float32)
-
-
-def _two_sided(logits: Tensor) -> Tensor:
-    return torch.cat((torch.zeros_like(logits), logits), dim=1) if logits.shape[1] == 1 else logits
 
 
 def _per_sample(values: Tensor) -> Tensor:

@@ -59,6 +59,9 @@ class Stack(nn.Module):
     The noise of the dropout layers is (T, B, D*H).
     """
 
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+
     def __init__(
         self,
         kind: Kind,
@@ -75,7 +78,7 @@ class Stack(nn.Module):
             raise ModelError(
                 f"a recurrent stack has at least one layer, found layers={layers}", layers=layers
             )
-        self.kind, self.features, self.hidden, self.layers = kind, features, hidden, layers
+        self.kind, self.layers = kind, layers
         self.ends = ("", "_reverse") if bidirectional else ("",)
         self.tensors = (
             ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
@@ -87,6 +90,16 @@ class Stack(nn.Module):
             for name in self._names(layer):
                 values = torch.empty(kind.gates * hidden, *widths.get(name.partition("_l")[0], ()))
                 self.register_parameter(name, nn.Parameter(values))
+
+    @property
+    def features(self) -> int:
+        """Size of what the first layer reads."""
+        return self.weight_ih_l0.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        """Size of the hidden states."""
+        return self.weight_hh_l0.shape[1]
 
     def _names(self, layer: int) -> list[str]:
         return [f"{tensor}_l{layer}{end}" for end in self.ends for tensor in self.tensors]
@@ -181,11 +194,19 @@ class TorchStack(Stack):
             bias=old.bias,
         )
         self.batch_first, self.bidirectional = old.batch_first, old.bidirectional
-        # Under torch's names, for code around the layer that reads them.
-        self.input_size, self.hidden_size, self.num_layers = old.input_size, old.hidden_size, old.num_layers
+        self.num_layers = old.num_layers
         for name, parameter in old.named_parameters():
             self.register_parameter(name, parameter)
         self.train(old.training)
+
+    # Under torch's names, for code around the layer that reads them.
+    @property
+    def input_size(self) -> int:
+        return self.features
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hidden
 
     def flatten_parameters(self) -> None:
         """Nothing to do: there is no copy for cuDNN."""
@@ -204,10 +225,17 @@ class LstmDirection(nn.Module):
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
-        self.hidden = hidden
         self.kernel = nn.Parameter(torch.empty(4 * hidden, features))
         self.recurrent = nn.Parameter(torch.empty(4 * hidden, hidden))
         self.bias = nn.Parameter(torch.empty(4 * hidden))
+
+    @property
+    def features(self) -> int:
+        return self.kernel.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        return self.recurrent.shape[1]
 
     def forward(self, words: Tensor, state: State, *, reverse: bool = False) -> State:
         """``words`` (B, T, E), ``state`` = (h, c), each (B, H); the state after T steps, from the end if ``reverse``."""
@@ -230,11 +258,19 @@ class BiLstm(nn.Module):
 
     def __init__(self, features: int, hidden: int, length: int, *, rate: float = 0.3, skip: int = 0) -> None:
         super().__init__()
-        self.features, self.hidden, self.length, self.skip = features, hidden, length, skip
+        self.length, self.skip = length, skip
         self.forward_cell = LstmDirection(features, hidden)
         self.reverse_cell = LstmDirection(features, hidden)
         self.drop_in = Dropout(rate)
         self.drop_out = Dropout(rate)
+
+    @property
+    def features(self) -> int:
+        return self.forward_cell.features
+
+    @property
+    def hidden(self) -> int:
+        return self.forward_cell.hidden
 
     @property
     def directions(self) -> tuple[LstmDirection, LstmDirection]:

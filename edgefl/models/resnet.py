@@ -6,7 +6,7 @@ Basic blocks are indivisible units.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
@@ -139,10 +139,6 @@ class _Shape:
     bn_keep: float
     project_first: bool = True  # whether stage 1 begins with a projection too
 
-    def narrow(self, ratio: float) -> _Shape:
-        # The small term keeps 0.29 * 100 at 29: floats fall just short of the product that was meant.
-        return replace(self, widths=tuple(max(1, int(ratio * width + 1e-9)) for width in self.widths))
-
 
 def _resnet(shape: _Shape, seed: int) -> ModelSpec:
     return ModelSpec(
@@ -150,7 +146,6 @@ def _resnet(shape: _Shape, seed: int) -> ModelSpec:
         module=initialised(lambda: _units(shape), seed),
         sample=TensorSpec((shape.in_channels, shape.size, shape.size)),
         classes=shape.classes,
-        narrow=lambda ratio: _resnet(shape.narrow(ratio), seed),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +33,6 @@ class ModelSpec:
     classes: int
     # Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (spec 2.8).
     accounting_batch: int = 32
-    # The same architecture with floor(ratio * C) channels everywhere; None where widths cannot be cut.
-    narrow: Callable[[float], ModelSpec] | None = None
     # What training minimises; it also says what a label looks like.
     loss: Loss = CROSS_ENTROPY
 

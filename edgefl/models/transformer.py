@@ -20,7 +20,8 @@ Pool = Literal["mean", "token"]
 class Attention(nn.Module):
     """Self-attention with ``heads`` heads: (B, T, W) -> (B, T, W).
 
-    softmax(q k^T / sqrt(W / heads)) v per head; ``qkv`` projects to the three at once, ``out`` mixes the heads.
+    softmax(q k^T / sqrt(W / heads)) v per head; ``qkv`` projects to the three at once, ``out`` mixes the heads. What is
+    W at first may be another width between ``qkv`` and ``out``; their weights say which.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -34,11 +35,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        batch, length, _ = x.shape
+        parts = self.qkv(x).view(batch, length, 3, self.heads, -1)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
 

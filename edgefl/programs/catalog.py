@@ -7,11 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from edgefl.programs.contract import Program
+from edgefl.programs.multi_exit import multi_exit
 from edgefl.programs.objective import Objective
 from edgefl.programs.sgd import sgd
+from edgefl.programs.tcbgd import tcbgd
 from edgefl.wire.errors import ConfigError
 
-PROGRAMS: Mapping[str, Callable[..., Program]] = {"sgd": sgd}
+PROGRAMS: Mapping[str, Callable[..., Program]] = {"sgd": sgd, "tcbgd": tcbgd, "multi_exit": multi_exit}
 
 
 def build(name: str, objective: Objective, **options: object) -> Program:

@@ -7,6 +7,7 @@ name is the *role* (who feeds or receives the tensor), the rest is the tensor's 
     state.momentum.block1.conv1.weight   the runtime, from the previous call
     carry.residual.head.weight       the device's store, from its previous round
     batch.0.x, batch.0.y             the data loader; a program may ask for several independent batches
+    data.class_counts                facts about the device's own samples, which stay on it
     noise.dither                     uniform [0, 1) drawn by the runtime from a seeded generator
     hyper.lr                         scalars of the task
 
@@ -21,12 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "noise", "hyper"})
+_Value = TypeVar("_Value")
+INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "data", "noise", "hyper"})
 OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record"})
 
 
@@ -103,7 +106,8 @@ class Phase:
 class Program:
     """A client's round: ``start``, the phases in order, ``finish``; ``evaluate`` reports a loss on held-out data.
 
-    ``hyper`` holds the default of every ``hyper.*`` scalar; the round announcement may override each.
+    ``hyper`` holds the default of every ``hyper.*`` scalar; the round announcement may override each. ``late`` names
+    those that the server announces as 0 until this fraction of the rounds has passed.
     """
 
     name: str
@@ -112,6 +116,7 @@ class Program:
     finish: Function
     evaluate: Function
     hyper: Mapping[str, float] = field(default_factory=dict)
+    late: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -129,6 +134,6 @@ def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The inverse of :func:`select`."""
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+def prefixed(prefix: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The inverse of :func:`select`, for tensors and for their specs."""
+    return {f"{prefix}.{name}": value for name, value in named.items()}

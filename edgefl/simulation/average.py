@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgefl.programs.contract import Tensors
-from edgefl.submodels.submodel import Region, slices
+from edgefl.submodels.submodel import Region, pieces
 
 Upload = tuple[Mapping[str, Region], Mapping[str, Tensor]]
 
@@ -16,15 +16,24 @@ Upload = tuple[Mapping[str, Region], Mapping[str, Tensor]]
 def partial_average(weights: Mapping[str, Tensor], uploads: Sequence[Upload]) -> Tensors:
     """New global weights (EmbracingFL spec 2.3 and 2.6): each entry is the uniform mean over the uploads that hold it.
 
-    An upload is (regions, local tensors by global name). An entry nobody holds keeps its value. Float64 inside.
+    An upload is (regions, local tensors by name). An entry nobody holds keeps its value. Float64 inside.
     """
-    sums = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in weights.items()}
-    counts = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in weights.items()}
+    sums = {name: torch.zeros(tensor.numel(), dtype=torch.float64) for name, tensor in weights.items()}
+    counts = {name: torch.zeros(tensor.numel(), dtype=torch.float64) for name, tensor in weights.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     for regions, tensors in uploads:
         for name, region in regions.items():
-            sums[name][slices(region)] += tensors[name]
-            counts[name][slices(region)] += 1
+            values, start = tensors[name].reshape(-1), 0
+            for part, positions in pieces(name, region, shapes):
+                held = torch.arange(sums[part].numel()) if positions is None else torch.from_numpy(positions)
+                sums[part][held] += values[start : start + len(held)]
+                counts[part][held] += 1
+                start += len(held)
     return {
-        name: torch.where(counts[name] > 0, sums[name] / counts[name].clamp_min(1), tensor).to(tensor.dtype)
+        name: torch.where(
+            counts[name] > 0, sums[name] / counts[name].clamp_min(1), tensor.reshape(-1).double()
+        )
+        .to(tensor.dtype)
+        .reshape(tensor.shape)
         for name, tensor in weights.items()
     }

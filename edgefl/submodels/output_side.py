@@ -6,26 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import nn
 
 from edgefl.models.recurrent import BiLstm, truncated
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.programs.contract import TensorSpec
-from edgefl.submodels.submodel import Region
+from edgefl.submodels.submodel import Chunk, Placement
 from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array
 
 Names = tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Consecutive frozen units that are fetched, run forward over the local data and dropped together."""
-
-    units: Names
-    module: nn.Sequential
-    # One row of what the chunk reads, and of what it leaves behind; no batch dimension.
-    sample: TensorSpec
-    result: TensorSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +96,30 @@ class OutputSide:
         """Names of the global tensors the tier trains, moving statistics included."""
         return tuple(self.suffix.state_dict())
 
-    @cached_property
-    def regions(self) -> Mapping[str, Region]:
-        return dict.fromkeys(self.holds)
+    @property
+    def kind(self) -> str:
+        return "output_side"
 
-    def extract(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: weights[name] for name in self.holds}
+    @property
+    def carrier(self) -> None:
+        """The trained tensors travel and act as they are."""
+
+    @cached_property
+    def units(self) -> Names:
+        """The trained units that have tensors; their blobs are those of every other tier that trains them."""
+        return tuple(name for name, unit in self.suffix.named_children() if unit.state_dict())
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
+
+    def place(self, weights: Mapping[str, Array], number: int) -> Placement:
+        """The tensors of the trained units, whole; the same in every round."""
+        return self._placement
+
+    @cached_property
+    def _placement(self) -> Placement:
+        return Placement(dict.fromkeys(self.holds))
 
     @property
     def _first_trained(self) -> nn.Module:
@@ -130,6 +138,11 @@ class OutputSide:
             sum(tensor.numel() for key, tensor in state.items() if key.startswith(f"{name}."))
             for name in units
         ]
+
+
+def output_side(spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1) -> OutputSide:
+    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL)."""
+    return OutputSide(spec, cut, chunks)
 
 
 def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:

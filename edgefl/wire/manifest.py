@@ -4,7 +4,7 @@ The manifest names no method. Every graph lists its ports with their role, and t
 
     weights -> start -> state
     for chunk in prefix:  weights of the chunk's units, batch -> forward -> record
-    for phase in phases:  phase.steps times: state, batch, noise, hyper -> state, metrics
+    for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics
     state -> finish -> update, carry
 """
 
@@ -23,7 +23,7 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 """What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
 
-Role = Literal["weights", "state", "carry", "batch", "noise", "hyper", "update", "metric", "record"]
+Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record"]
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):

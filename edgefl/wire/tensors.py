@@ -1,7 +1,12 @@
-"""Named tensors as bytes: safetensors, with the checks an untrusted sender needs."""
+"""Named tensors as bytes: safetensors, with the checks an untrusted sender needs.
+
+A bit mask that is smaller as gaps travels as gaps (``edgefl.wire.bits``), in an entry named ``<name>~gaps:<count>``.
+Only this file knows: a mask goes in packed and comes out packed.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,24 +16,98 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as _load
 from safetensors.numpy import save as _save
 
+from edgefl.wire import bits
 from edgefl.wire.errors import ProtocolError
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
+MAX_MASK_BITS = 1 << 33
+"""Entries that the masks of one blob may unfold to: 1 GiB packed, as much as the largest blob a device takes."""
 
-def dump(arrays: Mapping[str, Array]) -> bytes:
-    """Safetensors bytes; equal arrays give equal bytes, whatever the order of the mapping."""
+_RESERVED = "~"
+_GAPS = re.compile(r"([^~]*)~gaps:(0|[1-9][0-9]{0,18})")
+
+
+def dump(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) -> bytes:
+    """Safetensors bytes; equal arrays give equal bytes, whatever the order of the mapping.
+
+    ``masks`` names the arrays that are packed masks (uint8 [ceil(count / 8)]) with their counts of entries; each is
+    stored as it is or as gaps, whichever takes fewer bytes. ProtocolError if one is missing or is no packed mask of
+    its count, or if a name contains ``~``.
+    """
+    stored = dict(arrays)
+    reserved = [name for name in arrays if _RESERVED in name]
+    if reserved:
+        raise ProtocolError(
+            f"a tensor cannot be called {reserved[0]!r}: {_RESERVED!r} is reserved in blobs; rename it",
+            name=reserved[0],
+        )
+    for name, count in (masks or {}).items():
+        if name not in arrays:
+            raise ProtocolError(
+                f"there is no tensor {name!r} to send as a mask; leave it out of `masks` or add it", name=name
+            )
+        packed = stored[name]
+        if bits.gap_bytes(packed, count) < packed.size:
+            del stored[name]
+            stored[f"{name}~gaps:{count}"] = np.frombuffer(bits.to_gaps(packed, count), np.uint8)
     # np.asarray, because np.ascontiguousarray turns a scalar into an array of one.
-    ordered = {name: np.asarray(arrays[name], order="C") for name in sorted(arrays)}
+    ordered = {name: np.asarray(stored[name], order="C") for name in sorted(stored)}
     return bytes(_save(ordered))
 
 
-def load(data: bytes) -> Arrays:
-    """The arrays of :func:`dump`; ProtocolError if the bytes are not valid safetensors."""
+def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
+    """The arrays of :func:`dump`, masks packed.
+
+    ProtocolError if the bytes are not valid safetensors, a name occurs twice or is reserved, gaps are malformed, or
+    masks stored as gaps have more than ``max_bits`` entries together: a few bytes can stand for a mask of any size.
+    """
     try:
-        return dict(_load(data))
+        stored = _load(data)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ProtocolError(
             f"tensor bytes are not valid safetensors ({error}); send the blob again"
         ) from error
+    found: Arrays = {}
+    for entry, array in stored.items():
+        name, count = _name_and_count(entry)
+        if name in found:
+            raise ProtocolError(f"a blob holds tensor {name!r} twice; send it once", name=name)
+        if count is not None:
+            if count > max_bits:
+                raise ProtocolError(
+                    f"mask {name!r} has {count} entries where at most {max_bits} are left for the masks of this blob; "
+                    f"send a smaller mask or raise max_bits",
+                    name=name,
+                    count=count,
+                    limit=max_bits,
+                )
+            max_bits -= count
+            array = _unfolded(name, array, count)  # noqa: PLW2901
+        found[name] = array
+    return found
+
+
+def _name_and_count(entry: str) -> tuple[str, int | None]:
+    """The tensor that an entry of the file holds, and the entries of the mask if it holds gaps."""
+    if _RESERVED not in entry:
+        return entry, None
+    match = _GAPS.fullmatch(entry)
+    if match is None:
+        raise ProtocolError(
+            f"a blob holds {entry!r}, and {_RESERVED!r} marks an encoding that this version does not know; "
+            f"update this side or rename the tensor",
+            name=entry,
+        )
+    return match[1], int(match[2])
+
+
+def _unfolded(name: str, gaps: Array, count: int) -> Array:
+    if gaps.dtype != np.uint8 or gaps.ndim != 1:
+        raise ProtocolError(
+            f"the gaps of mask {name!r} are uint8 in one dimension, not {gaps.dtype} {list(gaps.shape)}; "
+            f"send the blob again",
+            name=name,
+        )
+    return bits.from_gaps(gaps.tobytes(), count)

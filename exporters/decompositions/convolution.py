@@ -29,7 +29,7 @@ TRANSPOSED_POSITIONS = 64
 # Weights of so many entries per output position get one product over all samples, not one per sample.
 ENTRIES_PER_POSITION = 64
 # Up to this many rows, windows are stacked to a single product: a product per offset would be too thin.
-STACKED_ROWS = 64
+STACKED_ROWS = 32
 
 
 def convolution(

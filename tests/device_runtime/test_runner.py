@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from tests.device_runtime import tiny
 from tests.device_runtime.tiny import BATCH, ROWS, STEPS, World
 
 ALL_STEPS = range(1, STEPS + 1)
+STATE = 3
+"""Tensors of the tiny program's state."""
 
 
 class CountingEngine(OnnxEngine):
@@ -49,6 +52,28 @@ class _Counted:
     def run(self, feeds: Arrays, state: State) -> Outputs:
         self.runs[self.name] = self.runs.get(self.name, 0) + 1
         return self.inner.run(feeds, state)
+
+
+class OneByOneEngine(CountingEngine):
+    """Notes how many tensors each call moves, and how many copies of state were ever alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+        self.written: list[int] = []
+        self.most_copies = 0
+        self._copies: list[weakref.ref[tiny.Array]] = []
+
+    def read_state(self, state: State) -> Arrays:
+        copies = super().read_state(state)
+        self.read.append(len(copies))
+        self._copies += [weakref.ref(array) for array in copies.values()]
+        self.most_copies = max(self.most_copies, sum(ref() is not None for ref in self._copies))
+        return copies
+
+    def write_state(self, arrays: Mapping[str, tiny.Array]) -> State:
+        self.written.append(len(arrays))
+        return super().write_state(arrays)
 
 
 class Killed(Exception):
@@ -206,6 +231,19 @@ def test_killed_at_every_step_in_turn_the_round_ends_with_the_same_bits(tmp_path
     assert_same(device.run(world.job()), undisturbed)
     assert device.runner is not None
     assert device.runner.graphs.residency.downloads == []
+
+
+def test_a_checkpoint_copies_the_state_tensor_by_tensor_and_so_does_going_on(device: Device) -> None:
+    engine = OneByOneEngine()
+    device.engine = engine
+    with pytest.raises(Killed):
+        device.run(device.world.job(), watch=kill_at("train", 3))
+    assert (engine.read, engine.written) == ([1] * 2 * STATE, [])
+
+    device.run(device.world.job())
+
+    assert engine.written == [1] * STATE
+    assert engine.most_copies == 1
 
 
 @pytest.mark.parametrize("stage", ["forward 1", "forward 2"])

@@ -32,7 +32,7 @@ from exporters.capture import Captured, capture
 from exporters.memory import timeline
 from exporters.onnx import to_onnx
 from exporters.ordering import AFTER
-from exporters.recompute import RUNTIME_BYTES, Budget, peak_bytes, within
+from exporters.recompute import Budget, beside_tensors, peak_bytes, within
 from exporters.verify import verify
 from tests.exporters.examples import pointwise
 
@@ -72,7 +72,7 @@ def tight_bytes(model: str) -> bytes:
 
 def room(captured: Captured, share: float) -> int:
     """A budget that leaves ``share`` of the tensors' peak."""
-    return RUNTIME_BYTES + int(share * timeline(captured.module).peak)
+    return beside_tensors(captured) + int(share * timeline(captured.module).peak)
 
 
 def optimized(model: bytes, folder: Path) -> onnx.ModelProto:
@@ -160,7 +160,7 @@ def test_equal_steps_with_equal_budgets_give_equal_bytes() -> None:
 
 def test_a_budget_that_cannot_be_met_is_told_with_what_would_do() -> None:
     captured = captured_step("resnet8")
-    budget = RUNTIME_BYTES + 1024
+    budget = beside_tensors(captured) + 1024
 
     with pytest.raises(ExportError) as caught:
         within(captured, budget)
@@ -290,7 +290,7 @@ def test_a_size_is_read(text: str, count: float) -> None:
 def test_a_share_is_one_of_what_the_tensors_take_without() -> None:
     captured = captured_step("vit")
 
-    assert Budget.parse("50%").of(captured) == RUNTIME_BYTES + timeline(captured.module).peak // 2
+    assert Budget.parse("50%").of(captured) == beside_tensors(captured) + timeline(captured.module).peak // 2
     assert Budget.parse("100%").of(captured) == peak_bytes(captured)
     assert Budget.parse("48MiB").of(captured) == 48 * 2**20
 

@@ -12,7 +12,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo import build
 from edgefl.submodels import accounting
 from edgefl.submodels.output_side import OutputSide, tiers
-from edgefl.submodels.width import WidthSlice
+from edgefl.submodels.width import Width
 
 RESNET20_UNITS = [
     ("stem", 464, 16_384),
@@ -93,7 +93,7 @@ def test_i8_tiers_of_table_1(name: str, tier: str, p: int, a: int, printed: floa
 
 @pytest.mark.parametrize(("ratio", "p", "a", "printed", "exact"), TABLE_10)
 def test_i8_widths_of_table_10(ratio: float, p: int, a: int, printed: float, exact: float) -> None:
-    submodel = WidthSlice(resnet20(), ratio)
+    submodel = Width(resnet20(), ratio, "floor")
     assert accounting.tier(submodel) == accounting.Count(p, a)
     assert round(accounting.capacity(submodel), 2) == printed
     assert accounting.capacity(submodel) == pytest.approx(exact, abs=5e-5)
@@ -129,7 +129,8 @@ def test_i8_resnet8_of_the_reduced_configuration(
     spec = resnet8(in_channels=channels, size=size)
     submodels = [tiers("resnet8")[tier].of(spec) for tier in ("moderate", "weak")]
     found = [
-        accounting.capacity(part) for part in (*submodels, WidthSlice(spec, 0.45), WidthSlice(spec, 0.2))
+        accounting.capacity(part)
+        for part in (*submodels, Width(spec, 0.45, "floor"), Width(spec, 0.2, "floor"))
     ]
     assert accounting.full(spec) == accounting.Count(p, a)
     assert found == pytest.approx(expected, abs=5e-4)

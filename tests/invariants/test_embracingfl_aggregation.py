@@ -43,7 +43,7 @@ def aggregate(spec: ModelSpec, uploads: Uploads, weights: list[int] | None = Non
     counted = weights or [1] * len(uploads)
     aggregator = Aggregator(layout_of(old), weight_limit=sum(counted) or 1)
     for (submodel, arrays), weight in zip(uploads, counted, strict=True):
-        aggregator.add(aggregator.check(arrays, submodel.regions), weight)
+        aggregator.add(aggregator.check(arrays, submodel.place({}, 1).regions), weight)
     return aggregator.result(old)
 
 
@@ -63,7 +63,9 @@ def test_i5_streaming_agrees_with_the_plain_average_in_torch() -> None:
     spec = model()
     uploads = uploads_of(spec, "strong", "weak", "moderate")
     new = aggregate(spec, uploads)
-    tensors = [(s.regions, {n: torch.from_numpy(a) for n, a in arrays.items()}) for s, arrays in uploads]
+    tensors = [
+        (s.place({}, 1).regions, {n: torch.from_numpy(a) for n, a in arrays.items()}) for s, arrays in uploads
+    ]
     expected = partial_average(spec.weights, tensors)
     for name, tensor in expected.items():
         np.testing.assert_allclose(new[name], tensor.numpy(), atol=1e-6)

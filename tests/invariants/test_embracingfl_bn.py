@@ -40,7 +40,7 @@ def test_i14_global_statistics_are_the_mean_over_the_clients_that_trained_the_un
         updates.append(
             run_round(sgd(Objective.of(submodel), batch=4, steps=2), spec.weights, walk(kept, y, 4)).update
         )
-        uploads.append((submodel.regions, updates[-1]))
+        uploads.append((submodel.place({}, 1).regions, updates[-1]))
 
     averaged = partial_average(spec.weights, uploads)
 

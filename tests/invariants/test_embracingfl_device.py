@@ -93,7 +93,7 @@ def test_i7_all_strong_one_round_equals_fedavg_by_hand(tmp_path: Path) -> None:
 
     for data, seed in clients:
         result, _ = on_device(tier, data, seed, tmp_path)
-        aggregator.add(aggregator.check(result.update, tier.submodel.regions), weight=1)
+        aggregator.add(aggregator.check(result.update, tier.submodel.place({}, 1).regions), weight=1)
     new = aggregator.result(old)
 
     by_hand = [_train_by_hand(tier.spec.module, data, seed) for data, seed in clients]

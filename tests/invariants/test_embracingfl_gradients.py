@@ -136,7 +136,9 @@ def test_i6_averaged_local_models_equal_the_summed_gradient_update() -> None:
         x, y = samples(spec, 8, seed=10 + client)
         kept = record(submodel, x, 4) if own else x
         program = sgd(Objective.of(submodel), batch=4, steps=tau, lr=eta, momentum=0.0, weight_decay=0.0)
-        uploads.append((submodel.regions, run_round(program, spec.weights, walk(kept, y, 4)).update))
+        uploads.append(
+            (submodel.place({}, 1).regions, run_round(program, spec.weights, walk(kept, y, 4)).update)
+        )
         for name, total in _gradient_sum(spec, own, kept, y, eta, tau).items():
             sums[name] += total
 

@@ -30,12 +30,13 @@ def test_balanced_chunks_have_the_least_possible_maximum(sizes: list[int], data:
     assert largest(found) == best
 
 
-def test_holds_lists_the_suffix_tensors_and_extract_takes_them() -> None:
+def test_holds_lists_the_suffix_tensors_and_they_are_placed_whole() -> None:
     spec = resnet8()
     part = OutputSide(spec, 3)
     assert {name.partition(".")[0] for name in part.holds} == {"block3", "head"}
-    assert set(part.extract(spec.weights)) == set(part.holds) == set(part.regions)
-    assert set(part.regions.values()) == {None}
+    regions = part.place({}, 1).regions
+    assert set(part.holds) == set(regions)
+    assert set(regions.values()) == {None}
     assert part.boundary.shape == (32, 14, 14)
 
 

@@ -260,10 +260,3 @@ def test_visible_refuses_what_cannot_be_averaged() -> None:
         visible(nn.Sequential(nn.Dropout2d(0.1)))
     with pytest.raises(ModelError, match=r"MultiheadAttention '0\.self_attn'"):
         visible(nn.Sequential(nn.TransformerEncoderLayer(8, 2, dropout=0.1)))
-
-
-def test_narrow_keeps_floor_of_the_product() -> None:
-    narrow = resnet8(widths=(100, 10, 10)).narrow
-    assert narrow is not None
-    assert narrow(0.29).weights["stem.conv.weight"].shape[0] == 29
-    assert narrow(0.01).sample == TensorSpec((1, 28, 28))

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from device_runtime.checkpoint import Checkpoint
 from device_runtime.data import Batches, FittedData, LabelSpec, LocalData
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.graphs import Residency, Settings
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
 from device_runtime.runner import RoundResult, RoundRunner
-from device_runtime.store import Checkpoint
 from edgefl import programs
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Function, Program, Tensors

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe, split, verified
 from edgefl.wire.bundle import Bundle
@@ -35,7 +36,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
 from server.coordinator import Rules
 from server.events import Event
-from server.plan import Plan, TierPlan
+from server.plan import Place, Plan, TierPlan
 from server.roster import TierRule
 from server.service import Service
 
@@ -77,6 +78,11 @@ def names_of(tier: str) -> list[str]:
     return [name for name in WEIGHTS if name.partition(".")[0] in HELD[tier]]
 
 
+def placed(tier: str) -> Place:
+    placement = Placement(dict.fromkeys(names_of(tier)))
+    return lambda _weights, _number: placement
+
+
 def plan_for(federation: str, limits: Limits, **rules: Any) -> Plan:
     """Two rounds for one strong device unless ``rules`` say otherwise."""
     tiers = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
@@ -85,7 +91,7 @@ def plan_for(federation: str, limits: Limits, **rules: Any) -> Plan:
         federation=federation,
         digest="d" * 64,
         rules=chosen,
-        tiers={tier: TierPlan(bundle(tier), dict.fromkeys(names_of(tier))) for tier in HELD},
+        tiers={tier: TierPlan(bundle(tier), placed(tier)) for tier in HELD},
         units=UNITS,
         initial=WEIGHTS,
         hyper={"lr": 0.1},

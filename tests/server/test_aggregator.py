@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.submodels.submodel import Region, slices
+from edgefl.submodels.submodel import Block, Entries, Region, extract, pieces
 from edgefl.wire.errors import UpdateRejected
-from edgefl.wire.tensors import Arrays
-from server.accumulator import CpuAccumulator, TorchAccumulator, cover
+from edgefl.wire.tensors import Array, Arrays
+from server.accumulator import CpuAccumulator, TorchAccumulator, cover, flatten
 from server.aggregator import VALUE_LIMIT, Aggregator, layout_of
 
 OLD: Arrays = {
@@ -22,46 +22,61 @@ OLD: Arrays = {
 }
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
 SUFFIX: dict[str, Region] = {"b.bias": None, "b.scale": None}
-SLICE: dict[str, Region] = {"a.weight": ((1, 3), (0, 2)), "b.bias": ((0, 2),)}
+SLICE: dict[str, Region] = {"a.weight": Block((range(1, 3), (5, 0))), "b.bias": Block.leading(2)}
+SINGLES: dict[str, Region] = {
+    "values": Entries(("b.bias", "a.weight"), np.array([0, 2, 3, 10, 11, 26])),
+    "b.scale": None,
+}
 
 
 def drawn(rng: np.random.Generator, regions: dict[str, Region], scale: float = 1.0) -> Arrays:
     return {
-        name: (rng.normal(size=OLD[name][slices(region)].shape) * scale).astype(np.float32)
-        for name, region in regions.items()
+        name: (rng.normal(size=local.shape) * scale).astype(np.float32)
+        for name, local in extract(OLD, regions).items()
     }
 
 
-def aggregate(updates: list[tuple[Arrays, dict[str, Region], int]], limit: int = 0) -> Arrays:
+def aggregate(
+    updates: list[tuple[Arrays, dict[str, Region], int]], limit: int = 0, base: Arrays | None = None
+) -> Arrays:
     total = limit or sum(weight for _, _, weight in updates)
-    aggregator = Aggregator(layout_of(OLD), weight_limit=total, device="cpu")
+    aggregator = Aggregator(layout_of(OLD), weight_limit=total, device="cpu", base=base)
     for arrays, regions, weight in updates:
         aggregator.add(aggregator.check(arrays, regions), weight)
     return aggregator.result(OLD)
 
 
-def by_hand(updates: list[tuple[Arrays, dict[str, Region], int]]) -> Arrays:
-    new: Arrays = {}
-    for name, old in OLD.items():
-        total, weights = np.zeros(old.shape), np.zeros(old.shape)
-        for arrays, regions, weight in updates:
-            if name in regions:
-                total[slices(regions[name])] += weight * arrays[name].astype(np.float64)
-                weights[slices(regions[name])] += weight
-        mean = np.divide(total, weights, out=np.zeros(old.shape), where=weights > 0)
-        new[name] = np.where(weights > 0, mean.astype(np.float32), old)
-    return new
+def by_hand(updates: list[tuple[Arrays, dict[str, Region], int]], *, nonzero: bool = False) -> Arrays:
+    totals = {name: np.zeros(old.size) for name, old in OLD.items()}
+    weights = {name: np.zeros(old.size) for name, old in OLD.items()}
+    shapes = {name: old.shape for name, old in OLD.items()}
+    for arrays, regions, weight in updates:
+        for name, region in regions.items():
+            left = arrays[name].astype(np.float64).reshape(-1).tolist()
+            for part, positions in pieces(name, region, shapes):
+                for place in range(OLD[part].size) if positions is None else positions:
+                    value = left.pop(0)
+                    if nonzero and value == OLD[part].reshape(-1)[place]:
+                        continue
+                    totals[part][place] += weight * value
+                    weights[part][place] += weight
+    return {name: _mean(totals[name], weights[name], old) for name, old in OLD.items()}
+
+
+def _mean(total: Array, weights: Array, old: Array) -> Array:
+    mean = np.divide(total, weights, out=np.zeros(old.size), where=weights > 0).astype(np.float32)
+    return np.where(weights.reshape(old.shape) > 0, mean.reshape(old.shape), old)
 
 
 CHOICES = st.lists(
-    st.tuples(st.sampled_from([0, 1, 2]), st.integers(1, 70_000), st.integers(0, 2**32)),
+    st.tuples(st.sampled_from([0, 1, 2, 3]), st.integers(1, 70_000), st.integers(0, 2**32)),
     min_size=1,
     max_size=9,
 )
 
 
 def realised(choices: list[tuple[int, int, int]]) -> list[tuple[Arrays, dict[str, Region], int]]:
-    kinds = (WHOLE, SUFFIX, SLICE)
+    kinds = (WHOLE, SUFFIX, SLICE, SINGLES)
     return [(drawn(np.random.default_rng(seed), kinds[kind]), kinds[kind], w) for kind, w, seed in choices]
 
 
@@ -85,6 +100,34 @@ def test_each_entry_is_the_weighted_mean_over_the_updates_that_hold_it(
     for name in OLD:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6, rtol=2e-7)
         assert found[name].dtype == np.float32 and found[name].shape == OLD[name].shape
+
+
+@given(CHOICES, st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_with_a_base_each_entry_is_the_mean_over_the_updates_that_changed_it_in_any_order(
+    choices: list[tuple[int, int, int]], random: object
+) -> None:
+    updates = []
+    for number, (arrays, regions, weight) in enumerate(realised(choices)):
+        same = np.random.default_rng(number)
+        held = extract(OLD, regions)
+        mixed = {n: np.where(same.random(a.shape) < 0.5, held[n], a) for n, a in arrays.items()}
+        updates.append((mixed, regions, weight))
+    shuffled = list(updates)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    found, expected = aggregate(updates, base=OLD), by_hand(updates, nonzero=True)
+    other = aggregate(shuffled, base=OLD)
+    for name in OLD:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6, rtol=2e-7)
+        assert found[name].tobytes() == other[name].tobytes()
+
+
+def test_with_a_base_an_entry_that_nobody_changed_keeps_its_bits() -> None:
+    zeros = {**OLD, "b.bias": OLD["b.bias"] * np.float32(1)}
+    new = aggregate([(zeros, WHOLE, 3), (extract(OLD, SINGLES), SINGLES, 1)], base=OLD)
+    assert all(new[name].tobytes() == OLD[name].tobytes() for name in OLD)
+    counted = aggregate([(zeros, WHOLE, 3)])
+    assert counted["b.bias"][1] != OLD["b.bias"][1], "averaged, the smallest value is rounded"
 
 
 def test_an_entry_that_nobody_held_keeps_its_bits() -> None:
@@ -149,15 +192,19 @@ def test_a_bad_update_is_refused_with_a_reason(arrays: Arrays, reason: str) -> N
     assert refused.value.reason == reason
 
 
-def test_both_engines_give_the_same_bits() -> None:
+@pytest.mark.parametrize("counted", ["holders", "nonzero"])
+def test_both_engines_give_the_same_bits(counted: str) -> None:
     import torch
 
     layout = layout_of(OLD)
-    engines = (CpuAccumulator(layout.size), TorchAccumulator(layout.size, torch.device("cpu")))
+    base = flatten(layout, OLD) if counted == "nonzero" else None
+    cpu = torch.device("cpu")
+    engines = (CpuAccumulator(layout.size, base), TorchAccumulator(layout.size, cpu, base))
     rng = np.random.default_rng(3)
-    for regions in (WHOLE, SLICE, SUFFIX, WHOLE):
+    for regions in (WHOLE, SLICE, SUFFIX, SINGLES, WHOLE):
         coverage = cover(layout, regions)
         values = rng.normal(size=coverage.size).astype(np.float32)
+        values[::3] = flatten(layout_of(held := extract(OLD, regions)), held)[::3]
         for engine in engines:
             engine.add(values, coverage, 5, 5 * 2.0**30)
     (one, held), (other, also) = (engine.mean(2.0**30) for engine in engines)
@@ -166,7 +213,7 @@ def test_both_engines_give_the_same_bits() -> None:
 
 def test_slices_that_cut_many_pieces_are_added_by_index() -> None:
     weights = {"w": np.zeros((3000, 4), np.float32)}
-    regions: dict[str, Region] = {"w": ((0, 3000), (1, 3))}
+    regions: dict[str, Region] = {"w": Block((None, range(1, 3)))}
     aggregator = Aggregator(layout_of(weights), weight_limit=2, device="cpu")
     ones = {"w": np.ones((3000, 2), np.float32)}
     assert aggregator.coverage(regions).index is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def federation(**changes: Any) -> Federation:
         "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
         "program": {"batch": 4, "steps": 2, "lr": 0.2},
         "data": {"name": "digits"},
-        "round": {"lr_decay_at": [0.5, 0.8], "weighting": "samples", "min_devices": 2},
+        "round": {"lr_decay_at": [0.5, 0.8], "weighting": "samples", "min_devices": 2, "count": "nonzero"},
         "tiers": {"strong": {"devices": ["big-*"]}, "weak": {"cut": 1, "memory_bytes": 5, "count": 2}},
     }
     for key, value in changes.items():
@@ -54,13 +55,20 @@ def test_a_plan_holds_what_the_file_says(plan: Plan) -> None:
         ("strong", ("big-*",), 0),
         ("weak", (), 5),
     ]
-    assert plan.initial.keys() == plan.tiers["strong"].regions.keys() > plan.tiers["weak"].regions.keys()
+    assert plan.count == "nonzero"
+    held = {tier: part.place(plan.initial, 1).regions.keys() for tier, part in plan.tiers.items()}
+    assert plan.initial.keys() == held["strong"] > held["weak"]
     assert {name.partition(".")[0] for name in plan.initial} <= set(plan.units)
 
 
 def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan: Plan) -> None:
     rates = [plan.hyper_at(number)["lr"] for number in range(1, 11)]
     np.testing.assert_allclose(rates, [0.2] * 5 + [0.02] * 3 + [0.002] * 2)
+
+
+def test_late_scalars_are_zero_until_their_fraction_of_the_rounds_has_passed(plan: Plan) -> None:
+    late = replace(plan, hyper={"lr": 0.2, "kd_weight": 0.05}, late={"kd_weight": 0.25})
+    assert [late.hyper_at(number)["kd_weight"] for number in range(1, 11)] == [0.0] * 3 + [0.05] * 7
 
 
 def test_bundles_are_kept_and_made_once(plan: Plan, out: Path) -> None:
@@ -212,6 +220,33 @@ from edgefl.models.loss import BinaryCrossEntropy
 def model(in_channels, size, classes):
     return replace(mlp(in_channels=in_channels, size=size, classes=classes), loss=BinaryCrossEntropy())
 """
+
+
+def test_a_tensor_name_that_blobs_cannot_hold_is_refused_before_anything_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_tilde.py").write_text(TILDE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelError, match=r"tensor head~a\.weight of tilde .* rename"):
+        compose(federation(model={"name": "my_tilde:model", "options": {}}), DATASET, tmp_path)
+    assert not (tmp_path / "bundles").exists()
+
+
+TILDE = """
+from torch import nn
+from edgefl.models.spec import ModelSpec, sequential
+from edgefl.programs.contract import TensorSpec
+def model(in_channels, size, classes):
+    units = [("flat", nn.Flatten()), ("head~a", nn.Linear(in_channels * size * size, classes))]
+    return ModelSpec("tilde", sequential(units), TensorSpec((in_channels, size, size)), classes)
+"""
+
+
+@pytest.mark.parametrize("count", ["", "some"])
+def test_an_unknown_way_to_count_names_the_known_ones(count: str) -> None:
+    assert federation(round={"count": "holders"}).round.count == "holders"
+    with pytest.raises(ConfigError, match=r"round\.count: .*'holders' or 'nonzero'"):
+        federation(round={"count": count})
 
 
 def test_a_cut_beyond_the_model_is_named(tmp_path: Path) -> None:

@@ -126,5 +126,5 @@ def test_units_become_blobs_and_a_version() -> None:
         "stem": {"stem.w"},
         "stem2": {"stem2.w"},
     }
-    one, other = version_of({"a": "1", "b": "2"}), version_of({"b": "2", "a": "1"})
-    assert one == other != version_of({"a": "2", "b": "1"})
+    one, other = version_of({"a": b"1", "b": b"2"}), version_of({"b": b"2", "a": b"1"})
+    assert one == other != version_of({"a": b"2", "b": b"1"})

@@ -97,6 +97,10 @@ def reshaped_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
     device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
 
 
+# An update never has masks, and a few bytes of one could ask for a gigabyte.
+MASKED = tensors.dump({"mask": np.zeros(1000, np.uint8)}, {"mask": 8000})
+
+
 def changed(**changes: Any) -> Callable[..., None]:
     return lambda device, task, opened: device.report(task, opened, **changes)
 
@@ -111,9 +115,10 @@ def changed(**changes: Any) -> Callable[..., None]:
         (changed(device="strong-0"), "wrong-device"),
         (changed(model_version="0" * 64), "wrong-model"),
         (changed(tensors=b"no tensors"), "malformed"),
+        (changed(tensors=MASKED), "malformed"),
         (lambda device, task, opened: device.send(b"no message", task), "malformed"),
     ],
-    ids=["nan", "shape", "tier", "run", "device", "version", "tensors", "message"],
+    ids=["nan", "shape", "tier", "run", "device", "version", "tensors", "mask", "message"],
 )
 def test_a_bad_update_is_refused_and_recorded_and_the_round_goes_on(
     device: MakeDevice, serve: Any, tmp_path: Path, bad: Any, reason: str
@@ -287,6 +292,28 @@ def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any,
     model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
     both = [("strong-0", "strong", 1), ("strong-1", "strong", 1)]
     for name, value in expected_mean(WEIGHTS, both).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+def test_changes_that_are_zero_do_not_count_if_so_asked_also_after_a_restart(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    fast, slow = device("strong-0", silent), device("strong-1", silent)
+    plan = replace(plan_for(federation, limits, rounds=1, min_devices=2), count="nonzero")
+    first = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    opened, task = fast.wait_open(), fast.tasks.get(timeout=PATIENCE_S)
+    still = {**trained("strong-0", task), "body.weight": WEIGHTS["body.weight"]}
+    fast.send(encode(update_for("strong-0", task, opened.model_version, still)), task)
+    assert fast.acks.get(timeout=PATIENCE_S).status == "accepted"
+    first.stop()
+
+    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    slow.report(slow.tasks.get(timeout=PATIENCE_S), slow.wait_open())
+    second.join()
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    both = [("strong-0", "strong", 1), ("strong-1", "strong", 1)]
+    alone = expected_mean(WEIGHTS, both[1:])["body.weight"]
+    for name, value in (expected_mean(WEIGHTS, both) | {"body.weight": alone}).items():
         np.testing.assert_allclose(model[name], value, atol=1e-6)
 
 

@@ -49,6 +49,15 @@ TENSORS = {
     "empty": np.zeros((0, 2), dtype=np.float32),
 }
 
+MASK_COUNTS = {"sparse": 1000, "even": 20, "none": 12}
+MASKED = {
+    "sparse": np.packbits(np.isin(np.arange(1000), (3, 4, 132, 261, 999)), bitorder="little"),
+    "even": np.packbits(np.arange(20) % 2 == 0, bitorder="little"),
+    "none": np.zeros(2, dtype=np.uint8),
+    "values": np.array([0.5, -1.0, 2.0, 4.25, -8.0], dtype=np.float32),
+}
+"""Masks of 1,000 entries (five held, sent as gaps of one and two bytes), of 20 (sent packed) and of 12 (none held)."""
+
 MESSAGES: dict[str, Message] = {
     "round_open": Round(
         run="run-7",
@@ -198,6 +207,7 @@ def vectors() -> dict[str, bytes]:
     found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})
     found["bundle"] = bundle_bytes()
     found["tensors"] = tensors.dump(TENSORS)
+    found["tensors_masked"] = tensors.dump(MASKED, MASK_COUNTS)
     found["topics"] = "\n".join(topic_table()).encode()
     return {f"{name}.bin": data for name, data in sorted(found.items())}
 

@@ -17,7 +17,7 @@ from edgefl.wire.manifest import DataSpec, Graph, Manifest, Port
 from edgefl.wire.messages import Profile, Task
 from edgefl.wire.topics import Topics
 from tests.wire import make_golden
-from tests.wire.make_golden import BLOBS, FOLDER, MESSAGES, TENSORS
+from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, TENSORS
 
 
 def golden(name: str) -> bytes:
@@ -95,6 +95,16 @@ def test_tensors_in_both_directions() -> None:
     for name, array in TENSORS.items():
         assert found[name].dtype == array.dtype
         assert found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_masked_tensors_in_both_directions() -> None:
+    assert tensors.dump(MASKED, MASK_COUNTS) == golden("tensors_masked")
+    assert b"sparse~gaps:1000" in golden("tensors_masked")
+    found = tensors.load(golden("tensors_masked"))
+    assert found.keys() == MASKED.keys()
+    for name, array in MASKED.items():
+        assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
 
 

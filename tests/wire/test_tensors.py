@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors import numpy as plain
 
-from edgefl.wire import tensors
+from edgefl.wire import bits, tensors
 from edgefl.wire.errors import ProtocolError
 
 DTYPES = st.sampled_from(
     [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_]
 )
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="~"), min_size=1, max_size=8)
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=8), ARRAYS, max_size=4))
+@given(st.dictionaries(NAMES, ARRAYS, max_size=4))
 def test_arrays_come_back_with_dtype_shape_and_bits(arrays: tensors.Arrays) -> None:
     found = tensors.load(tensors.dump(arrays))
 
@@ -92,3 +95,167 @@ def test_a_header_that_promises_more_than_there_is_raises_protocol_error() -> No
 
     with pytest.raises(ProtocolError):
         tensors.load(len(header).to_bytes(8, "little") + header + bytes(4))
+
+
+# --- masks ---
+
+
+def mask_of(count: int, *held: int) -> tensors.Array:
+    mask = np.zeros(count, np.bool_)
+    mask[list(held)] = True
+    return bits.pack(mask)
+
+
+SPARSE, EVERY_OTHER = mask_of(1000, 3, 500, 999), mask_of(999, *range(0, 999, 2))
+VALUES = np.arange(3, dtype=np.float32)
+
+
+@given(st.dictionaries(NAMES, hnp.arrays(np.bool_, st.integers(0, 200)), max_size=3), ARRAYS)
+def test_masks_come_back_packed_and_each_is_stored_in_its_smaller_form(
+    masks: dict[str, bits.Mask], other: tensors.Array
+) -> None:
+    arrays = {"another tensor": other} | {name: bits.pack(mask) for name, mask in masks.items()}
+    data = tensors.dump(arrays, {name: mask.size for name, mask in masks.items()})
+    found, stored = tensors.load(data), plain.load(data)
+
+    assert found.keys() == arrays.keys()
+    assert len(stored) == len(arrays)
+    for name, mask in masks.items():
+        np.testing.assert_array_equal(bits.unpack(found[name], mask.size), mask)
+        forms = [array for entry, array in stored.items() if entry.partition("~")[0] == name]
+        assert [form.nbytes for form in forms] == [bits.mask_bytes(mask)]
+
+
+def test_a_sparse_mask_travels_as_gaps_with_its_count_in_the_name() -> None:
+    data = tensors.dump({"mask": SPARSE, "values": VALUES}, {"mask": 1000})
+
+    stored = plain.load(data)
+    assert stored["mask~gaps:1000"].tobytes() == bytes([3, 0xF0, 0x03, 0xF2, 0x03])
+    np.testing.assert_array_equal(tensors.load(data)["mask"], SPARSE)
+
+
+def test_a_mask_as_large_in_either_form_travels_as_it_is() -> None:
+    arrays = {"one of eight": mask_of(8, 5), "nothing": mask_of(0)}
+
+    assert plain.load(tensors.dump(arrays, {"one of eight": 8, "nothing": 0})).keys() == arrays.keys()
+
+
+def test_a_dense_mask_travels_as_it_is() -> None:
+    data = tensors.dump({"mask": EVERY_OTHER}, {"mask": 999})
+
+    assert data == tensors.dump({"mask": EVERY_OTHER})
+
+
+def test_i27_a_masked_blob_is_as_long_as_the_formula_and_a_small_header() -> None:
+    for share in (1 / 64, 1 / 4):
+        mask = np.random.default_rng(7).random(400_000) < share
+        held = int(mask.sum())
+        data = tensors.dump(
+            {"mask": bits.pack(mask), "values": np.ones(held, np.float32)}, {"mask": mask.size}
+        )
+        formula = min(bits.gap_coded_bytes(mask), bits.bitmask_bytes(mask.size, held))
+
+        assert formula < len(data) <= formula + 200
+
+
+def test_equal_masks_give_equal_bytes_whatever_the_order() -> None:
+    one = tensors.dump({"a": SPARSE, "b": EVERY_OTHER, "c": SPARSE}, {"a": 1000, "b": 999, "c": 1000})
+    other = tensors.dump({"c": SPARSE, "b": EVERY_OTHER, "a": SPARSE}, {"c": 1000, "b": 999, "a": 1000})
+
+    assert one == other
+
+
+def test_a_mask_that_was_not_announced_stays_as_it_is() -> None:
+    assert plain.load(tensors.dump({"mask": SPARSE})).keys() == {"mask"}
+
+
+@pytest.mark.parametrize("name", ["~", "a~b", "mask~gaps:3"])
+def test_names_with_a_tilde_are_refused(name: str) -> None:
+    with pytest.raises(ProtocolError, match="is reserved in blobs; rename it"):
+        tensors.dump({name: VALUES})
+
+
+def test_a_mask_without_its_tensor_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="there is no tensor 'mask'"):
+        tensors.dump({"values": VALUES}, {"mask": 1000})
+
+
+@pytest.mark.parametrize("array", [SPARSE[:-1], SPARSE.astype(np.int64), SPARSE.reshape(5, 25), VALUES])
+def test_an_array_that_is_no_packed_mask_of_its_count_is_refused(array: tensors.Array) -> None:
+    with pytest.raises(ProtocolError, match="a packed mask of 1000 entries is uint8"):
+        tensors.dump({"mask": array}, {"mask": 1000})
+
+
+def hostile(entries: Mapping[str, tensors.Array]) -> bytes:
+    return bytes(plain.save(dict(entries)))
+
+
+GAPS = np.array([3], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ({"m": GAPS, "m~gaps:8": GAPS}, "holds tensor 'm' twice"),
+        ({"m~gaps:8": GAPS, "m~gaps:9": GAPS}, "holds tensor 'm' twice"),
+        ({"m~gaps:3": GAPS}, "beyond its 3 entries"),
+        ({"m~gaps:0": GAPS}, "beyond its 0 entries"),
+        ({"m~gaps:8": GAPS | 128}, "cut short"),
+        ({"m~gaps:8": GAPS.astype(np.int8)}, "uint8 in one dimension"),
+        ({"m~gaps:8": GAPS.reshape(1, 1)}, "uint8 in one dimension"),
+        ({"m~gaps:8": GAPS.reshape(())}, "uint8 in one dimension"),
+        *(
+            ({name: GAPS}, "does not know")
+            for name in (
+                "~",
+                "m~",
+                "m~gaps:",
+                "m~gaps",
+                "m~gaps:-1",
+                "m~gaps:08",
+                "m~gaps:8 ",
+                "m~gaps:8\n",
+                "m~gaps:٨",
+                "m~gaps:99999999999999999999",
+                "m~x:8",
+                "a~b~gaps:8",
+            )
+        ),
+    ],
+)
+def test_masks_that_nobody_sends_are_refused(entries: dict[str, tensors.Array], text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        tensors.load(hostile(entries))
+
+
+def test_a_mask_beyond_the_receivers_bound_is_refused_before_it_takes_memory() -> None:
+    for count in (tensors.MAX_MASK_BITS + 1, 10**18):
+        with pytest.raises(ProtocolError, match=f"mask 'm' has {count} entries where at most 8589934592"):
+            tensors.load(hostile({f"m~gaps:{count}": GAPS}))
+
+
+def test_the_bound_is_for_all_masks_of_a_blob_together() -> None:
+    data = hostile({"a~gaps:60": GAPS, "b~gaps:40": GAPS})
+
+    assert tensors.load(data, max_bits=100).keys() == {"a", "b"}
+    with pytest.raises(ProtocolError, match="are left for the masks of this blob"):
+        tensors.load(data, max_bits=99)
+
+
+def test_a_receiver_can_take_no_gaps_at_all() -> None:
+    assert tensors.load(WHOLE, max_bits=0).keys() == {"a", "b"}
+    with pytest.raises(ProtocolError, match="at most 0 are left"):
+        tensors.load(tensors.dump({"mask": SPARSE}, {"mask": 1000}), max_bits=0)
+
+
+MASKED = tensors.dump({"mask": SPARSE, "values": VALUES}, {"mask": 1000})
+
+
+@given(st.integers(0, len(MASKED) - 1), st.integers(0, 255))
+def test_damaged_masks_raise_nothing_but_protocol_error(place: int, value: int) -> None:
+    damaged = bytearray(MASKED)
+    damaged[place] = value
+    try:
+        tensors.load(bytes(damaged), max_bits=10_000)
+    except ProtocolError:
+        return

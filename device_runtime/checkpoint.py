@@ -1,0 +1,105 @@
+"""Training state between two processes, as rows of SQLite: one per tensor, so that one tensor is copied at a time.
+
+A device's memory peaks where its training state is saved, if the state is copied whole. The functions here run inside
+the store's transactions and let SQLite's errors pass.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from edgefl.wire.tensors import Array
+
+# The ids are never used again: what was replaced is missing to who still reads it, and never mixed with the new.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS checkpoint(nonce TEXT PRIMARY KEY, step INTEGER NOT NULL, sums BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS checkpoint_tensors(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, nonce TEXT NOT NULL REFERENCES checkpoint ON DELETE CASCADE,
+  name TEXT NOT NULL, dtype TEXT NOT NULL, shape BLOB NOT NULL, data BLOB NOT NULL);
+"""
+
+_PIECE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Training state after ``step`` local steps; ``sums`` are running metric sums.
+
+    ``tensors`` are names and arrays, made one at a time and to be walked once: hold on to none that is not needed.
+    """
+
+    step: int
+    sums: dict[str, float]
+    tensors: Iterable[tuple[str, Array]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a tensor lies and what it is; ``dtype`` is numpy's, with byte order (``<f4``)."""
+
+    id: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def replace(db: sqlite3.Connection, nonce: str, checkpoint: Checkpoint) -> None:
+    """Keep ``checkpoint`` instead of any other. Draws its tensors one after the other; what they raise passes."""
+    delete(db)
+    db.execute(
+        "INSERT INTO checkpoint VALUES(?, ?, ?)",
+        (nonce, checkpoint.step, msgspec.msgpack.encode(checkpoint.sums)),
+    )
+    for name, array in checkpoint.tensors:
+        _insert(db, nonce, name, array)
+        del array  # or it would live on while the next one is made
+
+
+def delete(db: sqlite3.Connection) -> None:
+    """Drop the checkpoint, its tensors with it."""
+    db.execute("DELETE FROM checkpoint")
+
+
+def find(db: sqlite3.Connection, nonce: str) -> tuple[int, dict[str, float], list[Row]] | None:
+    """Step, metric sums and tensors of the checkpoint of this task, None if there is none."""
+    found = db.execute("SELECT step, sums FROM checkpoint WHERE nonce = ?", (nonce,)).fetchone()
+    if found is None:
+        return None
+    rows = db.execute(
+        "SELECT id, name, dtype, shape FROM checkpoint_tensors WHERE nonce = ? ORDER BY id", (nonce,)
+    )
+    listed = [
+        Row(key, name, dtype, msgspec.msgpack.decode(shape, type=tuple[int, ...]))
+        for key, name, dtype, shape in rows
+    ]
+    return found[0], msgspec.msgpack.decode(found[1], type=dict[str, float]), listed
+
+
+def read(db: sqlite3.Connection, row: Row) -> Array:
+    """The tensor of a row, in memory of its own."""
+    array = np.empty(row.shape, row.dtype)
+    view = array.reshape(-1).view(np.uint8)
+    with db.blobopen("checkpoint_tensors", "data", row.id, readonly=True) as blob:
+        for start in range(0, array.nbytes, _PIECE_BYTES):
+            piece = blob.read(_PIECE_BYTES)
+            view[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+    return array
+
+
+def _insert(db: sqlite3.Connection, nonce: str, name: str, array: Array) -> None:
+    """Write one tensor through a blob handle: a bound value would be copied twice, and stay with its statement.
+
+    ``data`` is the last column: SQLite builds a row with its zeros in memory unless they come at its end.
+    """
+    made = db.execute(
+        "INSERT INTO checkpoint_tensors(nonce, name, dtype, shape, data) VALUES(?, ?, ?, ?, zeroblob(?))",
+        (nonce, name, array.dtype.str, msgspec.msgpack.encode(array.shape), array.nbytes),
+    )
+    if array.nbytes and made.lastrowid is not None:
+        with db.blobopen("checkpoint_tensors", "data", made.lastrowid) as blob:
+            blob.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,59 @@
+"""Tiers in one line, for the command line: ``strong,weak,half=width:1/4*2,sparse=importance:1/16``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from edgefl.wire.errors import ConfigError
+
+GRAMMAR = "[NAME=]KIND[:SIZE][*DEVICES], separated by commas"
+_ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:*,]+))?(?:\*(?P<count>\d+))?")
+
+
+def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
+    """Tables for the federation file's ``tiers``, by name.
+
+    KIND is a submodel kind, ``full``, or a preset of the model (``strong``, ``moderate``, ``weak``). SIZE is the share
+    of the parameters (``0.25``, ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier is
+    called after its kind; without DEVICES it gets ``count``. ConfigError with the grammar for anything else.
+    """
+    from edgefl.submodels.output_side import TIERS
+
+    presets = TIERS.get(model, {})
+    tables: dict[str, dict[str, Any]] = {}
+    for item in text.split(","):
+        found = _ITEM.fullmatch(item.strip())
+        if found is None:
+            raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
+        kind, size = found["kind"].strip(), (found["size"] or "").strip()
+        name = (found["name"] or kind).strip()
+        name = name if name not in tables else f"{name}-{len(tables)}"
+        table = _preset(presets, kind) if not size else None
+        if table is None:
+            table = _sized(kind, size)
+        tables[name.replace("_", "-")] = table | {"count": int(found["count"] or count)}
+    return tables
+
+
+def _preset(presets: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    if kind == "full":
+        return {"cut": 0}
+    preset = presets.get(kind)
+    return None if preset is None else {"cut": preset.cut, "chunks": preset.chunks}
+
+
+def _sized(kind: str, size: str) -> dict[str, Any]:
+    if kind == "output_side":
+        if size and not size.isdigit():
+            raise ConfigError(f"the size of output_side is the number of frozen units, found {size!r}")
+        return {"cut": int(size or 0)}
+    if not size:
+        return {"kind": kind}
+    try:
+        gamma = float(Fraction(size))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"the size of {kind} is a share such as 0.25 or 1/4, found {size!r}") from error
+    return {"kind": kind, "gamma": gamma}

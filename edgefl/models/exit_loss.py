@@ -1,0 +1,78 @@
+"""What a model with early exits is trained on: the losses of its exits, the deeper the heavier (ScaleFL, fiarse.md 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgefl.models.loss import Loss, OfClasses
+from edgefl.programs.contract import TensorSpec
+from edgefl.wire.errors import ModelError
+
+TEMPERATURE = 3.0
+
+
+@dataclass(frozen=True)
+class ExitLoss:
+    """``sum_j j / (m (m + 1) / 2) * l_j`` over the exits j = 1..m of an output (B, m, *out), the last one last.
+
+    l_m is the ``base`` loss of exit m; for j < m it is that of exit j plus ``kd_weight`` times the divergence
+    ``KL(p_m || p_j)``, p = softmax(z / 3), z the logits, p_m a constant; mean over tokens where there are some. There is
+    no factor 3^2 as in other people's distillation: it is part of ``kd_weight``.
+    An output (B, *out), of the last exit alone, has the base loss. What is right or wrong, the last exit says.
+    """
+
+    base: Loss
+    # Dimensions of an output (B, *out); one with exits has one more.
+    rank: int
+    # A scalar tensor where a program reads it from the round.
+    kd_weight: float | Tensor = 0.0
+
+    def __post_init__(self) -> None:
+        weight = self.kd_weight
+        if isinstance(weight, Tensor):  # checked where it came from
+            return
+        if weight < 0.0:
+            raise ModelError(f"kd_weight is 0 or more, found {weight}", kd_weight=weight)
+        if weight and not isinstance(self.base, OfClasses):
+            raise ModelError(
+                f"distillation between exits compares probabilities of classes, and {type(self.base).__name__} has "
+                "none; leave kd_weight at 0",
+                loss=type(self.base).__name__,
+            )
+
+    def distilling(self, kd_weight: float | Tensor) -> ExitLoss:
+        """The same loss with this weight of the divergence."""
+        return replace(self, kd_weight=kd_weight)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        if out.dim() == self.rank:
+            return self.base.each(out, y)
+        *early, last = out.unbind(dim=1)
+        count = len(early) + 1
+        total = count * self.base.each(last, y)
+        for position, said in enumerate(early, start=1):
+            total = total + position * (self.base.each(said, y) + self._distilled(last, said))
+        return total / (count * (count + 1) / 2)
+
+    def _distilled(self, last: Tensor, said: Tensor) -> Tensor | float:
+        """What an early exit is to pay for being unlike the last one, (B,)."""
+        off = not isinstance(self.kd_weight, Tensor) and not self.kd_weight
+        if off or not isinstance(self.base, OfClasses):
+            return 0.0
+        return self.kd_weight * divergence(self.base.logits(last).detach(), self.base.logits(said))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.base.correct(out if out.dim() == self.rank else out[:, -1], y)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return self.base.label(out)
+
+
+def divergence(teacher: Tensor, student: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+    """KL(softmax(teacher / T) || softmax(student / T)) of logits (B, ..., C), per sample: (B,), mean over the rest."""
+    wanted, found = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
+    each = (wanted.exp() * (wanted - found)).sum(dim=-1)
+    return each.flatten(1).mean(dim=1) if each.dim() > 1 else each

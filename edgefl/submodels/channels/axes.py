@@ -1,0 +1,267 @@
+"""What the indices of one dimension are made of, and how knowledge of it grows.
+
+A dimension is an :data:`Axis`: an :class:`Atom` (one group of indices that nothing tells apart, such as the channels of
+a layer), a :class:`Product` of axes (heads times entries of a head, the first varies slowest), or a :class:`Concat` of
+axes one after the other. Dimensions whose indices must be kept alike share atoms. An atom can turn out to be
+something finer, and then is so everywhere; what cannot be told is *pinned*: kept whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+
+class Atom:
+    """``size`` indices that belong together. ``reason`` says why none may be left out; None where some may."""
+
+    __slots__ = ("_meaning", "reason", "size")
+
+    def __init__(self, size: int, reason: str | None = None) -> None:
+        self.size, self.reason = size, reason
+        self._meaning: Axis | None = None
+
+    def become(self, axis: Axis) -> None:
+        """From now on this atom is ``axis``, of the same size."""
+        if self.reason is not None:
+            pin(axis, self.reason)
+        self._meaning = axis
+
+    def resolved(self) -> Axis:
+        if self._meaning is None:
+            return ONE if self.size == 1 else self
+        self._meaning = resolve(self._meaning)
+        return self._meaning
+
+    def __repr__(self) -> str:
+        return f"Atom({self.size})" if self.reason is None else f"Atom({self.size}, {self.reason!r})"
+
+
+@dataclass(frozen=True)
+class Product:
+    """All combinations of the factors' indices, row-major. Without factors: a dimension of size 1."""
+
+    factors: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """The parts' indices one after the other."""
+
+    parts: tuple[Axis, ...]
+
+
+Axis: TypeAlias = Atom | Product | Concat
+Axes = tuple[Axis, ...]
+ONE = Product(())
+
+
+class UnalignedError(Exception):
+    """Two ways to see the same indices have no common refinement as products and concatenations."""
+
+
+def resolve(axis: Axis) -> Axis:
+    """``axis`` as it is known now, in normal form.
+
+    No product in a product, no concatenation in a concatenation, none of a single member, no factor of size 1, and a
+    product whose first factor is a concatenation is the concatenation of products.
+    """
+    if isinstance(axis, Atom):
+        return axis.resolved()
+    if isinstance(axis, Concat):
+        parts: list[Axis] = []
+        for part in map(resolve, axis.parts):
+            parts.extend(part.parts if isinstance(part, Concat) else [part])
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+    factors: list[Axis] = []
+    for factor in map(resolve, axis.factors):
+        factors.extend(factor.factors if isinstance(factor, Product) else [factor])
+    if len(factors) == 1:
+        return factors[0]
+    if factors and isinstance(factors[0], Concat):
+        return resolve(Concat(tuple(Product((part, *factors[1:])) for part in factors[0].parts)))
+    return Product(tuple(factors))
+
+
+def size(axis: Axis) -> int:
+    if isinstance(axis, Atom):
+        return axis.size
+    if isinstance(axis, Product):
+        return math.prod(map(size, axis.factors))
+    return sum(map(size, axis.parts))
+
+
+def atoms(axis: Axis) -> Iterator[Atom]:
+    """The atoms of ``axis``, in order, with repetitions."""
+    axis = resolve(axis)
+    if isinstance(axis, Atom):
+        yield axis
+    else:
+        for inner in axis.factors if isinstance(axis, Product) else axis.parts:
+            yield from atoms(inner)
+
+
+def pin(axis: Axis, reason: str) -> None:
+    """Keep all of ``axis``; the first reason stays."""
+    for atom in atoms(axis):
+        if atom.reason is None:
+            atom.reason = reason
+
+
+def is_pinned(axis: Axis) -> bool:
+    return all(atom.reason is not None for atom in atoms(axis))
+
+
+def unify(one: Axis, other: Axis) -> None:
+    """Note that the same indices of both must be kept. Pins both where their structures have no common refinement."""
+    one, other = resolve(one), resolve(other)
+    if one == other:
+        return
+    if isinstance(one, Atom):
+        one.become(other)
+    elif isinstance(other, Atom):
+        other.become(one)
+    else:
+        try:
+            if isinstance(one, Concat) and isinstance(other, Concat):
+                _join_parts(one, other)
+            else:
+                _join_factors(one, other)
+        except UnalignedError:
+            for axis in (one, other):
+                pin(axis, "its indices are grouped in two ways that do not fit into each other")
+
+
+def _join_factors(one: Axis, other: Axis) -> None:
+    rests: tuple[Axis, Axis] = (one, other)
+    while size(rests[0]) > 1:
+        step = min(size(_last(rest)) for rest in rests)
+        (outer, inner), (other_outer, other_inner) = (divide(rest, step) for rest in rests)
+        unify(inner, other_inner)
+        rests = outer, other_outer
+
+
+def _last(axis: Axis) -> Axis:
+    axis = resolve(axis)
+    return axis.factors[-1] if isinstance(axis, Product) else axis
+
+
+def _join_parts(one: Concat, other: Concat) -> None:
+    ends = sorted({end for axis in (one, other) for end in _ends(axis)})
+    for start, stop in pairwise([0, *ends]):
+        unify(take(one, start, stop), take(other, start, stop))
+
+
+def _ends(axis: Concat) -> list[int]:
+    return list(accumulate(map(size, axis.parts)))
+
+
+def take(axis: Axis, start: int, stop: int) -> Axis:
+    """The indices ``start:stop`` of ``axis``, which learns that it is cut there. Raises :class:`UnalignedError`."""
+    axis = resolve(axis)
+    if (start, stop) == (0, size(axis)):
+        return axis
+    if isinstance(axis, Atom):
+        return _taken(axis, start, stop)
+    if isinstance(axis, Concat):
+        found: list[Axis] = []
+        for part, (first, last) in zip(axis.parts, pairwise([0, *_ends(axis)]), strict=True):
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                found.append(take(part, low - first, high - first))
+        return resolve(Concat(tuple(found)))
+    first_factor, *rest = axis.factors
+    inner = Product(tuple(rest))
+    step = size(inner)
+    if start % step or stop % step:
+        raise UnalignedError
+    return resolve(Product((take(first_factor, start // step, stop // step), inner)))
+
+
+def _taken(atom: Atom, start: int, stop: int) -> Axis:
+    if atom.reason is not None:
+        return resolve(Atom(stop - start, atom.reason))
+    lengths = (start, stop - start, atom.size - stop)
+    before, taken, after = (Atom(length) if length else None for length in lengths)
+    assert taken is not None
+    atom.become(Concat(tuple(part for part in (before, taken, after) if part is not None)))
+    return resolve(taken)
+
+
+def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
+    """``axis`` as a product of two, the second of size ``inner``; it learns so. Raises :class:`UnalignedError`."""
+    axis = resolve(axis)
+    if inner == 1:
+        return axis, ONE
+    if size(axis) % inner:
+        raise UnalignedError
+    if isinstance(axis, Atom):
+        return _divided(axis, inner)
+    if isinstance(axis, Concat):
+        return _divided_parts(axis, inner)
+    factors, tail = list(axis.factors), list[Axis]()
+    while inner > 1:
+        last = factors.pop()
+        if inner % size(last):
+            outer, last = divide(last, inner)
+            factors.append(outer)
+        inner //= size(last)
+        tail.insert(0, last)
+    return resolve(Product(tuple(factors))), resolve(Product(tuple(tail)))
+
+
+def _divided(atom: Atom, inner: int) -> tuple[Axis, Axis]:
+    if atom.size == inner:
+        return ONE, atom
+    parts = Atom(atom.size // inner, atom.reason), Atom(inner, atom.reason)
+    atom.become(Product(parts))
+    return parts
+
+
+def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
+    """Each part divided alike; where a part ends inside a group, the groups are alike and all of them stay."""
+    if any(size(part) % inner for part in axis.parts):
+        groups = [take(axis, start, start + inner) for start in range(0, size(axis), inner)]
+        for group in groups[1:]:
+            unify(groups[0], group)
+        return resolve(Concat((ONE,) * len(groups))), resolve(groups[0])
+    pairs = [divide(part, inner) for part in axis.parts]
+    for _, other in pairs[1:]:
+        unify(pairs[0][1], other)
+    return resolve(Concat(tuple(outer for outer, _ in pairs))), resolve(pairs[0][1])
+
+
+def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
+    """The axes of a tensor seen in another ``shape`` of as many elements, as by ``view``."""
+    found: list[Axis] = []
+    left = [axis for axis in axes if size(axis) != 1]
+    wanted: list[int] = []
+    for length in shape:
+        wanted.append(length)
+        # A group is complete once as many elements went in as came out.
+        whole, count = math.prod(wanted), 0
+        while whole > 1 and math.prod(map(size, left[:count])) < whole and count < len(left):
+            count += 1
+        if math.prod(map(size, left[:count])) == whole:
+            found += _regrouped(left[:count], wanted)
+            left, wanted = left[count:], []
+    return tuple(found)
+
+
+def _regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
+    if len(axes) == 1 and [length for length in shape if length != 1] == [size(axes[0])]:
+        return [axes[0] if length != 1 else ONE for length in shape]
+    rest: Axis = Product(tuple(axes))
+    found: list[Axis] = []
+    try:
+        for length in reversed(shape):
+            rest, inner = divide(rest, length)
+            found.insert(0, inner)
+    except UnalignedError:
+        reason = "its indices are regrouped in a way that does not follow their structure"
+        pin(Product(tuple(axes)), reason)
+        return [resolve(Atom(length, reason)) for length in shape]
+    return found

@@ -1,0 +1,166 @@
+"""The model that is left of a selection: the same modules with smaller tensors, run once to see that they fit."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.spec import ModelSpec
+from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, Product, atoms, resolve
+from edgefl.submodels.channels.resize import adapt, follow, resize, rewrite
+from edgefl.submodels.channels.selection import Channels, Prefer, Selection, counts, kept, leading, regions
+from edgefl.submodels.channels.watch import watch
+from edgefl.submodels.submodel import Block, Region
+from edgefl.wire.errors import ModelError
+
+_WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")
+
+
+def channels_of(spec: ModelSpec) -> Channels:
+    """How the dimensions of the model's tensors hang together; found once per model.
+
+    Where the code gives sizes to tensors (a first state of zeros, a token that it expands), one slice is tried: they
+    follow, or what depends on them stays whole.
+    """
+    if spec not in _known:
+        _known[spec] = _found(spec)
+    return _known[spec]
+
+
+_known: WeakKeyDictionary[ModelSpec, Channels] = WeakKeyDictionary()
+
+
+def _found(spec: ModelSpec) -> Channels:
+    following = Channels.of(watch(spec.module, spec.sample))
+    if not following.is_loose or _halves(spec, following):
+        return following
+    fixed = Channels.of(watch(spec.module, spec.sample, fixed=True))
+    return fixed if _halves(spec, fixed) else following
+
+
+def _halves(spec: ModelSpec, channels: Channels) -> bool:
+    try:
+        fitted(spec, channels, lambda size: (size + 1) // 2)
+    except ModelError:
+        return False
+    return True
+
+
+def fitted(
+    spec: ModelSpec, channels: Channels, keep: Callable[[int], int]
+) -> tuple[Mapping[Atom, int], nn.Sequential]:
+    """How many indices of each atom stay, about ``keep`` of its size, and the model of the leading ones.
+
+    That is the first of a few ways to choose what to cut that :func:`narrow` accepts; the ModelError of the first way
+    if it accepts none.
+    """
+    refused: ModelError | None = None
+    tried: list[Mapping[Atom, int]] = []
+    for prefer, tied in itertools.product(_WAYS, (False, True)):
+        counted = counts(channels, keep, prefer, tied=tied)
+        if counted not in tried:
+            tried.append(counted)
+            try:
+                return counted, narrow(spec, channels, leading(counted))
+            except ModelError as error:
+                refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequential:
+    """What a selection leaves of ``spec.module``, under the same names and with the selected values.
+
+    It is run without values, and its own channels must then be those that were selected. If they are not, the same
+    is tried once more with the sizes that the code keeps in attributes adapted. Raises ModelError, with the unit and
+    the line, for code that holds a size in another way or that would read the kept entries in another order.
+    """
+    try:
+        return _fitting(spec, channels, selection, adapted=False)
+    except ModelError as refused:
+        try:
+            return _fitting(spec, channels, selection, adapted=True)
+        except ModelError:
+            raise refused from None
+
+
+def _fitting(spec: ModelSpec, channels: Channels, selection: Selection, *, adapted: bool) -> nn.Sequential:
+    made = _copied(spec.module, regions(channels, selection))
+    resize(made)
+    rewrite(made, channels.places, selection)
+    if adapted:
+        adapt(made, channels, selection)
+
+    def before(path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            follow(module, args[0])
+            follow(made.get_submodule(path), args[0])
+
+    found = Channels.of(watch(made, spec.sample, before))
+    for name, axes in found.axes.items():
+        _check(name, axes, channels.axes[name], selection)
+    return made
+
+
+def _copied(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
+    """A deep copy; what it finds in its memo, the cut tensors, it takes from there."""
+    memo: dict[int, object] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        cut = _cut(tensor.detach(), parts[name])
+        memo[id(tensor)] = (
+            nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
+        )
+    return copy.deepcopy(module, memo)
+
+
+def _cut(tensor: Tensor, region: Region) -> Tensor:
+    if not isinstance(region, Block):
+        return tensor.clone()
+    for dim, held in enumerate(region.axes):
+        if held is not None:
+            tensor = tensor.index_select(dim, torch.tensor(held, device=tensor.device))
+    return tensor.clone()
+
+
+def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
+    made: dict[Atom, Axis] = {}
+    for dim, (axis, before) in enumerate(zip(found, whole, strict=True)):
+        wanted = _form(resolve(_left(before, selection, made)))
+        if not selection.keys().isdisjoint(atoms(before)) and _form(axis) != wanted:
+            raise ModelError(
+                f"dimension {dim} of {name!r} would be read in another order: the whole model takes it for "
+                f"{_told(before)}, what is left of it for {_told(axis)}",
+                tensor=name,
+            )
+
+
+def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
+    """``axis`` in the sizes that the selection leaves."""
+    if isinstance(axis, Atom):
+        return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
+    if isinstance(axis, Product):
+        return Product(tuple(_left(factor, selection, made) for factor in axis.factors))
+    return Concat(tuple(_left(part, selection, made) for part in axis.parts))
+
+
+def _form(axis: Axis) -> Any:
+    """Sizes and how they are nested; what is pinned as a whole may be known in more or less detail."""
+    if isinstance(axis, Atom):
+        return axis.size
+    if axis == ONE:
+        return 1
+    inner = axis.factors if isinstance(axis, Product) else axis.parts
+    return (type(axis).__name__, *map(_form, inner))
+
+
+def _told(axis: Axis) -> str:
+    if isinstance(axis, Atom) or axis == ONE:
+        return str(axis.size if isinstance(axis, Atom) else 1)
+    sign, inner = (" x ", axis.factors) if isinstance(axis, Product) else (" + ", axis.parts)
+    return "(" + sign.join(map(_told, inner)) + ")"

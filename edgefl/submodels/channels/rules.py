@@ -1,0 +1,370 @@
+"""What each operation says about the dimensions of the tensors that it reads and gives.
+
+A rule returns the axes of the first result, or of all; results it says nothing about are kept whole. A rule that raises
+:class:`~edgefl.submodels.channels.axes.UnalignedError` cannot tell: all it reads and gives is kept whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import edgefl.models.cells  # noqa: F401  makes torch.ops.edgefl.lstm_cells and gru_cells
+from edgefl.submodels.channels.axes import (
+    ONE,
+    Atom,
+    Axes,
+    Axis,
+    Concat,
+    Product,
+    UnalignedError,
+    is_pinned,
+    regroup,
+    resolve,
+    size,
+    take,
+    unify,
+)
+from edgefl.submodels.channels.book import Op
+
+Rule = Callable[[Op], Axes | list[Axes]]
+_RULES: dict[Any, Rule] = {}
+
+
+def rule_of(func: Any) -> Rule | None:
+    """The rule of an operation; None if there is none."""
+    found = _RULES.get(func.overloadpacket)
+    if found is not None:
+        return found
+    if torch.Tag.pointwise in func.tags:
+        return _pointwise
+    name = func.overloadpacket.__name__
+    return _spatial if _SPATIAL.search(name) and "backward" not in name else None
+
+
+def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
+    """Make a function the rule of operations; names that this torch does not have are passed over."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            packet = getattr(room, name, None)
+            if packet is not None:
+                _RULES[packet] = function
+        return function
+
+    return register
+
+
+@rule("copy_", "native_dropout", "masked_fill")
+def _pointwise(op: Op) -> list[Axes]:
+    """Entry by entry, with broadcasting."""
+    read = [op.book.axes(tensor) for tensor in op.tensors]
+    return [_broadcast(read, tuple(result.shape)) for result in op.results]
+
+
+def _broadcast(read: Sequence[Axes], shape: Sequence[int]) -> Axes:
+    columns = list(zip_longest(*(reversed(axes) for axes in read), fillvalue=ONE))
+    found: list[Axis] = []
+    for length, column in zip(reversed(shape), columns, strict=True):
+        same = [axis for axis in column if size(axis) == length != 1]
+        for axis in same[1:]:
+            unify(same[0], axis)
+        found.insert(0, same[0] if same else ONE)
+    return tuple(found)
+
+
+@rule(
+    "alias", "detach", "clone", "contiguous", "_to_copy", "to", "lift_fresh", "lift_fresh_copy", "dropout",
+    "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "fill_", "zero_", "fill", "bernoulli",
+    "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "tril", "triu", "_conj",
+)  # fmt: skip
+def _alike(op: Op) -> list[Axes]:
+    first = op.book.axes(next(op.tensors))
+    return [first for _ in op.results]
+
+
+@rule(
+    "zeros", "ones", "empty", "full", "scalar_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "rand",
+    "randn", "empty_strided", "new_empty_strided",
+)  # fmt: skip
+def _filled(op: Op) -> Axes:
+    """A tensor of one value has no structure of its own."""
+    return tuple(map(op.given_size, op.shape))
+
+
+@rule(
+    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_copy", "_reshape_alias",
+    "unsqueeze_copy", "unsqueeze_", "squeeze_", "squeeze_copy",
+)  # fmt: skip
+def _view(op: Op) -> Axes:
+    return regroup(op.axes("self"), op.shape)
+
+
+@rule("permute", "permute_copy")
+def _permute(op: Op) -> Axes:
+    axes = op.axes("self")
+    return tuple(axes[dim] for dim in op["dims"])
+
+
+@rule("transpose", "transpose_copy", "t", "t_copy", "numpy_T", "transpose_", "t_")
+def _transpose(op: Op) -> Axes:
+    axes = list(op.axes("self"))
+    if len(axes) >= 2:
+        one, other = (
+            op.dim(name, len(axes)) if name in op.given else at for name, at in (("dim0", 0), ("dim1", 1))
+        )
+        axes[one], axes[other] = axes[other], axes[one]
+    return tuple(axes)
+
+
+@rule("expand", "expand_copy", "broadcast_to", "expand_as")
+def _expand(op: Op) -> Axes:
+    axes = op.axes("self")
+    padded = (ONE,) * (len(op.shape) - len(axes)) + axes
+    return tuple(
+        axis if size(axis) == length else op.given_size(length)
+        for axis, length in zip(padded, op.shape, strict=True)
+    )
+
+
+@rule("repeat")
+def _repeat(op: Op) -> Axes:
+    axes = op.axes("self")
+    padded = (ONE,) * (len(op["repeats"]) - len(axes)) + axes
+    times = [op.whole((number,), "copies one after the other")[0] for number in op["repeats"]]
+    return tuple(resolve(Product(pair)) for pair in zip(times, padded, strict=True))
+
+
+@rule("cat", "concat", "concatenate")
+def _cat(op: Op) -> Axes:
+    # Torch lets tensors of shape (0,) through, whatever the others are.
+    read = [op.book.axes(tensor) for tensor in op["tensors"] if tensor.dim() == len(op.shape)]
+    dim = op.dim("dim", len(op.shape))
+    joined = resolve(Concat(tuple(axes[dim] for axes in read)))
+    return tuple(joined if at == dim else _same(column) for at, column in enumerate(zip(*read, strict=True)))
+
+
+@rule("stack")
+def _stack(op: Op) -> Axes:
+    read = [op.book.axes(tensor) for tensor in op["tensors"]]
+    dim = op.dim("dim", len(op.shape))
+    rest = [_same(column) for column in zip(*read, strict=True)]
+    return (*rest[:dim], resolve(Concat((ONE,) * len(read))), *rest[dim:])
+
+
+def _same(axes: Sequence[Axis]) -> Axis:
+    for axis in axes[1:]:
+        unify(axes[0], axis)
+    return axes[0]
+
+
+@rule(
+    "split",
+    "split_with_sizes",
+    "split_copy",
+    "split_with_sizes_copy",
+    "chunk",
+    "unsafe_split",
+    "unsafe_chunk",
+    "tensor_split",
+)
+def _split(op: Op) -> list[Axes]:
+    axes = op.axes("self")
+    dim = op.dim("dim", len(axes))
+    found, start = [], 0
+    for result in op.results:
+        found.append((*axes[:dim], take(axes[dim], start, start + result.shape[dim]), *axes[dim + 1 :]))
+        start += result.shape[dim]
+    return found
+
+
+@rule("slice", "slice_copy", "narrow")
+def _slice(op: Op) -> Axes:
+    axes = op.axes("self")
+    dim = op.dim("dim", len(axes))
+    if "length" in op.given:
+        start, stop, step = op["start"], op["start"] + op["length"], 1
+    else:
+        start, stop, step = slice(op["start"], op["end"], op["step"]).indices(size(axes[dim]))
+    if step == 1 and start < stop:
+        found = take(axes[dim], start, stop)
+    else:
+        op.pin([axes[dim]], "every so many entries are taken")
+        found = op.whole((op.shape[dim],), "every so many entries are taken")[0]
+    return (*axes[:dim], found, *axes[dim + 1 :])
+
+
+@rule("select", "select_copy", "unbind", "unbind_copy")
+def _select(op: Op) -> list[Axes]:
+    axes = op.axes("self")
+    dim = op.dim("dim", len(axes))
+    op.pin([axes[dim]], "entries are taken by their number")
+    return [(*axes[:dim], *axes[dim + 1 :])] * len(op.results)
+
+
+@rule("index_select", "index")
+def _index(op: Op) -> Axes:
+    axes = op.axes("self")
+    if "indices" in op.given:
+        dims = [at for at, index in enumerate(op["indices"]) if index is not None]
+        if len(dims) != 1:
+            raise UnalignedError
+        dim, index = dims[0], op["indices"][dims[0]]
+    else:
+        dim, index = op.dim("dim", len(axes)), op["index"]
+    op.pin([axes[dim]], "entries are looked up by their number")
+    return (*axes[:dim], *op.book.axes(index), *axes[dim + 1 :])
+
+
+@rule("roll", "flip")
+def _turned(op: Op) -> Axes:
+    axes = op.axes("self")
+    op.pin([axes[dim] for dim in op["dims"]] or axes, "entries change places")
+    return axes
+
+
+@rule("constant_pad_nd")
+def _pad(op: Op) -> Axes:
+    axes = list(op.axes("self"))
+    pads = op["pad"]
+    for pair in range(len(pads) // 2):
+        before, after = pads[2 * pair : 2 * pair + 2]
+        dim = len(axes) - 1 - pair
+        if is_pinned(axes[dim]) or min(before, after) < 0:
+            op.pin([axes[dim]], "entries are cut off")
+            axes[dim] = op.whole((op.shape[dim],), "padding")[0]
+        else:
+            ends = [op.whole((length,), "padding") if length else () for length in (before, after)]
+            axes[dim] = resolve(Concat((*ends[0], axes[dim], *ends[1])))
+    return tuple(axes)
+
+
+@rule(
+    "mean", "sum", "amax", "amin", "prod", "any", "all", "var", "std", "var_mean", "std_mean", "logsumexp", "max",
+    "min", "norm", "linalg_vector_norm", "nansum",
+)  # fmt: skip
+def _reduce(op: Op) -> list[Axes]:
+    axes = op.book.axes(next(op.tensors))
+    given = op["dim"]
+    dims = [given] if isinstance(given, int) else (given or range(len(axes)))
+    gone = {dim % len(axes) for dim in dims} if axes else set()
+    kept = [ONE if at in gone else axis for at, axis in enumerate(axes) if op["keepdim"] or at not in gone]
+    return [tuple(kept)] * len(op.results)
+
+
+_SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
+
+
+def _spatial(op: Op) -> list[Axes]:
+    """Pooling, resizing, padding: the trailing dimensions are positions, the others are worked on alone."""
+    axes = op.book.axes(next(op.tensors))
+    found = re.search(r"(\d)d", op.func.overloadpacket.__name__)
+    if found is None:
+        raise UnalignedError
+    spatial = int(found[1])
+    op.pin(axes[-spatial:], "positions")
+    return [(*axes[:-spatial], *op.whole(result.shape[-spatial:], "positions")) for result in op.results]
+
+
+@rule("convolution", "_convolution", "convolution_overrideable")
+def _convolution(op: Op) -> Axes:
+    x, kernel = op.axes("input"), op.axes("weight")
+    op.pin((*x[2:], *kernel[2:]), "positions of a convolution")
+    outside, inside = (kernel[1], kernel[0]) if op["transposed"] else (kernel[0], kernel[1])
+    if op["groups"] > 1:
+        if op["transposed"]:
+            raise UnalignedError
+        groups = Atom(op["groups"])
+        unify(x[1], Product((groups, inside)))
+        unify(outside, Product((groups, Atom(size(outside) // op["groups"]))))
+    else:
+        unify(x[1], inside)
+    if op["bias"] is not None:
+        unify(op.axes("bias")[0], outside)
+    return (x[0], outside, *op.whole(op.shape[2:], "positions of a convolution"))
+
+
+@rule("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_addmm_activation")
+def _product(op: Op) -> Axes:
+    """The last dimension of the left, and the last but one (or the only one) of the right, are summed over."""
+    tensors = list(op.tensors)
+    left, right = (op.book.axes(tensor) for tensor in tensors[-2:])
+    at = max(len(right) - 2, 0)
+    unify(left[-1], right[at])
+    if len(left) == 3:
+        unify(left[0], right[0])
+    found = (*left[:-1], *right[at + 1 :])
+    return _broadcast([found, op.book.axes(tensors[0])], op.shape) if len(tensors) == 3 else found
+
+
+@rule(
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm",
+)
+def _batch_norm(op: Op) -> Axes:
+    x = op.axes("input")
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if isinstance(op[name], Tensor):
+            unify(x[1], op.axes(name)[0])
+    return x
+
+
+@rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
+def _layer_norm(op: Op) -> Axes:
+    x = op.axes("input")
+    for name in ("weight", "bias"):
+        if isinstance(op[name], Tensor):
+            own = op.axes(name)
+            _broadcast([x, own], [size(axis) for axis in x])
+    return x
+
+
+@rule("native_group_norm")
+def _group_norm(op: Op) -> Axes:
+    x = op.axes("input")
+    unify(x[1], Product((Atom(op["group"]), Atom(size(x[1]) // op["group"]))))
+    for name in ("weight", "bias"):
+        if isinstance(op[name], Tensor):
+            unify(x[1], op.axes(name)[0])
+    return x
+
+
+@rule("embedding")
+def _embedding(op: Op) -> Axes:
+    table = op.axes("weight")
+    op.pin(table[:1], "rows are looked up by their number")
+    return (*op.axes("indices"), table[1])
+
+
+@rule("lstm_cells", room=torch.ops.edgefl)
+def _lstm(op: Op) -> list[Axes]:
+    return _cells(op, gates=4, carried=("h", "c"), biases=("bias",))
+
+
+@rule("gru_cells", room=torch.ops.edgefl)
+def _gru(op: Op) -> list[Axes]:
+    return _cells(op, gates=3, carried=("h",), biases=("outer", "inner"))
+
+
+def _cells(op: Op, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
+    """One block of every weight's rows for each gate, alike in all gates (:mod:`edgefl.models.cells`)."""
+    (steps, batch, features), kernel, recurrent = op.axes("x"), op.axes("kernel"), op.axes("recurrent")
+    hidden = op.axes("h")[1]
+    rows = Concat((hidden,) * gates)
+    unify(features, kernel[1])
+    unify(hidden, recurrent[1])
+    for axes in (kernel, recurrent, *map(op.axes, biases)):
+        unify(axes[0], rows)
+    for name in carried:
+        state = op.axes(name)
+        unify(batch, state[0])
+        unify(hidden, state[1])
+    inner = len(op.results) - 1 - len(carried)
+    return [(steps, batch, hidden)] + [(batch, hidden)] * len(carried) + [(steps, hidden, batch)] * inner

@@ -1,0 +1,187 @@
+"""Choosing indices of atoms, and what a choice means for the tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from edgefl.submodels.channels.axes import Atom, Axes, Axis, Product, atoms, is_pinned, resolve, size
+from edgefl.submodels.channels.watch import Place, Watched
+from edgefl.submodels.submodel import Block, Region
+
+Indices: TypeAlias = range | tuple[int, ...]
+Selection: TypeAlias = Mapping[Atom, Indices]
+"""The kept indices of atoms, in local order; an atom that is not named is kept whole."""
+Prefer = Literal["inner", "always_inner", "outer", "neither"]
+"""Which factor of a product is cut, see :meth:`Channels.cut`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """How the dimensions of a model's state tensors hang together; every axis is in its final form."""
+
+    axes: Mapping[str, Axes]
+    places: Mapping[Place, Axes]
+    # Whether something can be cut only if a size that the code gives follows.
+    is_loose: bool
+
+    @classmethod
+    def of(cls, watched: Watched) -> Channels:
+        axes = {name: tuple(map(resolve, own)) for name, own in watched.axes.items()}
+        places = {place: tuple(map(resolve, own)) for place, own in watched.places.items()}
+        loose = {atom for axis in watched.loose for atom in atoms(axis) if atom.reason is None}
+        held = {atom for own in axes.values() for axis in own for atom in atoms(axis)}
+        return cls(axes, places, not loose.isdisjoint(held))
+
+    @cached_property
+    def atoms(self) -> tuple[Atom, ...]:
+        """Those of which something may be left out, in the order of the state."""
+        every = (atom for axes in self.axes.values() for axis in axes for atom in atoms(axis))
+        return tuple(dict.fromkeys(atom for atom in every if atom.reason is None))
+
+    @cached_property
+    def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
+        """(tensor, dimension) of each atom's occurrences."""
+        found: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
+        for name, axes in self.axes.items():
+            for dim, axis in enumerate(axes):
+                for atom in dict.fromkeys(atoms(axis)):
+                    if atom.reason is None:
+                        found[atom].append((name, dim))
+        return {atom: tuple(where) for atom, where in found.items()}
+
+    @cached_property
+    def runs(self) -> tuple[tuple[Atom, ...], ...]:
+        """The free atoms of each product in a state tensor, outermost first; one of them at most is cut there."""
+        found = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
+        return tuple(dict.fromkeys(found))
+
+    def cut(self, prefer: Prefer = "inner") -> tuple[Atom, ...]:
+        """The atoms to cut so that each dimension is cut once.
+
+        Of a product of free atoms (heads times entries per head) the innermost, the outermost or none is cut, unless
+        one of them is a dimension elsewhere or is cut in another product. ``always_inner`` leaves those whole that are
+        a dimension elsewhere (a bias per head).
+        """
+        several = [run for run in self.runs if len(run) > 1]
+        alone = {run[0] for run in self.runs if len(run) == 1}
+        chosen = set() if prefer == "always_inner" else set(alone)
+        for run in several:
+            if prefer != "neither" and chosen.isdisjoint(run):
+                chosen.add(run[0 if prefer == "outer" else -1])
+        chosen |= alone.difference(*several)
+        return tuple(atom for atom in self.atoms if atom in chosen)
+
+    def why_whole(self, name: str) -> str:
+        """Why each dimension of a state tensor is kept whole; empty if some can be cut."""
+        axes = self.axes[name]
+        if not all(map(is_pinned, axes)):
+            return ""
+        told = [
+            f"dimension {dim} of size {size(axis)} because of {atom.reason}"
+            for dim, axis in enumerate(axes)
+            if (atom := next(atoms(axis), None)) is not None
+        ]
+        return ", ".join(told) or "it has a single entry"
+
+
+def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
+    if isinstance(axis, Atom):
+        return [(axis,)] if axis.reason is None else []
+    if isinstance(axis, Product):
+        run = tuple(f for f in axis.factors if isinstance(f, Atom) and f.reason is None)
+        inner = [each for f in axis.factors if not isinstance(f, Atom) for each in _runs(f)]
+        return [run + each for each in inner] or ([run] if run else [])
+    return [each for part in axis.parts for each in _runs(part)]
+
+
+def kept(axis: Axis, selection: Selection) -> int:
+    """How many indices of ``axis`` the selection keeps."""
+    if isinstance(axis, Atom):
+        return len(selection[axis]) if axis in selection else axis.size
+    members = [
+        kept(inner, selection) for inner in (axis.factors if isinstance(axis, Product) else axis.parts)
+    ]
+    return math.prod(members) if isinstance(axis, Product) else sum(members)
+
+
+def indices(axis: Axis, selection: Selection) -> Indices:
+    """The kept indices of ``axis``, in local order."""
+    if isinstance(axis, Atom):
+        return selection.get(axis, range(axis.size))
+    if not any(atom in selection for atom in atoms(axis)):
+        return range(size(axis))
+    if isinstance(axis, Product):
+        found: Indices = range(1)
+        for factor in axis.factors:
+            step, own = size(factor), indices(factor, selection)
+            found = tuple(outer * step + inner for outer in found for inner in own)
+        return found
+    starts = [0, *accumulate(map(size, axis.parts))]
+    return tuple(
+        start + index
+        for start, part in zip(starts, axis.parts, strict=False)
+        for index in indices(part, selection)
+    )
+
+
+def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
+    """The part of every state tensor that the selection keeps; None where that is all of it, in order."""
+    found: dict[str, Region] = {}
+    for name, axes in channels.axes.items():
+        held = tuple(_plain(indices(axis, selection), size(axis)) for axis in axes)
+        found[name] = None if all(own is None for own in held) else Block(held)
+    return found
+
+
+def _plain(held: Indices, whole: int) -> Indices | None:
+    first = held[0]
+    if tuple(held) != tuple(range(first, first + len(held))):
+        return tuple(held)
+    return None if len(held) == whole else range(first, first + len(held))
+
+
+def counts(
+    channels: Channels, keep: Callable[[int], int], prefer: Prefer = "inner", *, tied: bool = False
+) -> dict[Atom, int]:
+    """How many indices of each cut atom stay: ``keep`` of its size.
+
+    ``tied``: an atom of as many indices as a product with a cut factor keeps as many as that product does. Code that
+    takes the width of attention for the width of its input needs that.
+    """
+    found = {atom: keep(atom.size) for atom in channels.cut(prefer)}
+    if tied:
+        wholes = {
+            math.prod(atom.size for atom in run): math.prod(found.get(atom, atom.size) for atom in run)
+            for run in channels.runs
+            if len(run) > 1
+        }
+        members = {atom for run in channels.runs if len(run) > 1 for atom in run}
+        found |= {atom: wholes[atom.size] for atom in found if atom.size in wholes and atom not in members}
+    return found
+
+
+def leading(counted: Mapping[Atom, int]) -> Selection:
+    """The first indices of each atom."""
+    return {atom: range(number) for atom, number in counted.items() if number < atom.size}
+
+
+def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
+    """FedRolex: the window ``(start + q) mod size`` of each atom, q = 0, 1, ..."""
+    return {
+        atom: tuple((start + offset) % atom.size for offset in range(number))
+        for atom, number in counted.items()
+        if number < atom.size
+    }
+
+
+def elements(channels: Channels, selection: Selection, names: Sequence[str] | None = None) -> int:
+    """Entries that a selection keeps of the state tensors ``names``, by default of all."""
+    return sum(
+        math.prod(kept(axis, selection) for axis in channels.axes[name])
+        for name in (channels.axes if names is None else names)
+    )

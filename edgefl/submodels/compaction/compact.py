@@ -1,0 +1,291 @@
+"""Removing the channels that a mask has emptied, exactly (fiarse.md 8.3, R3).
+
+An output channel whose incoming weights are all zero is constant: the same number for every input, whatever norms and
+activations come after it. A channel that is read with zero weights only is useless. So is, but for its constant, one that
+every reader can take from its own bias instead. Channels that are tied, by residual additions for one, leave together
+or stay together. A layer that has become constant altogether leaves whole, and a residual branch with it: what is left
+of it is a tensor to add. Where a constant cannot be taken exactly (a convolution reads zeros beyond the borders, which
+are no part of it) the channel stays.
+
+All that is known by operation, on the graph of each unit (:mod:`~edgefl.submodels.compaction.ops`); an operation that is
+not known needs all that it reads. The outcome runs in inference only::
+
+    small = compact(spec, weights, submodel.cut_of(weights).masks)
+    small.spec.module(x)        # what spec.module gives with the masked weights
+    small.report.macs_after
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, fx, nn
+
+from edgefl.models.spec import ModelSpec
+from edgefl.submodels.channels.axes import Atom
+from edgefl.submodels.channels.cost import macs
+from edgefl.submodels.channels.narrow import narrow
+from edgefl.submodels.channels.selection import Channels, Prefer, Selection, indices
+from edgefl.submodels.channels.watch import watch
+from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
+from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
+from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
+from edgefl.submodels.compaction.report import Layer, Report
+from edgefl.submodels.structured.groups import Part, members, output_dims
+from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array, Arrays
+
+Masks = Mapping[str, npt.NDArray[np.bool_]]
+Used = Mapping[tuple[str, int], Tensor]
+Known = Mapping[str, Values]
+
+
+@dataclass(frozen=True, eq=False)
+class Compacted:
+    """A dense network of the same units, in inference, whose tensors keep their names where they are left."""
+
+    spec: ModelSpec
+    report: Report
+
+    @property
+    def weights(self) -> Arrays:
+        return {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
+
+
+def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Compacted:
+    """``spec`` with ``weights`` (by global name) and zeros outside ``masks``, without the channels that this emptied.
+
+    In inference the output is the same up to rounding. A unit that cannot be traced stays as it is. Raises ModelError
+    for weights or masks of other names or shapes.
+    """
+    masked = _masked(spec, weights, masks)
+    units = _loaded(as_graphs(spec), masked)
+    graphs = replace(masked, module=units)
+    known = _values(graphs)
+    for name, unit in _graphs(units):
+        setattr(units, name, _without_constants(unit, known[name]))
+    known = _values(graphs)
+    made, channels, selection = _narrowed(graphs, _used(units, known))
+    for (name, unit), (_, whole) in zip(_graphs(made), _graphs(units), strict=True):
+        _fold(name, unit, known[name], whole, channels, selection)
+    small = replace(spec, module=made.eval())
+    return Compacted(small, _report(masked, small, masks))
+
+
+def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> ModelSpec:
+    shapes = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
+    for what, given in (("weights", weights), ("masks", masks)):
+        wrong = [name for name, array in given.items() if shapes.get(name) != array.shape]
+        missing = [name for name in shapes if name not in given] if what == "weights" else []
+        if wrong or missing:
+            name = (wrong + missing)[0]
+            raise ModelError(
+                f"the {what} of {spec.name} need {name!r} of shape {shapes.get(name)}; found "
+                f"{given[name].shape if name in given else None}",
+                name=name,
+            )
+    module = copy.deepcopy(spec.module).eval()
+    module.load_state_dict(
+        {
+            name: torch.from_numpy(np.where(masks.get(name, True), array, 0).astype(array.dtype))
+            for name, array in weights.items()
+        }
+    )
+    return replace(spec, module=module)
+
+
+def _loaded(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
+    """A copy with the masked weights; graphs have no state that nothing reads."""
+    copied = copy.deepcopy(units)
+    copied.load_state_dict(masked.weights, strict=False)
+    return copied
+
+
+def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
+    return [(name, unit) for name, unit in units.named_children() if isinstance(unit, fx.GraphModule)]
+
+
+def _values(spec: ModelSpec) -> dict[str, Values]:
+    found: dict[str, Values] = {}
+    x = unknown(spec.sample)
+    for position, (name, unit) in enumerate(spec.module.named_children()):
+        if isinstance(unit, fx.GraphModule):
+            found[name] = values(unit, x)
+            x = found[name].result
+        else:
+            x = unknown(spec.boundary(position + 1))
+    return found
+
+
+def _used(units: nn.Sequential, known: Known) -> Used:
+    """Of every dimension of a state tensor, by its global name, the positions that the output needs.
+
+    A unit that is no graph needs all of its own tensors, which are not listed, and of its input.
+    """
+    found: dict[tuple[str, int], Tensor] = {}
+    needed: Tensor | None = None
+    for name, unit in reversed(list(units.named_children())):
+        if not isinstance(unit, fx.GraphModule):
+            needed = None
+            continue
+        everything = torch.ones(known[name].result.shape, dtype=torch.bool)
+        backward = needs(unit, known[name], everything if needed is None else needed)
+        found |= {(f"{name}.{own}", dim): used for (own, dim), used in backward.used.items()}
+        needed = backward.source
+    return found
+
+
+# -- layers that are constant altogether -----------------------------------------------------------------------
+
+
+def _without_constants(unit: fx.GraphModule, known: Values) -> fx.GraphModule:
+    """The graph with every constant summand given as a tensor of the state, and without what led to it."""
+    graph = unit.graph
+    for node in list(graph.nodes):
+        if node not in known.carried or not known.is_constant(node):
+            continue
+        users = [user for user in node.users if _adds(user, node, known)]
+        if users:
+            unit.register_buffer(f"{node.name}_constant", _smallest(known.of[node]))
+            with graph.inserting_before(node):
+                constant = graph.get_attr(f"{node.name}_constant")
+            for user in users:
+                user.replace_input_with(node, constant)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(_targets(unit), graph).eval()
+
+
+def _adds(user: fx.Node, node: fx.Node, known: Values) -> bool:
+    """Whether ``user`` adds ``node`` to a value of the same shape that is not constant."""
+    if packet(user) not in ADDITIONS or known.is_constant(user):
+        return False
+    others = [other for other in user.all_input_nodes if other is not node]
+    return len(others) == 1 and known.of[others[0]].shape == known.of[node].shape
+
+
+def _smallest(value: Tensor) -> Tensor:
+    """``value`` as float32, of size 1 along the dimensions along which it does not change, as along the batch."""
+    for dim in range(value.dim()):
+        first = value.narrow(dim, 0, 1)
+        if bool((value == first).all()):
+            value = first
+    return value.float().contiguous()
+
+
+def _targets(unit: fx.GraphModule) -> dict[str, object]:
+    """What the graph of ``unit`` reads, by path."""
+    found: dict[str, object] = {}
+    for node in unit.graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            found[node.target] = attrgetter(node.target)(unit)
+    return found
+
+
+# -- channels --------------------------------------------------------------------------------------------------
+
+
+def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Selection]:
+    channels = Channels.of(watch(spec.module, spec.sample))
+    ways: tuple[Prefer, ...] = ("inner", "outer")
+    for prefer in ways:
+        selection = {atom: _kept(channels, atom, used) for atom in channels.cut(prefer)}
+        selection = {atom: held for atom, held in selection.items() if len(held) < atom.size}
+        if not selection:
+            break
+        try:
+            return narrow(spec, channels, selection), channels, selection
+        except ModelError:  # code that holds a size of its own
+            continue
+    return copy.deepcopy(spec.module), channels, {}
+
+
+def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
+    """The indices of which something is needed, one at least."""
+    kept = np.zeros(atom.size, np.bool_)
+    for name, dim in channels.holders[atom]:
+        part = Part(name, dim, members(channels.axes[name][dim], atom, {}))
+        kept |= used[name, dim].numpy()[part.positions].any(1) if (name, dim) in used else True
+    return tuple(int(index) for index in np.flatnonzero(kept)) or (0,)
+
+
+def _fold(
+    name: str,
+    made: fx.GraphModule,
+    known: Values,
+    whole: fx.GraphModule,
+    channels: Channels,
+    selection: Selection,
+) -> None:
+    """Let the kernels take constants from their biases, in place, and no longer read them.
+
+    Not those of channels that stay either: an atom keeps one index even if nothing is needed of it, whose value is then
+    no longer right.
+    """
+    for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
+        if not is_kernel(node, known):
+            continue
+        constants, weight = foldable(node, known), node.args[1]
+        assert isinstance(weight, fx.Node)
+        values = known.of[weight]
+        # (outputs, inputs of a group)
+        each = constants.reshape(groups_of(node), -1).repeat_interleave(len(values) // groups_of(node), 0)
+        added = (values.flatten(2).sum(2) if values.dim() > 2 else values) * each.nan_to_num()
+        held, read = (
+            torch.tensor(list(indices(axis, selection)))
+            for axis in channels.axes[f"{name}.{weight.target}"][:2]
+        )
+        left: Tensor = attrgetter(str(weight.target))(made)
+        reads = each[held][:, read].isnan().reshape(*left.shape[:2], *(1 for _ in left.shape[2:]))
+        with torch.no_grad():
+            left *= reads
+        bias = added.sum(1)[held]
+        if bool((bias != 0).any()):
+            _add_bias(made, own, str(weight.target), bias)
+    made.recompile()
+
+
+def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -> None:
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    path = f"{weight.rpartition('.')[0]}.{node.name}_bias".lstrip(".")
+    module = unit.get_submodule(path.rpartition(".")[0])
+    if isinstance(bias, fx.Node):
+        added = added + attrgetter(str(bias.target))(unit).detach().double()
+    module.register_parameter(path.rpartition(".")[2], nn.Parameter(added.float()))
+    with unit.graph.inserting_before(node):
+        new = unit.graph.get_attr(path)
+    if isinstance(bias, fx.Node):
+        node.replace_input_with(bias, new)
+        if not bias.users:
+            unit.graph.erase_node(bias)
+            owner = unit.get_submodule(str(bias.target).rpartition(".")[0])
+            delattr(owner, str(bias.target).rpartition(".")[2])
+    else:
+        node.args = (*node.args[:2], new, *node.args[3:])
+
+
+# -- report ----------------------------------------------------------------------------------------------------
+
+
+def _report(masked: ModelSpec, small: ModelSpec, masks: Masks) -> Report:
+    before, after = dict(masked.module.named_parameters()), dict(small.module.named_parameters())
+    dims = output_dims(masked)
+    layers = {
+        name: Layer(before[name].shape[dim], after[name].shape[dim] if name in after else 0)
+        for name, dim in dims.items()
+    }
+    entries = sum(mask.size for mask in masks.values())
+    return Report(
+        gamma=sum(int(mask.sum()) for mask in masks.values()) / entries if entries else 1.0,
+        layers=layers,
+        parameters_before=sum(tensor.numel() for tensor in before.values()),
+        parameters_after=sum(tensor.numel() for tensor in after.values()),
+        nonzero=sum(int((tensor != 0).sum()) for tensor in before.values()),
+        macs_before=macs(masked.module, masked.sample),
+        macs_after=macs(small.module, small.sample),
+    )

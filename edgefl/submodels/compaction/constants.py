@@ -1,0 +1,155 @@
+"""Which entries of a network's values are the same for every input, and what they are then."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from edgefl.models.flow import Flow
+from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.tracing import trace
+from edgefl.models.units import Stretch
+from edgefl.programs.contract import TensorSpec
+from edgefl.submodels.compaction.ops import (
+    CONVOLUTIONS,
+    KERNELS,
+    LINEAR,
+    MAXIMA,
+    NORMS,
+    POINTWISE,
+    packet,
+    uses_batch,
+)
+from edgefl.wire.errors import ModelError
+
+# Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
+_ROWS = 2
+_EXACT = POINTWISE | LINEAR | MAXIMA | NORMS
+
+
+_known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
+
+
+def as_graphs(spec: ModelSpec) -> nn.Sequential:
+    """The units of ``spec`` in inference as graphs of ATen operations, under the same names; traced once per model.
+
+    A unit that cannot be traced stays as it is: all of it is needed.
+    """
+    if spec not in _known:
+        units = copy.deepcopy(spec.module).eval().named_children()
+        _known[spec] = sequential(
+            (name, _as_graph(unit, spec.boundary(at))) for at, (name, unit) in enumerate(units)
+        )
+    return _known[spec]
+
+
+def _as_graph(unit: nn.Module, sample: TensorSpec) -> nn.Module:
+    try:
+        traced = trace(unit, sample, lambda _path, _module: False)
+    except ModelError:
+        return unit
+    flow = Flow(traced)
+    return Stretch(flow, 0, len(flow.steps), traced.source, traced.result).module()
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What is known of every value of one graph: float64, NaN where it depends on the input; ``carried`` may do so."""
+
+    of: dict[fx.Node, Any]
+    carried: frozenset[fx.Node]
+    result: Tensor
+
+    def is_constant(self, node: fx.Node) -> bool:
+        value = self.of[node]
+        return isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isnan().any())
+
+
+def unknown(sample: TensorSpec) -> Tensor:
+    """An input of which nothing is known."""
+    shape = (_ROWS, *sample.shape)
+    if sample.dtype.is_floating_point:
+        return torch.full(shape, torch.nan, dtype=torch.float64)
+    return torch.zeros(shape, dtype=sample.dtype)
+
+
+def values(graph: fx.GraphModule, x: Tensor) -> Values:
+    """Run ``graph`` on ``x``, whose entries that are not known are NaN; integers are never known."""
+    runner = _Runner(copy.deepcopy(graph).double(), graph)
+    with torch.no_grad():
+        result = runner.run(x)
+    return Values(runner.found, frozenset(runner.carried), result)
+
+
+class _Runner(fx.Interpreter):
+    def __init__(self, doubled: fx.GraphModule, graph: fx.GraphModule) -> None:
+        super().__init__(doubled)
+        self._original = dict(zip(doubled.graph.nodes, graph.graph.nodes, strict=True))
+        self.found: dict[fx.Node, Any] = {}
+        self.carried: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        own = self._original[n]
+        depends = n.op == "placeholder" or any(self._original[i] in self.carried for i in n.all_input_nodes)
+        # Sizes are the same for every input.
+        if n.op == "call_method" or (n.op == "call_function" and n.target is getattr):
+            depends = False
+        found = (
+            self._carry(n) if depends and n.op in ("call_function", "call_module") else super().run_node(n)
+        )
+        found = pytree.tree_map(lambda leaf: leaf.double() if _is_float(leaf) else leaf, found)
+        if depends:
+            self.carried.add(own)
+        self.found[own] = found
+        return found
+
+    def _carry(self, n: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        floats = all(tensor.is_floating_point() for tensor in tensors)
+        if floats and packet(n) in KERNELS:
+            return _kernel(n, args, kwargs)
+        if floats and packet(n) in NORMS and uses_batch(n):
+            # Less its own mean 0 is 0 on every runtime; what rounding leaves of another number is blown up.
+            args = (torch.where(args[0] == 0, args[0], torch.nan), *args[1:])
+        is_python = n.op == "call_function" and not isinstance(n.target, torch._ops.OpOverload)
+        if floats and (packet(n) in _EXACT or is_python):
+            return getattr(self, n.op)(n.target, args, kwargs)
+        clean = pytree.tree_map(lambda leaf: leaf.nan_to_num() if _is_float(leaf) else leaf, (args, kwargs))
+        return pytree.tree_map(
+            lambda leaf: torch.full_like(leaf, torch.nan) if _is_float(leaf) else leaf,
+            getattr(self, n.op)(n.target, *clean),
+        )
+
+
+def _kernel(n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A product: an output depends on the entries that it reads with a weight that is not 0."""
+    x, weight, *rest = args
+    depends = x.isnan()
+    target: Any = n.target
+    bias = rest[0] if rest else kwargs.get("bias")
+    known: Tensor = target(torch.where(depends, 0.0, x), weight, bias, *rest[1:], **_without_bias(kwargs))
+    hit = target(depends.double(), (weight != 0).double(), None, *rest[1:], **_without_bias(kwargs))
+    return torch.where(hit > 0.5, torch.nan, known)
+
+
+def _without_bias(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name != "bias"}
+
+
+def _is_float(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def read_constants(x: Tensor, node: fx.Node) -> Tensor:
+    """Per feature that the kernel ``node`` reads in ``x``: its value where it is one number everywhere, else NaN."""
+    dim = 1 if packet(node) in CONVOLUTIONS else x.dim() - 1
+    flat = x.movedim(dim, 0).flatten(1)
+    first = flat[:, 0]
+    return torch.where((flat == first[:, None]).all(1), first, torch.nan)

@@ -1,0 +1,217 @@
+"""Which entries of a network's values and tensors its output needs, if kernels may take constants from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from edgefl.submodels.compaction.constants import Values, read_constants
+from edgefl.submodels.compaction.ops import (
+    CONVOLUTIONS,
+    KERNELS,
+    LINEAR,
+    MAXIMA,
+    NORMS,
+    POINTWISE,
+    groups_of,
+    is_padded,
+    packet,
+)
+
+Needed = dict[fx.Node, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Needs:
+    """``used`` says of each dimension of a state tensor (bool) which positions are needed; ``source`` of the input."""
+
+    used: Mapping[tuple[str, int], Tensor]
+    source: Tensor
+
+
+def needs(graph: fx.GraphModule, known: Values, result: Tensor) -> Needs:
+    """From what is needed of the graph's ``result`` (bool): all that leads to it, backwards, operation by operation."""
+    return _Walk(graph, known).back(result)
+
+
+def foldable(node: fx.Node, known: Values) -> Tensor:
+    """(features,) of what the kernel ``node`` reads: the constant to take from its bias instead, NaN where it must read.
+
+    Zeros beyond the borders are no part of a constant, so that under padding only 0 can be taken; and from a weight that
+    is used twice nothing can.
+    """
+    constants = read_constants(known.of[_argument(node, 0)], node)
+    if not _is_alone(_argument(node, 1)):
+        return torch.full_like(constants, torch.nan)
+    if packet(node) in CONVOLUTIONS and is_padded(node):
+        return torch.where(constants == 0, constants, torch.nan)
+    return constants
+
+
+def is_kernel(node: fx.Node, known: Values) -> bool:
+    """Whether ``node`` multiplies with a weight that is a state tensor."""
+    if packet(node) not in KERNELS or node not in known.carried:
+        return False
+    weight = _argument(node, 1)
+    return (
+        weight.op == "get_attr"
+        and _argument(node, 0) in known.carried
+        and bool(known.of[node].is_floating_point())
+    )
+
+
+def _argument(node: fx.Node, position: int) -> fx.Node:
+    found = node.args[position]
+    assert isinstance(found, fx.Node)
+    return found
+
+
+def _is_alone(weight: fx.Node) -> bool:
+    """Whether one operation alone reads a state tensor, of which there may be several nodes."""
+    same = [node for node in weight.graph.nodes if node.op == "get_attr" and node.target == weight.target]
+    return sum(len(node.users) for node in same) == 1
+
+
+@dataclass(eq=False)
+class _Walk:
+    graph: fx.GraphModule
+    known: Values
+    needed: Needed = field(default_factory=dict)
+    used: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def back(self, result: Tensor) -> Needs:
+        nodes = list(self.graph.graph.nodes)
+        self.needed = {
+            node: torch.zeros(value.shape, dtype=torch.bool)
+            for node, value in self.known.of.items()
+            if isinstance(value, Tensor)
+        }
+        output = self.graph.graph.output_node().args[0]
+        assert isinstance(output, fx.Node)
+        self.needed[output] |= result
+        for node in reversed(nodes):
+            if node.op in ("call_function", "call_module", "call_method"):
+                self._step(node)
+            elif node.op == "get_attr":
+                self._mark_state(str(node.target), self.needed[node])
+        source = next(node for node in nodes if node.op == "placeholder")
+        return Needs(self.used, self.needed[source])
+
+    def _step(self, node: fx.Node) -> None:
+        needed = self.needed.get(node)
+        if needed is None:  # several results, of which each is a node of its own
+            self._whole(node, any(self._is_needed(user) for user in node.users))
+        elif needed.any():
+            if is_kernel(node, self.known):
+                self._kernel(node, needed)
+            elif node.target is not None and (rule := self._rule(node)) is not None:
+                self._pull(node, rule, needed)
+            else:
+                self._whole(node, True)
+
+    def _is_needed(self, node: fx.Node) -> bool:
+        return node not in self.needed or bool(self.needed[node].any())
+
+    def _whole(self, node: fx.Node, is_needed: bool) -> None:
+        norm = packet(node) in NORMS
+        if norm and is_needed:
+            [first] = [user for user in node.users if user.args[1] == 0]
+            self._pull(node, _norm, self.needed[first])
+        elif is_needed:
+            for read in node.all_input_nodes:
+                if read in self.needed:
+                    self.needed[read].fill_(True)
+
+    def _rule(self, node: fx.Node) -> Callable[[fx.Node, Sequence[Tensor]], Tensor] | None:
+        kind = packet(node)
+        if kind in NORMS:
+            return _norm
+        if kind in POINTWISE:
+            return _pointwise
+        if kind in MAXIMA:
+            return self._maximum
+        if kind in LINEAR:
+            return self._itself
+        return None
+
+    def _pull(
+        self, node: fx.Node, rule: Callable[[fx.Node, Sequence[Tensor]], Tensor], needed: Tensor
+    ) -> None:
+        """An input entry is needed if a needed output of ``rule``, which stands for ``node``, has a derivative by it."""
+        read = [inner for inner in node.all_input_nodes if inner in self.needed]
+        ones = [
+            torch.ones(self.needed[inner].shape, dtype=torch.float64, requires_grad=True) for inner in read
+        ]
+        if not read:
+            return
+        grads = torch.autograd.grad(rule(node, ones), ones, needed.double(), allow_unused=True)
+        for inner, grad in zip(read, grads, strict=True):
+            if grad is not None:
+                self.needed[inner] |= grad > 0
+
+    def _itself(self, node: fx.Node, leaves: Sequence[Tensor]) -> Tensor:
+        put = dict(zip([i for i in node.all_input_nodes if i in self.needed], leaves, strict=True))
+        args, kwargs = fx.node.map_arg(
+            (node.args, node.kwargs), lambda inner: put.get(inner, self.known.of[inner])
+        )
+        target = node.target
+        assert callable(target)
+        found: Tensor = target(*args, **kwargs)
+        return found
+
+    def _maximum(self, node: fx.Node, leaves: Sequence[Tensor]) -> Tensor:
+        shape = self.needed[node].shape
+        [x] = leaves
+        return x.flatten(2).sum(2).reshape(*shape[:2], *(1 for _ in shape[2:])).expand(shape)
+
+    def _kernel(self, node: fx.Node, needed: Tensor) -> None:
+        x, weight = _argument(node, 0), _argument(node, 1)
+        dim = 1 if packet(node) in CONVOLUTIONS else needed.dim() - 1
+        read = foldable(node, self.known).isnan().double()
+        nonzero = (self.known.of[weight] != 0).double()
+        across = [-1 if at == dim else 1 for at in range(needed.dim())]
+        leaf = torch.ones(self.needed[x].shape, dtype=torch.float64, requires_grad=True)
+        rest = [None, *node.args[3:]] if len(node.args) > 2 else []
+        kwargs = {name: value for name, value in node.kwargs.items() if name != "bias"}
+        target = node.target
+        assert callable(target)
+        out = target(leaf * read.reshape(across), nonzero, *rest, **kwargs)
+        (grad,) = torch.autograd.grad(out, leaf, needed.double())
+        self.needed[x] |= grad > 0
+        outside = _any_but(needed, dim)
+        inside = _any_but(grad > 0, dim).reshape(groups_of(node), -1).any(0)
+        self._mark(str(weight.target), 0, outside)
+        self._mark(str(weight.target), 1, inside)
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        if isinstance(bias, fx.Node):
+            self.needed[bias] |= outside
+
+    def _mark_state(self, name: str, needed: Tensor) -> None:
+        if needed.any() or (name, 0) not in self.used:
+            for dim in range(needed.dim()):
+                self._mark(name, dim, _any_but(needed, dim))
+
+    def _mark(self, name: str, dim: int, used: Tensor) -> None:
+        before = self.used.get((name, dim))
+        self.used[name, dim] = used if before is None else before | used
+
+
+def _any_but(mask: Tensor, dim: int) -> Tensor:
+    return mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1)
+
+
+def _pointwise(_node: fx.Node, leaves: Sequence[Tensor]) -> Tensor:
+    total = leaves[0]
+    for leaf in leaves[1:]:
+        total = total + leaf
+    return total
+
+
+def _norm(_node: fx.Node, leaves: Sequence[Tensor]) -> Tensor:
+    x, *tensors = leaves
+    for tensor in tensors:
+        x = x + tensor.reshape([-1 if at == 1 else 1 for at in range(x.dim())])
+    return x

@@ -1,0 +1,159 @@
+"""What one round of a submodel costs, beside memory: parameters, multiplications and bytes, of whichever kind it is.
+
+Counted from what the kind says of itself: its trained units, its frozen chunks, and its placement of the initial weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from edgefl.models.spec import ModelSpec, on_meta
+from edgefl.programs.contract import TensorSpec
+from edgefl.submodels.channels.watch import plain_attention
+from edgefl.submodels.submodel import Entries, Placement, Region, Submodel, extract, pieces
+from edgefl.wire import tensors
+from edgefl.wire.tensors import Array
+
+TRAINING = 3
+"""Multiplications of a training step over those of its forward pass: one for the outputs, one for the gradient of what
+was read, one for that of the weights."""
+
+# Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
+_ROWS = 2
+NO_WEIGHT = ""
+"""Under this name stand products of activations with activations, such as attention scores."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A submodel's cost in a round.
+
+    ``parameters`` counts trained entries, moving statistics not among them. ``macs`` are multiply-accumulate operations
+    of one sample's forward pass through the trained units as a runtime executes them, ``kept_macs`` those with weights
+    that the tier holds (fiarse.md 8.2: a runtime that skipped zeros would need no more), ``prefix_macs`` those of the
+    frozen units. Bytes are those of the blobs, headers included (:func:`edgefl.wire.tensors.dump`); the frozen units
+    are downloaded too.
+    """
+
+    parameters: int
+    macs: int
+    kept_macs: int
+    prefix_macs: int
+    download_bytes: int
+    upload_bytes: int
+
+    def round_macs(self, *, batch: int, steps: int, samples: int) -> int:
+        """Of a whole round: ``steps`` training steps, and one pass of ``samples`` rows through the frozen units."""
+        return TRAINING * self.macs * batch * steps + self.prefix_macs * samples
+
+
+def cost(submodel: Submodel) -> Cost:
+    """The cost of ``submodel`` in round 1, at the initial weights of its model."""
+    weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
+    placement = submodel.place(weights, 1)
+    shapes = {name: array.shape for name, array in weights.items()}
+    held = entries(placement.regions, shapes)
+    sparse = entries({n: r for n, r in placement.regions.items() if isinstance(r, Entries)}, shapes)
+    by_weight = macs_by_weight(submodel.suffix, submodel.boundary)
+    kept = sum(
+        count * sparse[name] // math.prod(shapes[name]) if name in sparse else count
+        for name, count in by_weight.items()
+    )
+    return Cost(
+        parameters=sum(held.get(name, 0) for name in trainable(submodel.spec)),
+        macs=sum(by_weight.values()),
+        kept_macs=kept,
+        prefix_macs=sum(sum(macs_by_weight(part.module, part.sample).values()) for part in submodel.prefix),
+        download_bytes=_download(submodel, weights, placement),
+        upload_bytes=len(tensors.dump(extract(weights, placement.regions))),
+    )
+
+
+def whole(spec: ModelSpec) -> tuple[int, int]:
+    """Parameters and multiplications (one sample's forward pass) of the whole model."""
+    sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
+    return sum(sizes[name] for name in trainable(spec)), sum(
+        macs_by_weight(spec.module, spec.sample).values()
+    )
+
+
+def trainable(spec: ModelSpec) -> tuple[str, ...]:
+    """Names of the global tensors that gradients move."""
+    return tuple(name for name, parameter in spec.module.named_parameters() if parameter.requires_grad)
+
+
+def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """How many entries of each global tensor the regions hold; 0 for one that is listed and holds none."""
+    held: dict[str, int] = {}
+    for name, region in regions.items():
+        for part, positions in pieces(name, region, shapes):
+            count = math.prod(shapes[part]) if positions is None else positions.size
+            held[part] = held.get(part, 0) + count
+    return held
+
+
+def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
+    """Bytes of the payload, or of the units' blobs; a unit that is in a chunk and trained is fetched once."""
+    units = {*submodel.units, *(unit for chunk in submodel.prefix for unit in chunk.units)}
+    sent = len(tensors.dump(placement.payload, placement.masks)) if placement.payload else 0
+    for unit in units:
+        own = {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        sent += len(tensors.dump(own)) if own else 0
+    return sent
+
+
+# -- multiplications -------------------------------------------------------------------------------------------
+
+
+def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> dict[str, int]:
+    """Multiply-accumulate operations of one sample's forward pass by the state tensor that they multiply with.
+
+    Convolutions, products and recurrent cells; an op with several weights is shared out by their sizes.
+    """
+    bare = on_meta(module).eval()
+    x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
+    with torch.no_grad(), plain_attention(), _Counting(bare) as counter:
+        bare(x)
+    return {name: count // _ROWS for name, count in counter.macs.items()}
+
+
+class _Counting(TorchDispatchMode):
+    """Counts per weight. A weight is known by its storage: ops read views of it, such as its transpose."""
+
+    def __init__(self, module: nn.Sequential) -> None:
+        super().__init__()
+        state = module.state_dict(keep_vars=True)
+        self._names = {_storage(tensor): name for name, tensor in state.items() if tensor.ndim > 1}
+        self.macs: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [item for item in args if isinstance(item, Tensor)]
+        weights = {self._names[_storage(t)]: t.numel() for t in read if _storage(t) in self._names}
+        count = _count(func, args, kwargs or {}, out, sum(weights.values()))
+        shares = weights or {NO_WEIGHT: 1}
+        for name, size in shares.items() if count else ():
+            self.macs[name] = self.macs.get(name, 0) + count * size // sum(shares.values())
+        return out
+
+
+def _count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, weights: int) -> int:
+    if func.namespace == "edgefl" and weights:  # recurrent cells: (steps, rows, features), kernels, ...
+        steps, rows = args[0].shape[:2]
+        return int(steps * rows * weights)
+    formula = flop_registry.get(func.overloadpacket)
+    return formula(*args, **kwargs, out_val=out) // 2 if formula else 0
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

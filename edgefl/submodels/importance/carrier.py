@@ -1,0 +1,145 @@
+"""A top-k share of single entries as it travels (fiarse.md 2.8) and as it is trained (2.4, TCB-GD)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from edgefl.programs.contract import Tensors, TensorSpec, select
+
+MASK, VALUES, THETA = "submodel.mask", "submodel.values", "submodel.theta"
+"""Names of the payload's own tensors; an update carries VALUES only."""
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """``kept`` entries of the ``maskable`` tensors, in the order of their names, beside tensors that are always dense.
+
+    Payload: MASK (uint8, ceil(d / 8) bytes, bit j of byte i is entry 8 i + j), VALUES (float32, ``kept``), THETA
+    (float32, one per maskable tensor) and the dense tensors. An update has VALUES, in the same order, and the dense
+    tensors: the server knows the mask.
+
+    The switches of TCB-GD: ``remask`` evaluates M = M0 and |w| >= theta anew in each step (otherwise M = M0),
+    ``bias`` multiplies the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both off is pruning-greedy (2.5).
+    ``freeze_dropped`` keeps momentum and decay from moving what the current mask has dropped (8-A6).
+    """
+
+    maskable: Mapping[str, TensorSpec]
+    dense: Mapping[str, TensorSpec]
+    kept: int
+    remask: bool = False
+    bias: bool = False
+    freeze_dropped: bool = True
+
+    def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> TopK:
+        return replace(self, remask=remask, bias=bias, freeze_dropped=freeze_dropped)
+
+    @cached_property
+    def entries(self) -> int:
+        """d: how many entries there are to choose from."""
+        return sum(math.prod(spec.shape) for spec in self.maskable.values())
+
+    @cached_property
+    def payload(self) -> dict[str, TensorSpec]:
+        chosen = {
+            MASK: TensorSpec((-(-self.entries // 8),), torch.uint8, below=256),
+            VALUES: TensorSpec((self.kept,)),
+            THETA: TensorSpec((len(self.maskable),)),
+        }
+        return chosen | dict(self.dense)
+
+    @cached_property
+    def gates(self) -> dict[str, TensorSpec]:
+        masks = {f"mask.{name}": TensorSpec(spec.shape, torch.bool) for name, spec in self.maskable.items()}
+        return masks | {"theta": TensorSpec((len(self.maskable),))}
+
+    @property
+    def noise(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
+        """Dense tensors with zeros outside the mask. Tensor by tensor: what lives at once stays small."""
+        weights = {name: payload[name] for name in self.dense}
+        gates = {"theta": payload[THETA]}
+        before, start = torch.zeros((), dtype=torch.int64), 0
+        for name, spec in self.maskable.items():
+            mask = _bits(payload[MASK], start, math.prod(spec.shape))
+            place = before + mask.to(torch.int64).cumsum(0) - 1
+            values = payload[VALUES].index_select(0, place.clamp(0, self.kept - 1))
+            weights[name] = torch.where(mask, values, torch.zeros(())).reshape(spec.shape)
+            gates[f"mask.{name}"] = mask.reshape(spec.shape)
+            before, start = place[-1] + 1, start + mask.numel()
+        return weights, gates
+
+    def effective(
+        self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
+    ) -> Tensors:
+        """W = where(M, w, 0): selected, not multiplied, so that nothing outside the mask can get in, not even NaN.
+
+        Inference uses M0: the entries that the tier was sent.
+        """
+        read = dict(weights)
+        for name, mask in self._masks(weights, gates, anew=training and self.remask).items():
+            read[name] = torch.where(mask, weights[name], torch.zeros(()))
+        return read
+
+    def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
+        """G = dF/dW * M * (1 + 2 |x| theta / (|x| + theta)^2); the fraction is 0 where x = theta = 0 (eq. 3).
+
+        With r = |x| / (|x| + theta) the fraction is 2 r (1 - r), which has no square that could leave float32's range.
+        """
+        if not self.bias:
+            return grads
+        scaled = dict(grads)
+        for name, mask in self._masks(weights, gates, anew=self.remask).items():
+            size = weights[name].abs()
+            both = size + self._theta(name, gates)
+            ratio = size / torch.where(both > 0, both, torch.ones(()))
+            factor = 1 + 2 * ratio * (1 - ratio)
+            scaled[name] = torch.where(mask, grads[name] * factor, torch.zeros(()))
+        return scaled
+
+    def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
+        confined = dict(new)
+        for name, mask in self._masks(old, gates, anew=self.remask and self.freeze_dropped).items():
+            confined[name] = torch.where(mask, new[name], old[name])
+        return confined
+
+    def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
+        """The kept entries in their order: each is scattered to its place, all others to one place behind the last."""
+        values = torch.zeros(self.kept + 1)
+        before = torch.zeros((), dtype=torch.int64)
+        for name in self.maskable:
+            mask = gates[f"mask.{name}"].reshape(-1)
+            place = before + mask.to(torch.int64).cumsum(0) - 1
+            target = torch.where(mask, place.clamp(max=self.kept), torch.full((), self.kept))
+            values = values.scatter(0, target, weights[name].reshape(-1))
+            before = place[-1] + 1
+        return {VALUES: values[: self.kept]} | {name: weights[name] for name in self.dense}
+
+    def _masks(self, weights: Tensors, gates: Tensors, *, anew: bool) -> Tensors:
+        """The masks of the maskable tensors among ``weights``."""
+        masks = select(gates, "mask")
+        held = {name: masks[name] for name in self.maskable if name in weights}
+        if not anew:
+            return held
+        return {
+            name: mask & (weights[name].detach().abs() >= self._theta(name, gates))
+            for name, mask in held.items()
+        }
+
+    def _theta(self, name: str, gates: Tensors) -> Tensor:
+        return gates["theta"][list(self.maskable).index(name)]
+
+
+def _bits(packed: Tensor, start: int, count: int) -> Tensor:
+    """Bits ``start`` .. ``start + count`` of packed bytes, little-endian in each, as bool (count,)."""
+    first, last = start // 8, -(-(start + count) // 8)
+    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
+    bits = (packed[first:last, None] & powers) != 0
+    return bits.reshape(-1)[start - 8 * first : start - 8 * first + count]

@@ -1,0 +1,127 @@
+"""How the submodels of a run move over the rounds, and how a run's accuracies are summed up (FIARSE spec 2.11, A12)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.submodels.importance.thresholds import Mask
+from edgefl.wire.errors import ModelError
+
+Packed = npt.NDArray[np.uint8]
+
+_ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One round's numbers, by size g (and lag h).
+
+    ``exploration``: the fraction of entries that size g has held in a round with a participant of that size, so far.
+    ``ever_trained``: the same for all sizes together. ``difference``: size(M_g(t) xor M_g(t-h)) / (2 k_g), 0 for equal
+    masks and 1 for disjoint ones; a lag that reaches before the first round is absent.
+    """
+
+    exploration: Mapping[float, float]
+    ever_trained: float
+    difference: Mapping[float, Mapping[int, float]]
+
+
+class Exploration:
+    """Takes the masks of each round in order. It keeps one bit per entry, size and round back to the longest lag."""
+
+    def __init__(self, lags: Sequence[int] = (1, 50)) -> None:
+        if not lags or min(lags) < 1:
+            raise ModelError(f"a difference looks at least one round back, found lags {lags}", lags=lags)
+        self._lags = tuple(lags)
+        self._entries = 0
+        self._explored: dict[float, Packed] = {}
+        self._ever: Packed | None = None
+        self._past: dict[float, deque[Packed]] = {}
+
+    def add(self, masks: Mapping[float, Mapping[str, Mask]], participating: Collection[float]) -> Moved:
+        """The next round: the masks of every size that is watched, and the sizes that a participant had.
+
+        Every round gives the same sizes, each with masks of the same tensors. ModelError otherwise.
+        """
+        self._check(masks, participating)
+        packed = {size: _packed(tensors) for size, tensors in masks.items()}
+        for size, bits in packed.items():
+            explored = self._explored.setdefault(size, np.zeros_like(bits))
+            self._ever = np.zeros_like(bits) if self._ever is None else self._ever
+            if size in participating:
+                explored |= bits
+                self._ever |= bits
+            self._past.setdefault(size, deque(maxlen=max(self._lags) + 1)).append(bits)
+        return Moved(
+            {size: self._fraction(self._explored[size]) for size in packed},
+            self._fraction(self._ever),
+            {size: self._differences(size) for size in packed},
+        )
+
+    def _fraction(self, bits: Packed | None) -> float:
+        return 0.0 if bits is None else _count(bits) / self._entries
+
+    def _differences(self, size: float) -> dict[int, float]:
+        past = self._past[size]
+        now = past[-1]
+        return {
+            lag: _count(now ^ past[-1 - lag]) / (2 * _count(now)) for lag in self._lags if lag < len(past)
+        }
+
+    def _check(self, masks: Mapping[float, Mapping[str, Mask]], participating: Collection[float]) -> None:
+        if not masks or (self._past and set(masks) != set(self._past)):
+            raise ModelError(
+                f"each round gives masks of the sizes {sorted(self._past)}, found {sorted(masks)}",
+                sizes=sorted(masks),
+            )
+        unknown = sorted(set(participating) - set(masks))
+        if unknown:
+            raise ModelError(
+                f"a participant has size {unknown[0]}, whose mask is missing; there are {sorted(masks)}",
+                size=unknown[0],
+            )
+        for size, tensors in masks.items():
+            entries = sum(mask.size for mask in tensors.values())
+            self._entries = self._entries or entries
+            if entries != self._entries:
+                raise ModelError(
+                    f"the masks of size {size} have {entries} entries, those before them {self._entries}; give masks of "
+                    "the same tensors in every round",
+                    size=size,
+                    entries=entries,
+                )
+
+
+def _packed(tensors: Mapping[str, Mask]) -> Packed:
+    return np.packbits(np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)]))
+
+
+def _count(bits: Packed) -> int:
+    return int(_ONES[bits].sum(dtype=np.int64))
+
+
+def per_size(results: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Column ``Model (g)`` of the paper: the mean over the clients of each size, of (size, accuracy) pairs."""
+    by_size: dict[float, list[float]] = {}
+    for size, accuracy in results:
+        by_size.setdefault(size, []).append(accuracy)
+    return {size: fmean(by_size[size]) for size in sorted(by_size)}
+
+
+def local_metric(results: Iterable[tuple[float, float]]) -> float:
+    """Column ``Local``: the mean of the per-size means, hence the mean over clients if groups are equal.
+
+    ``results`` has, for each client, its size and the accuracy of that size's submodel on the client's test shard.
+    """
+    return fmean(per_size(results).values())
+
+
+def global_metric(accuracies: Mapping[float, float]) -> float:
+    """Column ``Global``: the mean over sizes of each submodel's accuracy on the union of the test shards."""
+    return fmean(accuracies.values())

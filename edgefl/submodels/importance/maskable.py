@@ -1,0 +1,45 @@
+"""Which tensors of a model importance may thin out, and which every tier holds whole (FIARSE spec 2.9)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from edgefl.models.recurrent import LstmDirection, Stack
+from edgefl.models.spec import ModelSpec
+
+# Layers all of whose own parameters are kernels, embeddings, or biases added to a kernel's product.
+_LAYERS = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    Stack,
+    LstmDirection,
+)
+
+
+def maskable(spec: ModelSpec) -> tuple[str, ...]:
+    """Names, in state order, of the trained tensors of convolutions, dense, recurrent and embedding layers.
+
+    Biases are among them, those of convolutions and recurrent layers too: the spec lists the bias of a dense layer,
+    and theirs do the same. Every other tensor is dense: the affine pair of any norm, moving statistics, a user's bare
+    parameters (positions of a ViT, layer scales of ConvNeXt), and whatever training does not move.
+    """
+    found = {
+        f"{path}.{name}"
+        for path, module in spec.module.named_modules()
+        if isinstance(module, _LAYERS)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    return tuple(name for name in spec.weights if name in found)
+
+
+def dense(spec: ModelSpec) -> tuple[str, ...]:
+    """Names, in state order, of the tensors that every tier holds whole."""
+    thinned = set(maskable(spec))
+    return tuple(name for name in spec.weights if name not in thinned)

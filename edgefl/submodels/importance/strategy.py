@@ -1,0 +1,114 @@
+"""Which tensors share a threshold: the whole model, each tensor alone, or consecutive parts (FIARSE spec 2.3, A18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, get_args
+
+from edgefl.models.spec import ModelSpec, output_spec
+from edgefl.submodels.importance.maskable import maskable
+from edgefl.submodels.importance.thresholds import Groups
+from edgefl.wire.errors import ModelError
+
+Shards = tuple[tuple[str, ...], ...]
+"""Paths of each shard: units, or any longer part of a tensor's name up to a dot."""
+
+Kind = Literal["model", "layer", "shard"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """``model``: one ranking of everything, the paper's best. ``layer``: every tensor keeps the same fraction.
+
+    ``shard``: every group of ``shards`` does; those are listed (paths, each maskable tensor in exactly one), or a
+    number of runs of consecutive units, or None for the model's :func:`stages`.
+    """
+
+    kind: Kind = "model"
+    shards: Shards | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ModelError(
+                f"a threshold strategy is one of {', '.join(get_args(Kind))}; found {self.kind!r}",
+                strategy=self.kind,
+            )
+        if self.shards is not None and self.kind != "shard":
+            raise ModelError(
+                f"shards belong to the strategy 'shard', found {self.kind!r}", strategy=self.kind
+            )
+
+    def groups(self, spec: ModelSpec) -> Groups:
+        """The groups of ``spec``'s maskable tensors. ModelError if there are none, or shards do not partition them."""
+        names = maskable(spec)
+        if not names:
+            raise ModelError(
+                f"{spec.name} has no layer whose weights importance can thin out; give it convolutions, dense, recurrent "
+                "or embedding layers, or use another kind of submodel",
+                model=spec.name,
+            )
+        if self.kind == "model":
+            return (names,)
+        if self.kind == "layer":
+            return tuple((name,) for name in names)
+        return _partition(names, self._shards(spec))
+
+    def _shards(self, spec: ModelSpec) -> Shards:
+        if self.shards is None:
+            return stages(spec)
+        return consecutive(spec, self.shards) if isinstance(self.shards, int) else self.shards
+
+
+def stages(spec: ModelSpec) -> Shards:
+    """The first unit with weights, and then runs of units that give tensors of one shape.
+
+    ResNet-18 has six: stem, four stages, classifier, which is how the authors shard it; a transformer has its
+    embedding, its blocks and its head.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    sample = spec.sample
+    for position, unit in enumerate(spec.units):
+        sample = output_spec(spec.part(position, position + 1), sample)
+        shapes[unit] = sample.shape
+    first, *others = _holders(spec)
+    return ((first,), *(tuple(run) for _, run in groupby(others, shapes.__getitem__)))
+
+
+def consecutive(spec: ModelSpec, shards: int) -> Shards:
+    """The units with weights in this many runs, whose lengths differ by at most one; the longer ones come first."""
+    units = _holders(spec)
+    if not 1 <= shards <= len(units):
+        raise ModelError(
+            f"{spec.name} has {len(units)} units with weights, so 1..{len(units)} shards; found {shards}",
+            shards=shards,
+            units=units,
+        )
+    length, longer = divmod(len(units), shards)
+    starts = [number * length + min(number, longer) for number in range(shards + 1)]
+    return tuple(units[starts[number] : starts[number + 1]] for number in range(shards))
+
+
+def _holders(spec: ModelSpec) -> tuple[str, ...]:
+    holding = {name.partition(".")[0] for name in maskable(spec)}
+    return tuple(unit for unit in spec.units if unit in holding)
+
+
+def _partition(names: tuple[str, ...], shards: Shards) -> Groups:
+    groups = tuple(tuple(name for name in names if _lies_in(name, shard)) for shard in shards)
+    for shard, group in zip(shards, groups, strict=True):
+        if not group:
+            raise ModelError(f"the shard {shard} holds no weights that importance can thin out", shard=shard)
+    for name in names:
+        times = sum(name in group for group in groups)
+        if times != 1:
+            raise ModelError(
+                f"the tensor {name!r} lies in {times} shards of {shards}; list its unit or path in exactly one",
+                name=name,
+                shards=shards,
+            )
+    return groups
+
+
+def _lies_in(name: str, shard: tuple[str, ...]) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in shard)

@@ -1,0 +1,143 @@
+"""FIARSE: a tier holds the largest entries of the global model, chosen anew in each round (fiarse.md 2.3, 2.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+from torch import nn
+
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import TensorSpec
+from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
+from edgefl.submodels.importance.guards import Guards, scales
+from edgefl.submodels.importance.maskable import dense, maskable
+from edgefl.submodels.importance.strategy import Groups, Kind, Strategy
+from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, check_gamma, count, cut
+from edgefl.submodels.submodel import Chunk, Entries, Placement, Region
+from edgefl.wire import bits
+from edgefl.wire.tensors import Array, Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, beside all that is always dense.
+
+    The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is
+    nothing to choose and no threshold (8-A8): no mask travels, the devices read the model's units like those of any
+    tier that trains it whole, and train it by plain SGD.
+
+    The server averages an update's weights where they are held. For a server step of 1 that is the paper's
+    ``x - mean(Delta)`` with ``Delta = x - x_K`` over the holders (2.7): the mean of ``x - Delta_i`` is the same number.
+
+    ModelError for gamma outside (0, 1], a model without maskable tensors, or guards that do not fit.
+    """
+
+    spec: ModelSpec
+    gamma: float
+    strategy: Strategy = Strategy()  # noqa: RUF009  frozen
+    guards: Guards = NO_GUARDS
+
+    def __post_init__(self) -> None:
+        check_gamma(self.gamma)
+        self.cut_of({name: tensor.numpy() for name, tensor in self.spec.weights.items()})
+
+    @property
+    def kind(self) -> str:
+        return "importance"
+
+    @property
+    def suffix(self) -> nn.Sequential:
+        return self.spec.module
+
+    @property
+    def boundary(self) -> TensorSpec:
+        return self.spec.sample
+
+    @property
+    def prefix(self) -> tuple[Chunk, ...]:
+        return ()
+
+    @cached_property
+    def units(self) -> tuple[str, ...]:
+        named = self.spec.module.named_children() if self.carrier is None else ()
+        return tuple(name for name, unit in named if unit.state_dict())
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {
+            "kind": self.kind,
+            "gamma": self.gamma,
+            "strategy": asdict(self.strategy),
+            "guards": asdict(self.guards),
+        }
+
+    @cached_property
+    def carrier(self) -> TopK | None:
+        if self.gamma == 1:
+            return None
+        specs = {name: TensorSpec.of(tensor) for name, tensor in self.spec.weights.items()}
+        return TopK(
+            maskable={name: specs[name] for name in maskable(self.spec)},
+            dense={name: specs[name] for name in dense(self.spec)},
+            kept=self.kept,
+        )
+
+    @cached_property
+    def kept(self) -> int:
+        """Entries of maskable tensors that the tier holds: k, summed over the groups."""
+        sizes = {name: tensor.numel() for name, tensor in self.spec.weights.items()}
+        entries = [sum(sizes[name] for name in group) for group in self._groups]
+        return sum(entries) if self.gamma == 1 else sum(count(self.gamma, number) for number in entries)
+
+    def cut_of(self, weights: Mapping[str, Array]) -> Cut:
+        """Masks and thresholds at these global weights."""
+        return cut(weights, self.gamma, self._groups, self.guards, self._scales)
+
+    def place(self, weights: Mapping[str, Array], number: int) -> Placement:
+        """The largest entries of ``weights``; the number of the round has no say."""
+        if self.carrier is None:
+            return Placement(dict.fromkeys(self.spec.weights))
+        chosen, always = tuple(self.carrier.maskable), tuple(self.carrier.dense)
+        found = self.cut_of(weights)
+        flat = np.concatenate([found.masks[name].reshape(-1) for name in chosen])
+        payload: Arrays = {name: weights[name] for name in always}
+        payload[MASK] = bits.pack(flat)
+        payload[VALUES] = np.concatenate([weights[name][found.masks[name]] for name in chosen]).astype(
+            np.float32, copy=False
+        )
+        payload[THETA] = np.array([found.theta[name] for name in chosen], np.float32)
+        regions: dict[str, Region] = {VALUES: Entries(chosen, np.flatnonzero(flat)), **dict.fromkeys(always)}
+        return Placement(regions, payload, {MASK: flat.size})
+
+    @cached_property
+    def _groups(self) -> Groups:
+        return self.strategy.groups(self.spec)
+
+    @cached_property
+    def _scales(self) -> dict[str, float] | None:
+        """Spread of the initial weights, which ``spec`` holds."""
+        if not self.guards.relative:
+            return None
+        return scales({name: self.spec.weights[name].numpy() for name in maskable(self.spec)})
+
+
+def importance(
+    spec: ModelSpec,
+    *,
+    gamma: float = 1.0,
+    strategy: Kind = "model",
+    shards: int | Sequence[Sequence[str]] | None = None,
+    min_keep: int = 0,
+    dense: Sequence[str] = (),
+    relative: bool = False,
+) -> Importance:
+    """The entries of largest magnitude, chosen anew in each round (FIARSE); train them with program ``tcbgd``.
+
+    ``strategy`` is ``model``, ``layer`` or ``shard`` (by ``shards``); ``min_keep``, ``dense`` and ``relative`` guard
+    small submodels against layers that keep nothing.
+    """
+    parts = shards if shards is None or isinstance(shards, int) else tuple(tuple(shard) for shard in shards)
+    return Importance(spec, gamma, Strategy(strategy, parts), Guards(min_keep, tuple(dense), relative))

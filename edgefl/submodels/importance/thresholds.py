@@ -1,0 +1,280 @@
+"""The k largest magnitudes of each group, exactly k, and the thresholds that go with them (FIARSE spec 2.3, 2.6).
+
+    k = max(1, floor(gamma d)),    M0 = the k largest |x|, ties by lowest flat index,    theta = min |x[M0]|
+
+and theta = 0 with M0 all ones for gamma = 1 (A8). Masks are nested in gamma. During local training the mask is
+M0 AND |x| >= theta: the comparison alone would exceed the budget where there are ties or zeros (A7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.submodels.importance.guards import Guards
+from edgefl.submodels.submodel import Entries
+from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array, Arrays
+
+Mask = npt.NDArray[np.bool_]
+Groups = tuple[tuple[str, ...], ...]
+"""Names of the tensors of each group that is ranked by itself."""
+
+FOUR_SIZES = (1 / 64, 1 / 16, 1 / 4, 1.0)
+FIVE_SIZES = (0.04, 0.16, 0.36, 0.64, 1.0)
+"""The paper's capacities (spec 2.10): what width slicing by 1/8, 1/4, 1/2, 1 and by .2, .4, .6, .8, 1 gives."""
+
+NO_GUARDS = Guards()
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One group's outcome: ``kept`` of its ``entries``, and the importance ``theta`` that rank alone asks for.
+
+    ``theta`` is a float32 number, relative to a tensor's scale where the guard ``relative`` is on.
+    """
+
+    names: tuple[str, ...]
+    entries: int
+    kept: int
+    theta: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The submodel of size ``gamma``: a bool mask and a threshold per tensor, in the order of the model's weights.
+
+    ``theta`` (float32 numbers) is a group's threshold, times the tensor's scale where the guard ``relative`` is on,
+    but never above the smallest |x| that the tensor keeps, so that ``masks AND |x| >= theta`` is ``masks`` when
+    training starts, whatever was rounded or guarded. A tensor that is guarded as dense has 0: it is never thinned.
+    """
+
+    gamma: float
+    masks: Mapping[str, Mask]
+    theta: Mapping[str, float]
+    groups: tuple[Ranked, ...]
+    guards: Guards = NO_GUARDS
+
+    @property
+    def kept(self) -> int:
+        """Number of entries held, k."""
+        return sum(group.kept for group in self.groups)
+
+    @property
+    def entries(self) -> Entries:
+        """Where the kept entries lie."""
+        flat = np.concatenate([mask.reshape(-1) for mask in self.masks.values()])
+        return Entries(tuple(self.masks), np.flatnonzero(flat).astype(np.int64, copy=False))
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Kept fraction per tensor."""
+        return {name: float(mask.mean()) for name, mask in self.masks.items()}
+
+    def apply(self, weights: Mapping[str, Array]) -> Arrays:
+        """``weights`` with zeros for what is not held, whatever stood there; other tensors as they are."""
+        return {
+            name: np.where(self.masks[name], array, np.zeros((), array.dtype))
+            if name in self.masks
+            else array
+            for name, array in weights.items()
+        }
+
+
+def count(gamma: float, entries: int) -> int:
+    """k = max(1, floor(gamma * entries)); 0.29 of 100 is 29, though the product is 28.999999999999996."""
+    return max(1, math.floor(gamma * entries + 1e-9))
+
+
+def check_gamma(gamma: float) -> None:
+    """ModelError unless ``gamma`` lies in (0, 1]."""
+    if not 0.0 < gamma <= 1.0:
+        raise ModelError(f"a submodel's size gamma lies in (0, 1], found {gamma}", gamma=gamma)
+
+
+def cut(
+    weights: Mapping[str, Array],
+    gamma: float,
+    groups: Groups,
+    guards: Guards = NO_GUARDS,
+    scales: Mapping[str, float] | None = None,
+) -> Cut:
+    """The ``gamma`` part of the tensors in ``groups``; any gamma, trained or not.
+
+    Each group keeps exactly :func:`count` entries, guarded ones first. ``scales`` is what
+    :func:`edgefl.submodels.importance.guards.scales` says, and is read if the guard ``relative`` is on. A tensor
+    guarded by ``min_keep`` may keep entries below its group's threshold; its own is then its smallest kept |x|.
+
+    Raises ModelError for gamma outside (0, 1], a group without entries, a tensor that is missing, listed twice or not
+    finite, and guards that alone exceed the budget (with the smallest gamma that would do).
+    """
+    check_gamma(gamma)
+    _check(weights, groups)
+    names = [name for group in groups for name in group]
+    whole = guards.whole(names)
+    divisors = _divisors(names, guards, scales)
+    masks: dict[str, Mask] = {}
+    theta: dict[str, float] = {}
+    ranked: list[Ranked] = []
+    for group in groups:
+        arrays = {name: weights[name] for name in group}
+        found = (
+            _everything(arrays) if gamma == 1.0 else _by_rank(arrays, gamma, whole, guards.min_keep, divisors)
+        )
+        masks.update(found[1])
+        ranked.append(found[0])
+        for name in group:
+            dense = name in whole or gamma == 1.0
+            scale = divisors.get(name, 1.0)
+            theta[name] = 0.0 if dense else _tensor_theta(arrays[name], masks[name], found[0].theta * scale)
+    ordered = [name for name in weights if name in masks]
+    return Cut(
+        gamma, {name: masks[name] for name in ordered}, {n: theta[n] for n in ordered}, tuple(ranked), guards
+    )
+
+
+def top(importance: Array, k: int) -> Mask:
+    """The k largest entries of a flat array, ties by lowest index; without NaN, and 1 <= k <= size."""
+    smallest = np.partition(importance, importance.size - k)[importance.size - k]
+    kept: Mask = importance > smallest
+    ties = np.flatnonzero(importance == smallest)
+    kept[ties[: k - np.count_nonzero(kept)]] = True
+    return kept
+
+
+def _everything(arrays: Mapping[str, Array]) -> tuple[Ranked, dict[str, Mask]]:
+    entries = sum(array.size for array in arrays.values())
+    masks: dict[str, Mask] = {name: np.ones(array.shape, np.bool_) for name, array in arrays.items()}
+    return Ranked(tuple(arrays), entries, entries, 0.0), masks
+
+
+def _by_rank(
+    arrays: Mapping[str, Array],
+    gamma: float,
+    whole: frozenset[str],
+    min_keep: int,
+    divisors: Mapping[str, float],
+) -> tuple[Ranked, dict[str, Mask]]:
+    importance = np.concatenate(
+        [_importance(array, divisors.get(name)) for name, array in arrays.items()], dtype=None
+    )
+    k = count(gamma, importance.size)
+    guarded = _guarded(arrays, whole, min_keep)
+    if guarded is None:
+        kept = top(importance, k)
+    else:
+        _check_budget(tuple(arrays), gamma, k, guarded, _guarded(arrays, whole, 0))
+        kept = top(np.where(guarded, np.inf, importance), k)
+    group = Ranked(tuple(arrays), importance.size, k, _down(_threshold(importance, kept)))
+    return group, _apart(kept, arrays)
+
+
+def _importance(array: Array, scale: float | None) -> Array:
+    flat = np.abs(array.reshape(-1))
+    # In float64, so that two magnitudes of one tensor that differ keep their order.
+    return flat if scale is None else flat.astype(np.float64) / scale
+
+
+def _threshold(importance: Array, kept: Mask) -> float:
+    """The smallest importance that is kept by rank: guarded entries below something that is not kept do not count.
+
+    Where guards took everything, the largest that is not kept.
+    """
+    outside = np.max(importance, where=~kept, initial=-np.inf)
+    inside = np.min(importance, where=kept & (importance >= outside), initial=np.inf)
+    return float(inside if np.isfinite(inside) else outside)
+
+
+def _tensor_theta(array: Array, mask: Mask, theta: float) -> float:
+    return _down(min(theta, float(np.min(np.abs(array), where=mask, initial=np.inf))))
+
+
+def _down(value: float) -> float:
+    """The largest float32 number that is not above ``value``."""
+    rounded = np.float32(value)
+    return float(rounded if float(rounded) <= value else np.nextafter(rounded, np.float32(-np.inf)))
+
+
+def _apart(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
+    ends = np.cumsum([array.size for array in arrays.values()])
+    parts = np.split(flat, ends[:-1])
+    return {
+        name: part.reshape(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)
+    }
+
+
+def _guarded(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) -> Mask | None:
+    """The entries that are held whatever their rank, flat; None if there are none."""
+    if not min_keep and whole.isdisjoint(arrays):
+        return None
+    parts: list[Mask] = []
+    for name, array in arrays.items():
+        least = array.size if name in whole else min(min_keep, array.size)
+        parts.append(top(np.abs(array.reshape(-1)), least) if least else np.zeros(array.size, np.bool_))
+    return np.concatenate(parts)
+
+
+def _check_budget(names: tuple[str, ...], gamma: float, k: int, guarded: Mask, dense: Mask | None) -> None:
+    needed = int(np.count_nonzero(guarded))
+    if needed <= k:
+        return
+    by_dense = 0 if dense is None else int(np.count_nonzero(dense))
+    guilty = "dense" if by_dense > k else "min_keep" if not by_dense else "dense with min_keep"
+    # Rounded up, so that what the message says does fit.
+    fitting = min(1.0, math.ceil(needed / guarded.size * 1e6) / 1e6)
+    raise ModelError(
+        f"the guard {guilty} alone keeps {needed} of the {guarded.size} entries of the {len(names)} tensors that begin "
+        f"with {names[0]!r}, but gamma={gamma:g} keeps k={k}; loosen the guard, or take gamma >= {fitting:g}",
+        guard=guilty,
+        k=k,
+        needed=needed,
+        gamma=gamma,
+        smallest_gamma=fitting,
+    )
+
+
+def _divisors(
+    names: Sequence[str], guards: Guards, scales: Mapping[str, float] | None
+) -> Mapping[str, float]:
+    """Scale per tensor where importance is relative; empty otherwise."""
+    if not guards.relative:
+        return {}
+    for name in names:
+        scale = (scales or {}).get(name, 0.0)
+        if not (scale > 0.0 and math.isfinite(scale)):
+            raise ModelError(
+                f"the guard 'relative' needs a positive scale of {name!r}, found {scale}; give cut the scales of the "
+                "model's initial weights",
+                name=name,
+                scale=scale,
+            )
+    return scales or {}
+
+
+def _check(weights: Mapping[str, Array], groups: Groups) -> None:
+    seen: set[str] = set()
+    for group in groups:
+        for name in group:
+            if name not in weights or name in seen:
+                what = "is listed twice" if name in seen else "is not among the weights"
+                raise ModelError(
+                    f"the tensor {name!r} of a group {what}; list each maskable tensor once", name=name
+                )
+            seen.add(name)
+            if not np.isfinite(weights[name]).all():
+                raise ModelError(
+                    f"{name!r} has entries that are NaN or infinite, so importance cannot rank it; go back to the last "
+                    "good weights, and lower the learning rate",
+                    name=name,
+                )
+        if sum(weights[name].size for name in group) == 0:
+            raise ModelError(
+                f"the group {group} has no entries to choose from; leave it out or merge it with another",
+                group=group,
+            )
+    if not groups:
+        raise ModelError("there is no group of tensors to choose from", groups=groups)

@@ -1,0 +1,74 @@
+"""A submodel of a trained global model on its own: a plain module for inference, of any kind and size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.loss import Loss
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import Tensors
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array
+
+FIRST_ROUND = 1
+"""Where a window rolls, deployment takes its first place."""
+
+
+def standalone(submodel: Submodel, weights: Mapping[str, Array]) -> nn.Sequential:
+    """What ``submodel`` reads in inference of the global ``weights``, in modules of its own, in inference mode.
+
+    Nothing has to have been trained in this size. Entries that the submodel lacks are zero where its tensors keep their
+    shape. A submodel that freezes units at the input side is the whole model then. ModelError if ``weights`` are not
+    those of the submodel's model.
+    """
+    _check(submodel.spec, weights)
+    whole = bool(submodel.prefix)
+    made = copy.deepcopy(submodel.spec.module if whole else submodel.suffix).eval().requires_grad_(False)
+    tensors = _tensors(weights) if whole else _read(submodel, weights)
+    made.load_state_dict({name: tensors[name] for name in made.state_dict()})
+    return made
+
+
+@torch.inference_mode()
+def scores(module: nn.Sequential, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """``accuracy`` and ``loss``: means over the rows (x, y) of all ``batches``."""
+    total, correct, count = 0.0, 0.0, 0
+    for x, y in batches:
+        out = module(x)
+        total += float(loss.each(out, y).double().sum())
+        correct += float(loss.correct(out, y).double().sum())
+        count += len(y)
+    return {"accuracy": correct / max(count, 1), "loss": total / max(count, 1)}
+
+
+def _read(submodel: Submodel, weights: Mapping[str, Array]) -> Tensors:
+    """The tensors that the suffix computes with in inference, by local name."""
+    local = _tensors(submodel.place(weights, FIRST_ROUND).payload or weights)
+    if submodel.carrier is None:
+        return local
+    with torch.no_grad():
+        held, gates = submodel.carrier.unpack({name: local[name] for name in submodel.carrier.payload})
+        return held | submodel.carrier.effective(held, gates, {}, training=False)
+
+
+def _tensors(arrays: Mapping[str, Array]) -> Tensors:
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def _check(spec: ModelSpec, weights: Mapping[str, Array]) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
+    found = {name: array.shape for name, array in weights.items()}
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ModelError(
+            f"the weights are not those of {spec.name}: {name!r} should have shape {expected.get(name, 'none')}, found "
+            f"{found.get(name, 'none')} ({len(wrong)} tensors differ); name the federation file that they were trained "
+            "with",
+            wrong=wrong,
+        )

@@ -1,0 +1,110 @@
+"""Statistics for static batch norm, taken once after training and frozen in (HeteroFL; fiarse.md 2.9, A11).
+
+Every submodel size has its own: what a layer reads depends on how much of the model stands before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.layers import BatchNorm
+from edgefl.wire.errors import DataError
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Per static batch norm, by path: sums over ``passes`` batches of the batch's mean and unbiased variance (float64).
+
+    Clients' sums add up to those of all their batches, so a federation needs no data to leave a device::
+
+        frozen(module, sum(collect(module, batches) for batches in clients))
+    """
+
+    passes: Mapping[str, int]
+    mean: Mapping[str, Tensor]
+    var: Mapping[str, Tensor]
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            *(_summed(mine, yours) for mine, yours in zip(self._sums, other._sums, strict=True))
+        )
+
+    def __radd__(self, zero: int) -> Statistics:
+        """So that ``sum`` can begin with 0."""
+        return self
+
+    @property
+    def _sums(self) -> tuple[Mapping[str, int | Tensor], ...]:
+        return self.passes, self.mean, self.var
+
+
+def norms(module: nn.Module) -> dict[str, BatchNorm]:
+    """The static batch norms of a model, by path."""
+    return {
+        path: part
+        for path, part in module.named_modules()
+        if isinstance(part, BatchNorm) and part.mode == "static"
+    }
+
+
+@torch.no_grad()
+def collect(module: nn.Sequential, batches: Iterable[Tensor]) -> Statistics:
+    """One pass of ``module``, with its own values, over training ``batches``; dropout is off, nothing is changed.
+
+    Each layer normalises with the statistics of its batch, as in training, and all batches weigh the same: the
+    cumulative average of torch's batch norm with ``momentum=None``. So make them of about equal size.
+    DataError if there is no batch.
+    """
+    bare = copy.deepcopy(module).eval()
+    seen: list[Statistics] = []
+    for path, norm in norms(bare).items():
+        norm.register_forward_pre_hook(_noting(path, seen))
+    total, empty = Statistics({}, {}, {}), True
+    for batch in batches:
+        bare(batch)
+        total, empty = reduce(add, seen, total), False
+        seen.clear()
+    if empty:
+        raise DataError("the statistics of batch norm need at least one batch of training data, found none")
+    return total
+
+
+def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
+    """A copy of ``module`` that normalises with the averages of ``statistics``, whatever batch it reads.
+
+    DataError if a static batch norm is missing in them.
+    """
+    made = copy.deepcopy(module)
+    for path, norm in norms(made).items():
+        if path not in statistics.passes:
+            raise DataError(
+                f"there are no statistics for batch norm {path!r}; collect them with this very model"
+            )
+        fixed = BatchNorm(norm.channels, keep=norm.keep, eps=norm.eps, affine=norm.weight is not None)
+        fixed.weight, fixed.bias = norm.weight, norm.bias
+        count = statistics.passes[path]
+        fixed.running_mean = (statistics.mean[path] / count).to(torch.float32)
+        fixed.running_var = (statistics.var[path] / count).to(torch.float32)
+        made.set_submodule(path, fixed.train(norm.training))
+    return made
+
+
+def _noting(path: str, seen: list[Statistics]):  # type: ignore[no-untyped-def]
+    def hook(_norm: nn.Module, args: tuple[Tensor]) -> None:
+        x = args[0].to(torch.float64)
+        dims, count = [dim for dim in range(x.dim()) if dim != 1], x.numel() // x.shape[1]
+        var = x.var(dims, correction=0) * (count / max(count - 1, 1))
+        seen.append(Statistics({path: 1}, {path: x.mean(dims)}, {path: var}))
+
+    return hook
+
+
+def _summed(mine: Mapping[str, int | Tensor], yours: Mapping[str, int | Tensor]) -> dict[str, int | Tensor]:
+    return {**mine, **{path: mine[path] + value if path in mine else value for path, value in yours.items()}}

@@ -1,0 +1,282 @@
+"""Structured FIARSE: a tier holds the most important channels of every layer, chosen anew in each round (fiarse.md 8.3, R5).
+
+A bundle is compiled once and its shapes are fixed, but importance changes with the weights. So *how many* channels of
+each layer a tier holds is fixed when it is exported, by one threshold over all channels of the initial weights; *which*
+ones is chosen anew in each round, and the dense slices of any choice fit the same graphs. As layers gain and lose
+importance those numbers age: :meth:`Structured.replanned` gives a tier with the numbers of today's weights, at the cost
+of a new bundle that every device of the tier has to download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+from torch import nn
+
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import TensorSpec
+from edgefl.submodels.channels.narrow import channels_of, narrow
+from edgefl.submodels.channels.selection import Selection, leading, regions
+from edgefl.submodels.importance.thresholds import check_gamma
+from edgefl.submodels.structured.carrier import THETA, Channelwise
+from edgefl.submodels.structured.counts import Budget, Layout, cost_of, even, layouts, search
+from edgefl.submodels.structured.gradient import Measure
+from edgefl.submodels.structured.groups import Group, Source, groups
+from edgefl.submodels.structured.scores import Score, strongest
+from edgefl.submodels.submodel import Chunk, Placement, Region, extract
+from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array, Arrays
+
+Policy = Literal["threshold", "even"]
+# A device adds up a score in another order than the server; the last digits must not drop the weakest channel.
+_MARGIN = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Structured:
+    """The channels of ``spec`` that rank highest by ``score``, as a narrower model of at most ``gamma`` of its cost.
+
+    A group is one channel of everything that is tied to it: by residual additions, depthwise convolutions, gates,
+    heads. ``budget`` says what gamma is a share of: parameters, or multiply-accumulates of a forward pass. ``counts``:
+    ``threshold`` for one threshold over all channels of the initial weights, ``even`` for the same share of each layer,
+    or the numbers themselves, in the order of :attr:`layers`. Every layer keeps at least one channel.
+
+    Channels are ranked by their whole kernels. A device holds the slices that lie in its inputs, whose scores it can
+    follow: theta of a layer is the smallest of those at the start of the round. It is 0 where a single channel is kept,
+    which must not be dropped. A layer that keeps all its channels has none, so that gamma = 1 is plain SGD on the whole
+    model, like any tier that trains it whole (8-A8).
+
+    ModelError for gamma outside (0, 1], or below the smallest slice there is, and for a model of which nothing can be
+    cut, or whose code holds a size of its own.
+    """
+
+    spec: ModelSpec
+    gamma: float
+    budget: Budget = "parameters"
+    score: Score = Score()  # noqa: RUF009  frozen
+    counts: Policy | tuple[int, ...] = "threshold"
+
+    def __post_init__(self) -> None:
+        check_gamma(self.gamma)
+        for what, value, known in (
+            ("budget", self.budget, get_args(Budget)),
+            ("counts", self.counts, get_args(Policy)),
+        ):
+            if isinstance(value, str) and value not in known:
+                raise ModelError(f"{what} is one of {', '.join(known)}; found {value!r}", **{what: value})
+        if not channels_of(self.spec).cut() and (self.gamma < 1 or not isinstance(self.counts, str)):
+            raise ModelError(
+                f"nothing in {self.spec.name} can be cut by channels; tiers of kind output_side or importance fit any "
+                "model",
+                model=self.spec.name,
+            )
+        _ = self.numbers
+
+    @property
+    def kind(self) -> str:
+        return "importance_structured"
+
+    @property
+    def boundary(self) -> TensorSpec:
+        return self.spec.sample
+
+    @property
+    def prefix(self) -> tuple[Chunk, ...]:
+        """Nothing is frozen: the whole depth is trained."""
+        return ()
+
+    @property
+    def suffix(self) -> nn.Sequential:
+        return self._made[2]
+
+    @cached_property
+    def units(self) -> tuple[str, ...]:
+        named = () if self._selected else self.spec.module.named_children()
+        return tuple(name for name, unit in named if unit.state_dict())
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {
+            "kind": self.kind,
+            "layers": self.layers,
+            "source": self.score.source,
+            "measure": self.score.measure,
+        }
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """How many channels of each layer the tier holds, in the order of :attr:`layers`."""
+        return self._made[1]
+
+    @cached_property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """(channels held, channels there are) of each layer, by the first tensor that holds them."""
+        holders = channels_of(self.spec).holders
+        return {
+            f"{holders[atom][0][0]}[{holders[atom][0][1]}]": (number, atom.size)
+            for atom, number in zip(self._layout.free if self._layout else (), self.numbers, strict=True)
+        }
+
+    @cached_property
+    def carrier(self) -> Channelwise | None:
+        if not self._selected:
+            return None
+        local = {name: TensorSpec.of(tensor) for name, tensor in self.suffix.state_dict().items()}
+        channels = channels_of(self.spec)
+        made = groups(
+            self.spec, channels, [group.atom for group in self._trained], self._selected, self.score.source
+        )
+        return Channelwise(local, made, self.score.measure)
+
+    def select(self, weights: Mapping[str, Array]) -> Selection:
+        """The channels that are held at these global weights: of each layer the strongest, ties by lowest index."""
+        return {
+            group.atom: strongest(self.score.of(group, weights), len(self._selected[group.atom]))
+            for group in self._groups
+        }
+
+    def regions(self, weights: Mapping[str, Array]) -> Mapping[str, Region]:
+        """Per state tensor, the part that is held at these global weights."""
+        return regions(channels_of(self.spec), self.select(weights))
+
+    def place(self, weights: Mapping[str, Array], number: int) -> Placement:
+        """The strongest channels of ``weights``; the number of the round has no say."""
+        if not self._selected:
+            return Placement(dict.fromkeys(self.spec.weights))
+        held = self.regions(weights)
+        payload: Arrays = extract(weights, held)
+        assert self.carrier is not None
+        if self.carrier.groups:
+            scores = [self.score.of(group, payload) for group in self.carrier.groups]
+            smallest = np.array([own.min() if own.size > 1 else 0.0 for own in scores])
+            payload[THETA] = (smallest * (1 - _MARGIN)).astype(np.float32)
+        return Placement(held, payload)
+
+    def replanned(self, weights: Mapping[str, Array]) -> Structured:
+        """The same tier with the numbers of channels that its threshold leaves at ``weights``.
+
+        Where they differ (:attr:`numbers`) so do its identity and its graphs: a new bundle, which devices download once.
+        """
+        policy: Policy = self.counts if isinstance(self.counts, str) else "threshold"
+        if self._layout is None:
+            return self
+        return replace(self, counts=self._searched(self._layout, policy, weights))
+
+    @cached_property
+    def _made(self) -> tuple[Layout | None, tuple[int, ...], nn.Sequential]:
+        """The way to cut that the model's code can follow, the numbers of channels, and the model they leave."""
+        channels, refused = channels_of(self.spec), None
+        initial = _arrays(self.spec)
+        for layout in layouts(channels):
+            try:
+                numbers = self._numbers(layout, initial)
+                selection = leading(layout.counts(numbers))
+                made = narrow(self.spec, channels, selection) if selection else self.spec.module
+                return layout, numbers, made
+            except ModelError as error:
+                if "smallest" in error.details:
+                    raise
+                refused = refused or error
+        if refused is None:
+            return None, (), self.spec.module
+        raise ModelError(
+            f"{self.spec.name} cannot be cut to the {self.gamma:g} part of its channels: {refused.message}",
+            **{"model": self.spec.name, "gamma": self.gamma} | refused.details,
+        ) from refused
+
+    def _numbers(self, layout: Layout, initial: Mapping[str, Array]) -> tuple[int, ...]:
+        if isinstance(self.counts, str):
+            return self._searched(layout, self.counts, initial)
+        sizes = tuple(atom.size for atom in layout.free)
+        fits = len(self.counts) == len(sizes) and all(
+            1 <= own <= size for own, size in zip(self.counts, sizes, strict=True)
+        )
+        if not fits:
+            raise ModelError(
+                f"counts of {self.spec.name} are {len(sizes)} numbers from 1 to {sizes}; found {self.counts}",
+                counts=self.counts,
+                sizes=sizes,
+            )
+        cost = cost_of(self.spec, layout.channels, self.budget)
+        own, most = cost(layout.counts(self.counts)), self.gamma * cost(layout.counts(sizes))
+        if own > most + 1e-9:
+            raise ModelError(
+                f"counts {self.counts} of {self.spec.name} leave {own} {self.budget}, more than {self.gamma:g} of all; "
+                f"lower them, or leave gamma out",
+                counts=self.counts,
+                smallest=own,
+            )
+        return self.counts
+
+    def _searched(self, layout: Layout, policy: Policy, weights: Mapping[str, Array]) -> tuple[int, ...]:
+        sizes = tuple(atom.size for atom in layout.free)
+        if self.gamma == 1:
+            return sizes
+        if policy == "even":
+            ranked = even(layout)
+        else:
+            own = groups(self.spec, layout.channels, layout.free, {}, self.score.source)
+            ranked = self.score.ranked(own, weights, _arrays(self.spec))
+        cost = cost_of(self.spec, layout.channels, self.budget)
+        whole = cost(layout.counts(sizes))
+        try:
+            return search(layout, ranked, cost, self.gamma * whole + 1e-9)
+        except ModelError as error:
+            smallest = float(str(error.details["smallest"])) / whole
+            raise ModelError(
+                f"no slice of {self.spec.name} has {self.gamma:g} of its {whole} {self.budget}: one channel of each layer "
+                f"has {error.details['smallest']}; the smallest gamma is {smallest:.4g}",
+                model=self.spec.name,
+                gamma=self.gamma,
+                smallest=smallest,
+            ) from error
+
+    @cached_property
+    def _layout(self) -> Layout | None:
+        return self._made[0]
+
+    @cached_property
+    def _selected(self) -> Selection:
+        """The first channels of each layer that keeps fewer than it has: the slice's sizes. Empty for the whole model."""
+        return leading(self._layout.counts(self.numbers)) if self._layout else {}
+
+    @cached_property
+    def _groups(self) -> tuple[Group, ...]:
+        """The groups of the layers that keep fewer channels than they have, in the whole model's sizes."""
+        return groups(self.spec, channels_of(self.spec), self._selected, {}, self.score.source)
+
+    @cached_property
+    def _trained(self) -> tuple[Group, ...]:
+        """Those whose scores change in training, and which therefore have a threshold."""
+        moved = {name for name, parameter in self.spec.module.named_parameters() if parameter.requires_grad}
+        return tuple(group for group in self._groups if all(part.name in moved for part in group.own))
+
+
+def _arrays(spec: ModelSpec) -> dict[str, Array]:
+    return {name: tensor.numpy() for name, tensor in spec.weights.items()}
+
+
+def importance_structured(
+    spec: ModelSpec,
+    *,
+    gamma: float = 1.0,
+    budget: Budget = "parameters",
+    score: Source = "kernel",
+    measure: Measure = "rms",
+    relative: bool = True,
+    counts: Policy | Sequence[int] = "threshold",
+) -> Structured:
+    """The most important channels of every layer, chosen anew in each round, as a smaller dense model; train them with
+    program ``tcbgd``.
+
+    ``score`` is ``kernel`` or ``norm``, ``measure`` is ``rms`` or ``mean``; ``relative`` compares a channel with its own
+    layer's initial values. Without it one threshold leaves layers of large fan-in a single channel each (8-A9), through
+    which small tiers learn nothing. ``budget`` is ``parameters`` or ``macs``; ``counts`` says how many channels each
+    layer keeps.
+    """
+    numbers = counts if isinstance(counts, str) else tuple(counts)
+    return Structured(spec, gamma, budget, Score(score, measure, relative), numbers)

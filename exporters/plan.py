@@ -1,0 +1,255 @@
+"""Which submodels of a model fit a device, what each would cost it, and which one to take.
+
+Memory is predicted from the graphs (:mod:`exporters.predict`), all else is counted (:mod:`edgefl.submodels.cost`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import Function, Program
+from edgefl.submodels.cost import cost, whole
+from edgefl.submodels.sizes import Size, sizes
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.errors import ModelError
+from exporters.bundle import Prefix, batch_size
+from exporters.capture import capture
+from exporters.predict import predicted_peak
+
+Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
+"""What a submodel's bundle would hold."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device offers: bytes of memory over its idle process, bytes per second, MACs per second, seconds per round.
+
+    0 is unknown, or no limit. ``samples`` is how many rows it has; 0: as many as a round's steps read.
+    """
+
+    memory: int = 0
+    downlink: float = 0.0
+    uplink: float = 0.0
+    compute: float = 0.0
+    round_seconds: float = 0.0
+    samples: int = 0
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A submodel and what a round with it costs the device.
+
+    Memory is the predicted peak over the idle process, of the graph that needs most. MACs are of one sample's forward
+    pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
+    everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
+    Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits.
+    """
+
+    kind: str
+    size: str
+    options: dict[str, Any]
+    memory_bytes: int
+    memory_graph: str
+    parameters: int
+    parameter_share: float
+    macs: int
+    kept_macs: int
+    mac_share: float
+    prefix_macs: int
+    round_macs: int
+    download_bytes: int
+    upload_bytes: int
+    transfer_s: float | None
+    compute_s: float | None
+    trained_share: float
+    problem: str = ""
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return (self.transfer_s or 0.0) + (self.compute_s or 0.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason."""
+
+    offers: tuple[Offer, ...]
+    left_out: tuple[tuple[Size, ModelError], ...] = field(default=())
+
+    @property
+    def fitting(self) -> tuple[Offer, ...]:
+        return tuple(offer for offer in self.offers if not offer.problem)
+
+    def recommended(self) -> Offer:
+        """The one that trains most of the model among those that fit; of equals the one that moves least bytes.
+
+        "Most" is the geometric mean of the shares of parameters and of multiplications (with weights that are held):
+        the first says how much of the model the device can change, the second how much of what the model computes
+        takes part; either alone would favour a cut that trains the large last layers only, or the many positions of
+        the first ones. ModelError, with the smallest submodel and what it needs, if none fits.
+        """
+        if not self.fitting:
+            raise _nothing_fits(self.offers)
+        return max(self.fitting, key=_rank)
+
+    def reason(self) -> str:
+        """Why :meth:`recommended` is."""
+        best = self.recommended()
+        others = sorted((offer for offer in self.fitting if offer is not best), key=_rank, reverse=True)
+        told = (
+            f"{best.kind}, {best.size}: trains {best.parameter_share:.1%} of the parameters and "
+            f"{best.mac_share:.1%} of the multiplications in {_mib(best.memory_bytes)}"
+        )
+        if not others:
+            return f"{told}; nothing else fits"
+        second = others[0]
+        return (
+            f"{told}; of {len(self.fitting)} that fit, none trains more (next: {second.kind}, {second.size}, with "
+            f"{second.parameter_share:.1%} and {second.mac_share:.1%})"
+        )
+
+
+def _rank(offer: Offer) -> tuple[float, int, int]:
+    return round(offer.trained_share, 6), -(offer.download_bytes + offer.upload_bytes), -offer.memory_bytes
+
+
+def plan(
+    spec: ModelSpec,
+    device: Device,
+    functions: Functions,
+    *,
+    kinds: Iterable[str] = (),
+    gammas: Sequence[float] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """All submodels of ``spec`` as the device would find them. Some seconds for each graph, which is traced.
+
+    ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for an unknown kind.
+    """
+    planner = _Planner(spec, device, functions)
+    offers: list[Offer] = []
+    left_out: list[tuple[Size, ModelError]] = []
+    for size in sizes(spec, kinds, gammas):
+        say(f"{spec.name}: {size.kind}, {size.label}")
+        try:
+            offers.append(planner.offer(size))
+        except ModelError as error:
+            if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
+                raise
+            left_out.append((size, error))
+    if not offers:
+        raise left_out[0][1]
+    return Plan(tuple(offers), tuple(left_out))
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """Bytes over the idle process, and the graph that needs them."""
+
+    bytes: int
+    graph: str
+
+
+class _Planner:
+    def __init__(self, spec: ModelSpec, device: Device, functions: Functions) -> None:
+        self._spec, self._device, self._functions = spec, device, functions
+        self._parameters, self._macs = whole(spec)
+        self._known: dict[object, int] = {}
+
+    def offer(self, size: Size) -> Offer:
+        submodel = size.of(self._spec)
+        program, prefix = self._functions(submodel)
+        forward = self._peak(size.kind, [part.forward for part in prefix])
+        steps = [phase.function for phase in program.phases]
+        training = self._peak(size.kind, [program.start, *steps, program.finish])
+        if size.finer and forward.bytes > training.bytes:
+            return self.offer(size.finer)
+        return self._offer(size, submodel, program, max(training, forward, key=lambda peak: peak.bytes))
+
+    def _peak(self, kind: str, functions: Sequence[Function]) -> _Peak:
+        """The most that one of them needs. Equal ports mean equal graphs, within a kind: traced once."""
+        most = _Peak(0, "")
+        for function in functions:
+            key = (kind, function.name, tuple(function.inputs.items()))
+            if key not in self._known:
+                self._known[key] = predicted_peak(capture(function))
+            most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
+        return most
+
+    def _offer(self, size: Size, submodel: Submodel, program: Program, peak: _Peak) -> Offer:
+        found, device = cost(submodel), self._device
+        batch, steps = batch_size(program), sum(phase.steps for phase in program.phases)
+        work = found.round_macs(batch=batch, steps=steps, samples=device.samples or batch * steps)
+        transfer = (
+            _seconds(found.download_bytes, device.downlink),
+            _seconds(found.upload_bytes, device.uplink),
+        )
+        known = [seconds for seconds in transfer if seconds is not None]
+        parameters, macs = found.parameters / self._parameters, found.kept_macs / max(1, self._macs)
+        offer = Offer(
+            kind=size.kind,
+            size=size.label,
+            options=dict(size.options),
+            memory_bytes=peak.bytes,
+            memory_graph=peak.graph,
+            parameters=found.parameters,
+            parameter_share=round(parameters, 6),
+            macs=found.macs,
+            kept_macs=found.kept_macs,
+            mac_share=round(macs, 6),
+            prefix_macs=found.prefix_macs,
+            round_macs=work,
+            download_bytes=found.download_bytes,
+            upload_bytes=found.upload_bytes,
+            transfer_s=round(math.fsum(known), 3) if known else None,
+            compute_s=_seconds(work, device.compute),
+            trained_share=round(math.sqrt(parameters * macs), 6),
+            note=_note(found.macs, found.kept_macs),
+        )
+        return msgspec.structs.replace(offer, problem=_problem(offer, device))
+
+
+def _seconds(amount: float, rate: float) -> float | None:
+    return round(amount / rate, 3) if rate else None
+
+
+def _note(macs: int, kept: int) -> str:
+    if kept >= macs:
+        return ""
+    return f"computes with zeros: memory and time are those of the whole width, {kept / macs:.0%} of the MACs count"
+
+
+def _problem(offer: Offer, device: Device) -> str:
+    if device.memory and offer.memory_bytes > device.memory:
+        return f"needs {_mib(offer.memory_bytes)} of memory, the device has {_mib(device.memory)}"
+    if device.round_seconds and offer.seconds > device.round_seconds:
+        return f"a round takes {offer.seconds:.1f} s, {device.round_seconds:g} s are allowed"
+    return ""
+
+
+def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
+    smallest = min(offers, key=lambda offer: offer.memory_bytes)
+    quickest = min(offers, key=lambda offer: offer.seconds)
+    memory = all("memory" in offer.problem for offer in offers)
+    wanted = smallest if memory else quickest
+    remedy = "Give it that much, a smaller batch, or a smaller model"
+    if not memory:
+        remedy = f"it needs {wanted.seconds:.1f} s per round: allow that, or faster links"
+    return ModelError(
+        f"no submodel fits the device: the {'smallest' if memory else 'quickest'}, {wanted.kind} with {wanted.size}, "
+        f"{wanted.problem}. {remedy}",
+        kind=wanted.kind,
+        size=wanted.size,
+        memory_bytes=wanted.memory_bytes,
+        seconds=wanted.seconds,
+    )
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,162 @@
+"""How much memory a device needs to run a captured graph, before anything is exported or run.
+
+:func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes in
+place, the buffers of state that the device binds, and its arena (:mod:`exporters.arena`). What it needs beside tensors
+is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells prediction and
+measurement side by side. Budgets do not use this: :func:`exporters.recompute.peak_bytes` stays on the safe side.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from edgefl.programs.contract import role_of
+from exporters.arena import Arena
+from exporters.capture import Captured
+from exporters.memory import has_many, is_pointwise, size, timeline, workspace
+
+SESSION_BYTES = 11.7e6
+"""A session, its first run, and the device's own Python around it."""
+NODE_BYTES = 4200
+ARENA_SHARE = 0.137
+"""Of the arena: buffers of the kernels, and what lies in other places than we predict."""
+
+_aten = torch.ops.aten
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
+# Those that onnxruntime replaces by a new node, which then counts as later than all others.
+_REPLACED = frozenset({_aten.mm.default, _aten.addmm.default})
+_SUM = _aten.add.Tensor
+# State moves between two sets of buffers: from the second step on, both are there.
+_STEPS = 2
+
+
+def predicted_peak(captured: Captured) -> int:
+    """Expected peak of resident memory, over the idle process, of a device that runs ``captured`` again and again."""
+    run = _Run(captured)
+    arena = run.arena_bytes()
+    return int(run.bound + (1 + ARENA_SHARE) * arena + NODE_BYTES * len(run.calls) + SESSION_BYTES)
+
+
+class _Run:
+    """One graph as onnxruntime runs it."""
+
+    def __init__(self, captured: Captured) -> None:
+        line = timeline(captured.module)
+        self.calls = [node for node in line.nodes if node.op == "call_function"]
+        self._position = line.position
+        result = next(node for node in line.nodes if node.op == "output")
+        returned: tuple[fx.Node, ...] = result.args[0]  # type: ignore[assignment]
+        named = list(zip(captured.outputs, returned, strict=True))
+        self._state = {
+            node for name, node in named if role_of(name) == "state" and node.op == "call_function"
+        }
+        self._outputs = {node for _, node in named}
+        self._products = _through_transposes(self.calls)
+        self._owner = {node: self._root(line.owner, node) for node in line.nodes}
+        constants = _constants(self.calls)
+        given = sum(size(node) for node in line.nodes if node.op in ("placeholder", "get_attr"))
+        # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
+        left = sum(size(node) for _, node in named if node in self._state or node.op != "call_function")
+        self.bound = given + left + sum(size(node) for node in constants)
+        self._elsewhere = self._state | constants
+
+    def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
+        """The node whose memory ``node`` has; transposes that products take in have none of their own."""
+        while True:
+            above = owner[node] if owner[node] is not node else self._products.get(node, node)
+            if above is node or node in self._outputs:
+                return node
+            node = above
+
+    def arena_bytes(self) -> int:
+        """What the arena has touched after a few runs."""
+        order, arena = self._order(), Arena()
+        ends = self._ends(order)
+        for _ in range(_STEPS):
+            held: dict[fx.Node, int] = {}
+            for node in order:
+                self._execute(node, held, ends, arena)
+            for address in held.values():
+                arena.give(address)
+        return arena.touched
+
+    def _execute(
+        self, node: fx.Node, held: dict[fx.Node, int], ends: dict[fx.Node, fx.Node], arena: Arena
+    ) -> None:
+        reads = list(dict.fromkeys(self._owner[value] for value in node.all_input_nodes))
+        dying = [value for value in reads if ends.get(value) is node and value in held]
+        own = self._owner[node] is node and node not in self._elsewhere and size(node) > 0
+        if own and not has_many(node):
+            same = [value for value in dying if size(value) == size(node)]
+            if is_pointwise(node) and same and not workspace(node):
+                held[node] = held.pop(same[0])
+                dying.remove(same[0])
+            else:
+                held[node] = arena.take(size(node))
+        for address in [arena.take(workspace(node) // 2) for _ in range(2) if workspace(node)]:
+            arena.give(address)
+        unread = [node] if node not in ends and node in held and node not in self._outputs else []
+        for value in [*dying, *unread]:
+            arena.give(held.pop(value))
+
+    def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+        """The last reader of each memory; none for outputs."""
+        ends = {self._owner[value]: node for node in order for value in node.all_input_nodes}
+        return {value: node for value, node in ends.items() if value not in self._outputs}
+
+    def _order(self) -> list[fx.Node]:
+        """Depth first from the nodes that no node reads, the last one first; of its inputs, the latest first."""
+        leaves = [node for node in self.calls if not any(user.op == "call_function" for user in node.users)]
+        stack = [(node, False) for node in leaves]
+        seen: set[fx.Node] = set()
+        order: list[fx.Node] = []
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                inputs = {v for v in node.all_input_nodes if v.op == "call_function" and v not in seen}
+                stack += [(value, False) for value in sorted(inputs, key=self._rank)]
+        return order
+
+    def _rank(self, node: fx.Node) -> int:
+        """When the node comes in onnxruntime's list; a product, and a sum with one, is put anew at its end."""
+        node = self._source(node)
+        summed = [self._source(value) for value in node.all_input_nodes] if node.target is _SUM else []
+        later = any(value.target in _REPLACED for value in (node, *summed))
+        return self._position[node] + (len(self._position) if later else 0)
+
+    def _source(self, node: fx.Node) -> fx.Node:
+        """What a transpose that a product takes in is made of; any other node is its own."""
+        while node in self._products:
+            node = self._products[node]
+        return node
+
+
+def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Transposes of matrices that become a flag of a product, and what they read."""
+    taken: dict[fx.Node, fx.Node] = {}
+    for node in calls:
+        if not _is_transpose(node):
+            continue
+        source = node.all_input_nodes[0]
+        behind = source.target in _PRODUCTS or _is_transpose(source)
+        if behind or all(user.target in _PRODUCTS or _is_transpose(user) for user in node.users):
+            taken[node] = source
+    return taken
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    return node.target is _aten.permute.default and node.meta["val"].ndim == 2
+
+
+def _constants(calls: list[fx.Node]) -> set[fx.Node]:
+    """Nodes that depend on no input: computed when the graph is loaded, and kept."""
+    found: set[fx.Node] = set()
+    for node in calls:
+        if all(value.op == "get_attr" or value in found for value in node.all_input_nodes):
+            found.add(node)
+    return found

@@ -1,0 +1,93 @@
+"""`edgefl bench submodels`: matched sizes, and rows with prediction beside measurement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from edgefl.bench.submodels import Settings, build, kinds_of, matched, measure
+from edgefl.cli import app
+from edgefl.models import zoo
+from edgefl.submodels import catalog
+from edgefl.wire.errors import ConfigError, ModelError
+
+FIELDS = [
+    *("kind", "gamma", "parameters", "macs", "download_bytes", "upload_bytes", "artifact_bytes"),
+    *("peak_over_idle_bytes", "step_ms"),
+]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgefl", "bench", "submodels", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
+    arguments = ["--model", "mlp", "--kind", "width", "--gamma", "1/4", "--batch", "4", "--steps", "1"]
+    ran = bench(*arguments, "--option", "size=14", "--json")
+
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    [row] = told["results"]
+    assert told["bench"] == "submodels" and list(row)[: len(FIELDS)] == FIELDS
+    assert (row["kind"], row["gamma"], row["model"], row["program"]) == ("width", 0.25, "mlp", "sgd")
+    assert all(row[name] > 0 for name in FIELDS[2:])
+    assert abs(row["prediction_error"]) < 0.15
+    assert row["prediction_error"] == pytest.approx(
+        row["predicted_bytes"] / row["peak_over_idle_bytes"] - 1, abs=1e-3
+    )
+    assert "width, gamma 0.25: " in ran.stderr
+
+
+def test_an_importance_row_tells_executed_and_kept_macs() -> None:
+    settings = Settings(batch=4, steps=1, options={"size": 8})
+
+    row = measure(build("mlp", settings), "importance", 1 / 16, settings)
+
+    assert row.program == "tcbgd"
+    assert 0 < row.kept_macs < 0.2 * row.macs
+    assert row.upload_bytes < row.download_bytes
+    assert row.round_peak_bytes >= row.peak_over_idle_bytes
+
+
+@pytest.mark.parametrize(("gamma", "cut"), [(1.0, 0), (0.95, 2), (0.7, 3), (1 / 4, 4), (1 / 64, 4)])
+def test_the_cut_with_the_nearest_parameter_count_stands_for_gamma(gamma: float, cut: int) -> None:
+    spec = zoo.build("resnet8")
+
+    assert matched(spec, "output_side", gamma).options == {"cut": cut}
+
+
+def test_every_kind_that_fits_the_model_is_measured() -> None:
+    assert {"output_side", "width", "importance"} <= set(kinds_of(zoo.build("resnet8"))) <= set(catalog.KINDS)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.5, -0.25])
+def test_a_gamma_outside_its_range_is_told(gamma: float) -> None:
+    with pytest.raises(ModelError, match=r"gamma lies in \(0, 1\], found"):
+        matched(zoo.build("mlp", size=4), "output_side", gamma)
+
+
+def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
+    arguments = [
+        "--model",
+        "mlp",
+        "--option",
+        "size=4",
+        "--kind",
+        "depth",
+        "--kind",
+        "output_side",
+        "--gamma",
+        "1",
+    ]
+    ran = CliRunner().invoke(
+        app, ["bench", "submodels", *arguments, "--batch", "2", "--steps", "1", "--json"]
+    )
+
+    assert ran.exit_code == ConfigError.exit_code
+    assert "no submodel kind 'depth'" in " ".join(ran.stderr.split())
+    assert [row["kind"] for row in json.loads(ran.stdout)["results"]] == ["output_side"]

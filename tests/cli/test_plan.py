@@ -1,0 +1,205 @@
+"""`edgefl plan` and `edgefl export --fit`: which submodels fit a device, and which one is taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from edgefl.cli import app
+from edgefl.cli.fit import Wishes, rate, read_device, read_hello
+from edgefl.wire import bundle as bundles
+from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.wire.messages import Hello, encode
+
+SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]
+
+
+def edgefl(*arguments: str | Path) -> str:
+    """What the command prints; what it refuses is raised."""
+    ran = CliRunner().invoke(app, list(map(str, arguments)))
+    if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
+        raise ran.exception
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+def planned(*arguments: str | Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(edgefl("plan", *SMALL, *arguments, "--json"))
+    return told
+
+
+def test_every_kind_and_size_that_fits_is_listed_and_the_largest_recommended() -> None:
+    told = planned("--memory", "64MiB", "--kinds", "output_side,width,importance", "--gamma", "1/4")
+
+    rows = told["submodels"]
+    found = {(row["kind"], row["size"]) for row in rows}
+    assert {("output_side", "cut 0"), ("width", "gamma 0.25"), ("importance", "gamma 0.25")} <= found
+    assert all(0 < row["memory_bytes"] <= 64 << 20 for row in rows)
+    assert all(row["download_bytes"] > 0 and row["upload_bytes"] > 0 and row["macs"] > 0 for row in rows)
+    assert (told["recommended"]["kind"], told["recommended"]["size"]) == ("output_side", "cut 0")
+    assert "100.0% of the parameters" in told["reason"]
+
+
+def test_importance_is_listed_with_the_work_it_really_does() -> None:
+    told = planned("--kinds", "importance,width", "--gamma", "0.25")
+
+    importance, width = told["submodels"]
+    if importance["kind"] == "width":
+        importance, width = width, importance
+    assert importance["macs"] > 2 * importance["kept_macs"] and "with zeros" in importance["note"]
+    assert width["macs"] == width["kept_macs"] and width["note"] == ""
+
+
+def test_slow_links_and_short_rounds_leave_out_what_takes_too_long() -> None:
+    links = ["--downlink", "10kB/s", "--uplink", "8kbit/s"]
+    every = planned(*links, "--kinds", "width", "--gamma", "1,1/4")["submodels"]
+    times = {row["size"]: row["transfer_s"] for row in every}
+
+    told = planned(
+        *links, "--kinds", "width", "--gamma", "1,1/4", "--round-seconds", str(times["gamma 0.25"] + 1)
+    )
+
+    row = every[0]
+    expected = row["download_bytes"] / 10e3 + row["upload_bytes"] / 1e3
+    assert row["transfer_s"] == pytest.approx(expected, abs=2e-3)
+    assert told["recommended"]["size"] == "gamma 0.25"
+    [large] = told["too_large"]
+    assert large["size"] == "gamma 1" and "a round takes" in large["problem"]
+
+
+def test_computing_counts_where_the_device_says_how_fast_it_is() -> None:
+    [row] = planned("--compute", "0.001", "--kinds", "output_side", "--steps", "3")["submodels"][:1]
+
+    assert row["compute_s"] == pytest.approx(3 * row["macs"] * 8 * 3 / 1e6, abs=1e-3)
+
+
+def test_nothing_fits_names_the_smallest_and_what_it_needs() -> None:
+    with pytest.raises(
+        ModelError, match=r"the smallest, .*, needs 1\d\.\d MiB of memory, the device has 2\.0"
+    ) as told:
+        planned("--memory", "2MiB", "--kinds", "output_side,width", "--gamma", "0.25")
+    assert 2 << 20 < told.value.details["memory_bytes"] < 20 << 20  # type: ignore[operator]
+
+
+def test_rounds_that_are_all_too_long_name_the_quickest() -> None:
+    with pytest.raises(ModelError, match=r"the quickest, width with gamma 0\.25, a round takes"):
+        planned("--kinds", "width", "--gamma", "1,0.25", "--uplink", "1B/s", "--round-seconds", "1")
+
+
+@pytest.mark.parametrize("gamma", ["0", "1.5"])
+def test_a_gamma_outside_its_range_is_the_kinds_error(gamma: str) -> None:
+    with pytest.raises(ModelError, match=r"lies in \(0, 1\]"):
+        planned("--kinds", "importance", "--gamma", gamma)
+
+
+def test_sizes_that_do_not_exist_are_left_out_with_their_reason() -> None:
+    told = planned("--kinds", "width", "--gamma", "0.25,1e-9")
+
+    assert [row["size"] for row in told["submodels"]] == ["gamma 0.25"]
+    assert "its widest layer has 64" in told["left_out"][0]["reason"]
+
+
+def test_if_no_size_exists_the_error_says_what_would() -> None:
+    with pytest.raises(ModelError, match="the smallest ratio is"):
+        planned("--kinds", "width", "--gamma", "1e-9")
+
+
+def test_an_unknown_kind_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no submodel kind 'depth'; there are: .*width"):
+        planned("--kinds", "depth")
+
+
+def test_a_table_for_people_marks_the_recommended_one() -> None:
+    told = edgefl("plan", *SMALL, "--kinds", "output_side", "--memory", "64MiB")
+
+    assert "cut 0 *" in told and "recommended: output_side, cut 0: trains 100.0%" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_second"),
+    [("1MB/s", 1e6), ("200 kB/s", 2e5), ("1MiB/s", 2**20), ("8Mbit/s", 1e6), ("500B/s", 500.0)],
+)
+def test_rates_are_read_as_people_write_them(text: str, bytes_per_second: float) -> None:
+    assert rate(text) == bytes_per_second
+
+
+@pytest.mark.parametrize("text", ["1MB", "fast", "-1MB/s", "0kB/s"])
+def test_a_rate_that_is_none_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="a link is a rate such as"):
+        rate(text)
+
+
+def test_a_device_file_has_the_keys_of_the_command_and_options_go_first(tmp_path: Path) -> None:
+    file = tmp_path / "phone.toml"
+    file.write_text('memory = "64MiB"\nkinds = ["width"]\ngamma = ["1/4", 0.5]\nround_seconds = 60\n')
+
+    told = planned("--device", file, "--gamma", "0.25")
+
+    assert [row["size"] for row in told["submodels"]] == ["gamma 0.25"]
+    assert read_device(file).device.memory == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('memroy = "1MiB"', "memroy.*it has the keys memory, downlink"),
+        ('memory = "much"', "a memory budget is a size"),
+        ('memory = "50%"', "a device's memory is a size"),
+        ("compute = -1.0", "compute must not be negative"),
+        ("memory = ", "is no device file"),
+    ],
+)
+def test_a_wrong_device_file_is_told(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "phone.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=message):
+        _ = read_device(file).device
+
+
+@pytest.mark.parametrize("form", ["msgpack", "json"])
+def test_a_hello_tells_memory_and_samples(tmp_path: Path, form: str) -> None:
+    hello = Hello(agent="edgefl", memory_bytes=1 << 26, cores=4, samples=120, engines={})
+    file = tmp_path / "hello"
+    file.write_bytes(encode(hello) if form == "msgpack" else msgspec.json.encode(hello))
+
+    assert read_hello(file) == Wishes(memory=1 << 26, samples=120)
+
+
+def test_a_file_that_is_no_hello_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "hello"
+    file.write_bytes(b"hello")
+
+    with pytest.raises(ConfigError, match="is no hello message"):
+        read_hello(file)
+
+
+def test_export_fit_writes_the_recommended_bundle_under_the_files_name(tmp_path: Path) -> None:
+    config, device = tmp_path / "federation.toml", tmp_path / "phone.toml"
+    config.write_text('[model]\nname = "mlp"\noptions = { hidden = [16] }\n[data]\nname = "digits"\n')
+    device.write_text('memory = "64MiB"\nkinds = ["importance"]\ngamma = [0.25]\nbatch = 8\nsteps = 3\n')
+
+    told = json.loads(edgefl("export", config, "--fit", device, "--out", tmp_path, "--json"))
+
+    assert [(row["tier"], row["kind"], row["options"]) for row in told] == [
+        ("phone", "importance", {"gamma": 0.25})
+    ]
+    manifest = bundles.read(tmp_path / "phone.efl").manifest
+    assert (manifest.tier, manifest.program, manifest.batch, manifest.steps) == ("phone", "tcbgd", 8, 3)
+    assert "nothing else fits" in told[0]["reason"]
+
+
+def test_export_fit_refuses_what_cannot_fit(tmp_path: Path) -> None:
+    config, device = tmp_path / "federation.toml", tmp_path / "phone.toml"
+    config.write_text('[model]\nname = "mlp"\noptions = { hidden = [4] }\n[data]\nname = "digits"\n')
+    device.write_text('memory = "1MiB"\nkinds = ["output_side"]\n')
+
+    with pytest.raises(ModelError, match="no submodel fits the device: the smallest"):
+        edgefl("export", config, "--fit", device, "--out", tmp_path)
+    assert not (tmp_path / "phone.efl").exists()

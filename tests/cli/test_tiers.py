@@ -1,0 +1,40 @@
+"""Tiers in one line of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgefl.config import parse
+from edgefl.lab.tiers import parse_tiers
+from edgefl.wire.errors import ConfigError
+
+
+def test_presets_kinds_sizes_names_and_counts() -> None:
+    tables = parse_tiers("strong, weak*3, half=width:1/4, importance:0.0625*2, output_side:1", "resnet8")
+    assert tables == {
+        "strong": {"cut": 0, "chunks": 1, "count": 1},
+        "weak": {"cut": 3, "chunks": 2, "count": 3},
+        "half": {"kind": "width", "gamma": 0.25, "count": 1},
+        "importance": {"kind": "importance", "gamma": 0.0625, "count": 2},
+        "output-side": {"cut": 1, "count": 1},
+    }
+    assert set(parse({"tiers": tables}, source="the test").tiers) == set(tables)
+
+
+def test_full_is_the_whole_model_and_two_tiers_of_a_kind_get_different_names() -> None:
+    tables = parse_tiers("full,width:1/4,width:1/16", "a.module:model")
+    assert list(tables) == ["full", "width", "width-2"]
+    assert tables["full"] == {"cut": 0, "count": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "width:1/4:2", "a=b=c", "width:a quarter", "width:1/0", "output_side:1.5"]
+)
+def test_what_cannot_be_read_is_told_with_the_grammar_or_the_size(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"KIND\[:SIZE\]|share such as|number of frozen units"):
+        parse_tiers(text, "resnet8")
+
+
+def test_a_share_outside_its_range_is_refused_by_the_federation() -> None:
+    with pytest.raises(ConfigError, match=r"tiers\.width\.gamma"):
+        parse({"tiers": parse_tiers("width:1.5", "resnet8")}, source="the test")

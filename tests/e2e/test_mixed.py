@@ -1,0 +1,86 @@
+"""One model, seven ways to hold a part of it: devices of different submodel kinds train together over a real broker."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import SMALL, Run, run_to_the_end
+
+pytestmark = pytest.mark.e2e
+ROUNDS = 3
+
+_TIERS = """
+[tiers.strong]
+count = 1
+[tiers.weak]
+cut = 3
+chunks = 2
+count = 1
+[tiers.half]
+kind = "width"
+gamma = 0.25
+count = 1
+[tiers.rolling]
+kind = "width"
+gamma = 0.25
+options = { rolling = true }
+count = 1
+[tiers.ordered]
+kind = "width"
+gamma = 0.36
+options = { ordered = true }
+count = 1
+[tiers.sparse]
+kind = "importance"
+gamma = 0.25
+count = 1
+[tiers.channels]
+kind = "importance_structured"
+gamma = 0.25
+count = 1
+"""
+MIXED = (
+    SMALL[: SMALL.index("[tiers.strong]")].replace("[program]", '[program]\nname = "tcbgd"')
+    + _TIERS
+    + SMALL[SMALL.index("[limits]") :]
+)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, object]]]:
+    """A run nobody disturbs, and its rounds."""
+    folder = tmp_path_factory.mktemp("mixed") / "run"
+    return folder, run_to_the_end(folder, ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
+
+
+def test_devices_of_all_kinds_train_one_model(calm: tuple[Path, list[dict[str, object]]]) -> None:
+    _, rounds = calm
+    assert [(row["reports"], row["rejected"]) for row in rounds] == [(7, 0)] * ROUNDS
+    assert float(str(rounds[-1]["train_loss"])) < float(str(rounds[0]["train_loss"]))
+
+
+def test_a_quarter_of_the_parameters_is_about_a_quarter_of_the_traffic(
+    calm: tuple[Path, list[dict[str, object]]],
+) -> None:
+    devices = calm[1][-1]["devices"]
+    assert isinstance(devices, dict)
+    up = {name: row["up_bytes"] for name, row in devices.items()}
+    for name in ("half-0", "rolling-0", "sparse-0", "channels-0"):
+        assert up[name] < 0.6 * up["strong-0"], "names and headers weigh on a model as small as this"
+    assert devices["sparse-0"]["down_bytes"] > up["sparse-0"], "the mask travels down only"
+
+
+def test_killed_devices_of_other_kinds_change_no_bit_of_the_model(
+    tmp_path: Path, calm: tuple[Path, list[dict[str, object]]]
+) -> None:
+    folder, rounds = calm
+    shutil.copytree(folder / "bundles", tmp_path / "run" / "bundles")
+    run = Run.start(tmp_path / "run", ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
+    run.wait_until(lambda: len(run.rounds) >= 1, "first round")
+    for name in ("sparse-0", "rolling-0", "channels-0", "server"):
+        run.kill(name)
+    again = run.finish()
+    assert again[-1]["weights_sha256"] == rounds[-1]["weights_sha256"]

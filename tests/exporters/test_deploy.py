@@ -1,0 +1,288 @@
+"""``edgefl deploy``: a submodel of a trained model becomes one ONNX file that gives torch's logits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from edgefl.cli import app
+from edgefl.config import load
+from edgefl.data.dataset import Dataset
+from edgefl.data.datasets import digits
+from edgefl.lab.deployment import Workshop, chosen
+from edgefl.models.resnet import resnet8
+from edgefl.models.spec import ModelSpec
+from edgefl.submodels import catalog
+from edgefl.submodels.output_side import OutputSide
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
+from edgefl.wire.tensors import Array, Arrays
+from exporters.deploy import _compared, deploy, grouped
+
+CONFIG = """
+[model]
+name = "{model}"
+{more}
+[data]
+name = "digits"
+train_samples = 200
+test_samples = 100
+[tiers.strong]
+count = 1
+[tiers.layers]
+kind = "importance"
+gamma = 0.25
+options = {{ strategy = "layer" }}
+[tiers.half]
+kind = "width"
+gamma = 0.25
+"""
+MLP = CONFIG.format(model="mlp", more="options = { hidden = [8, 6] }")
+RESNET = CONFIG.format(model="resnet8", more='bn = "static"\noptions = { widths = [4, 6, 8] }')
+
+
+def small(bn: str = "static") -> ModelSpec:
+    return resnet8(size=8, widths=(4, 6, 8), bn=bn, seed=3)
+
+
+def weights_of(spec: ModelSpec) -> Arrays:
+    rng = np.random.default_rng(8)
+    return {
+        name: (tensor.numpy() + 0.2 * rng.standard_normal(tensor.shape)).astype(np.float32)
+        if "running" not in name
+        else tensor.numpy().copy()
+        for name, tensor in spec.weights.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return digits().limited(200, 60)
+
+
+def run(model: bytes, x: Array) -> Array:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    size = session.get_inputs()[0].shape[0]
+    groups = [session.run(None, {"x": x[at]})[0] for at in grouped(len(x), size)]
+    return np.concatenate(groups)[: len(x)]
+
+
+# -- the artifact ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "bn"),
+    [
+        ("output_side", {}, "global"),
+        ("width", {"gamma": 0.3}, "global"),
+        ("width", {"gamma": 0.3}, "static"),
+        ("importance", {"gamma": 0.07}, "static"),
+    ],
+)
+def test_every_kind_gives_the_logits_of_its_torch_module(
+    kind: str, options: dict[str, float], bn: str, data: Dataset
+) -> None:
+    spec = small(bn)
+    workshop = Workshop(spec, data, weights_of(spec), samples=100)
+    submodel = catalog.build(spec, kind, **options)
+
+    made = workshop.deployment(submodel)
+
+    x = data.floats(data.test_x[:10])
+    module = workshop.module(submodel)
+    np.testing.assert_allclose(
+        run(made.artifact.model, x), module(torch.from_numpy(x)).numpy(), rtol=1e-3, atol=1e-4
+    )
+    assert made.facts["batch_norm"] == ("frozen" if bn == "static" else "own")
+    found = run(made.artifact.model, data.floats(data.test_x)).argmax(axis=1) == data.test_y
+    assert made.facts["accuracy"] == pytest.approx(found.mean(), abs=0.02)
+
+
+def test_the_file_reads_images_only_and_holds_the_weights(data: Dataset) -> None:
+    spec = small()
+    made = Workshop(spec, data, weights_of(spec), samples=50).deployment(OutputSide(spec, 0))
+    graph = onnx.load_from_string(made.artifact.model).graph
+    assert [(port.name, [d.dim_value for d in port.type.tensor_type.shape.dim]) for port in graph.input] == [
+        ("x", [1, 1, 8, 8])
+    ]
+    assert [port.name for port in graph.output] == ["logits"]
+    held = sum(
+        int(np.prod(tensor.dims))
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.FLOAT
+    )
+    assert held >= made.facts["parameters"] == sum(p.numel() for p in spec.module.parameters())
+
+
+def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
+    spec = small("global")
+    module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
+    rows = torch.from_numpy(data.floats(data.test_x[:4]))
+    assert deploy(module, spec.sample, rows).model == deploy(module, spec.sample, rows).model
+
+
+def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> None:
+    spec = small()
+    workshop = Workshop(spec, data, weights_of(spec), "batch", 20)
+    made = workshop.deployment(catalog.build(spec, "importance", gamma=0.3))
+    x = data.floats(data.test_x[:20])
+    one, other = run(made.artifact.model, x), run(made.artifact.model, np.concatenate([x[:10], x[:10]]))
+    assert made.facts["batch_norm"] == "batch" and np.abs(one[:10] - other[:10]).max() > 1e-3
+
+
+def test_a_file_that_differs_from_its_module_is_refused(data: Dataset) -> None:
+    spec, rows = small("global"), torch.from_numpy(data.floats(data.test_x[:4]))
+    module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
+    model = deploy(module, spec.sample, rows).model
+    other = copy.deepcopy(module)
+    other.get_parameter("head.dense.bias").add_(0.1)
+    with pytest.raises(ExportError, match=r"logits of the exported model differ from torch by 0\.1"):
+        _compared(other, model, [row[None] for row in rows])
+
+
+def test_what_computes_the_same_may_take_the_module_s_place(data: Dataset) -> None:
+    spec = small("global")
+    seen: list[nn.Sequential] = []
+
+    def smaller(module: nn.Sequential) -> nn.Sequential:
+        seen.append(module)
+        return module[:-1].append(module[-1])
+
+    made = Workshop(spec, data, weights_of(spec)).deployment(OutputSide(spec, 0), smaller)
+    assert len(seen) == 1 and made.facts["accuracy"] == made.facts["whole_accuracy"]
+
+
+def test_groups_are_full_and_wrap_around() -> None:
+    assert [group.tolist() for group in grouped(5, 2)] == [[0, 1], [2, 3], [4, 0]]
+    assert [group.tolist() for group in grouped(2, 5)] == [[0, 1, 0, 1, 0]]
+
+
+# -- what is cut, and what is refused ------------------------------------------------------------------------
+
+
+def test_a_size_that_no_tier_has_is_cut_by_the_rule_the_model_was_trained_for(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RESNET)
+    federation, spec = load(tmp_path / "run.toml"), small()
+    found = chosen(federation, spec, kind="importance", gamma=0.11)
+    assert found.identity == catalog.build(spec, "importance", gamma=0.11, strategy="layer").identity
+    plain = chosen(federation, spec, kind="importance", gamma=0.11, options={"strategy": "model"})
+    assert plain.identity == catalog.build(spec, "importance", gamma=0.11).identity
+    assert chosen(federation, spec, tier="half").identity == catalog.build(spec, "width", gamma=0.25).identity
+    assert chosen(federation, spec).identity == OutputSide(spec, 0).identity
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"tier": "none"}, "no tier 'none'; there are: strong, layers, half"),
+        ({"tier": "half", "kind": "width"}, "either a tier, .* or a kind, not both"),
+        ({"gamma": 0.5}, "kind output_side is the whole model in inference"),
+        ({"kind": "cake", "gamma": 0.5}, "tier 'cake': no submodel kind 'cake'; there are: "),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_told(
+    choice: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(RESNET)
+    with pytest.raises(ConfigError, match=message):
+        chosen(load(tmp_path / "run.toml"), small(), **choice)  # type: ignore[arg-type]
+
+
+def test_batch_statistics_need_a_batch_and_a_norm_that_takes_them(data: Dataset) -> None:
+    with pytest.raises(ConfigError, match="found batch 1: take a larger one, such as 500"):
+        Workshop(small(), data, {}, "batch")
+    with pytest.raises(ConfigError, match="resnet8 has no static batch norm"):
+        Workshop(small("global"), data, {}, "batch", 20)
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+def command(folder: Path, *options: str) -> str:
+    """What the command prints; raises what it raises."""
+    ran = CliRunner().invoke(app, ["deploy", *options, "--out", str(folder / "phone.onnx")])
+    if isinstance(ran.exception, EdgeflError):
+        raise ran.exception
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def trained(folder: Path, config: str = MLP) -> Path:
+    """A folder as a run leaves it; its weights."""
+    (folder / "run.toml").write_text(config)
+    from edgefl.lab.data import open_data
+    from server.compose import build_model
+
+    federation = load(folder / "run.toml")
+    path = folder / "model.safetensors"
+    path.write_bytes(tensors.dump(weights_of(build_model(federation, open_data(federation)))))
+    return path
+
+
+def test_the_command_writes_the_file_and_its_facts(tmp_path: Path) -> None:
+    weights = trained(tmp_path)
+    out = command(tmp_path, "--weights", str(weights), "--tier", "layers", "--gamma", "1/10", "--json")
+    facts = json.loads(out)
+    beside = json.loads((tmp_path / "phone.json").read_text())
+    assert facts == beside | {"file": str(tmp_path / "phone.onnx")}
+    assert facts["submodel"]["gamma"] == pytest.approx(0.1) and facts["batch_norm"] == "own"
+    assert facts["nonzero"] < facts["parameters"] and facts["max_rel_error"] < 1e-3
+    assert {"accuracy", "whole_accuracy"} <= facts.keys()
+    assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"]
+
+
+def test_a_compact_file_computes_the_same_with_less(tmp_path: Path) -> None:
+    options = ["--weights", str(trained(tmp_path)), "--kind", "importance", "--gamma", "0.05"]
+    options += ["--option", "strategy='model'", "--json"]
+    whole, small = (json.loads(command(tmp_path, *options, *more)) for more in ([], ["--compact"]))
+    assert small["parameters"] < whole["parameters"] and small["macs"] < whole["macs"]
+    assert small["bytes"] < whole["bytes"] and small["accuracy"] == whole["accuracy"]
+
+
+def test_the_command_prints_the_accuracy_beside_the_whole_model_s(tmp_path: Path) -> None:
+    printed = command(tmp_path, "--weights", str(trained(tmp_path)), "--tier", "half", "--batch", "4")
+    assert "whole model" in printed and len(re.findall(r"\d+\.\d\d%", printed)) == 2
+    graph = onnx.load(tmp_path / "phone.onnx").graph
+    assert graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (["--gamma", "0"], ConfigError, r"--gamma lies in \(0, 1\], found 0"),
+        (["--gamma", "few"], ConfigError, "--gamma is a share such as 0.1 or 1/16, found 'few'"),
+        (["--option", "strategy=layer"], ConfigError, "--option is KEY=VALUE as TOML writes it"),
+        (["--kind", "width", "--gamma", "0.0001"], ModelError, "no slice of mlp is as narrow as 0.01"),
+    ],
+)
+def test_options_that_cannot_be_used_are_told(
+    options: list[str], error: type[EdgeflError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        command(tmp_path, "--weights", str(trained(tmp_path)), *options)
+
+
+def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    weights = trained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"there is no file .*; a run leaves model\.safetensors in its folder"
+    ):
+        command(tmp_path, "--weights", str(tmp_path / "other.safetensors"))
+    (tmp_path / "run.toml").rename(tmp_path / "elsewhere.toml")
+    with pytest.raises(ConfigError, match=r"there is no run\.toml in the folder"):
+        command(tmp_path, "--weights", str(weights))
+    with pytest.raises(ConfigError, match="holds no weights"):
+        command(tmp_path, "--weights", str(tmp_path / "elsewhere.toml"))
+    (tmp_path / "run.toml").write_text(RESNET)
+    with pytest.raises(ModelError, match="the weights are not those of resnet8"):
+        command(tmp_path, "--weights", str(weights))

@@ -1,0 +1,121 @@
+"""Predicted memory: the arena's rules, and predictions beside what a device's process really takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgefl import programs
+from edgefl.bench.submodels import Settings, runs
+from edgefl.models import zoo
+from edgefl.programs.contract import Function, Tensors, TensorSpec
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog
+from exporters.arena import PAGE, Arena
+from exporters.capture import capture
+from exporters.predict import NODE_BYTES, SESSION_BYTES, predicted_peak
+
+MIB = 1 << 20
+
+
+def test_an_arena_holds_what_was_asked_for_and_no_more() -> None:
+    arena = Arena()
+
+    arena.take(3 * PAGE)
+    arena.take(PAGE)
+
+    assert arena.touched == 4 * PAGE
+
+
+def test_a_freed_chunk_is_taken_again() -> None:
+    arena = Arena()
+
+    for _ in range(5):
+        arena.give(arena.take(8 * PAGE))
+
+    assert arena.touched == 8 * PAGE
+
+
+def test_freed_neighbours_make_one_chunk() -> None:
+    arena = Arena()
+    first, second, third = (arena.take(4 * PAGE) for _ in range(3))
+
+    for address in (first, third, second):
+        arena.give(address)
+
+    assert arena.take(12 * PAGE) == first
+    assert arena.touched == 12 * PAGE
+
+
+def test_a_gap_that_is_too_small_stays_a_gap() -> None:
+    arena = Arena()
+    gap = arena.take(4 * PAGE)
+    arena.take(4 * PAGE)
+    arena.give(gap)
+
+    arena.take(5 * PAGE)
+
+    assert arena.touched == 13 * PAGE
+
+
+def test_the_smallest_chunk_that_holds_it_is_taken() -> None:
+    arena = Arena()
+    large, _, small, _ = (arena.take(pages * PAGE) for pages in (9, 1, 5, 1))
+    arena.give(large)
+    arena.give(small)
+
+    assert arena.take(5 * PAGE) == small
+
+
+def test_a_request_larger_than_a_region_gets_its_own() -> None:
+    arena = Arena()
+    arena.take(PAGE)
+
+    address = arena.take(5 * MIB)
+
+    assert address >= MIB
+    assert arena.touched == 5 * MIB + PAGE
+
+
+def test_inputs_and_the_new_state_are_there_from_the_beginning_to_the_end() -> None:
+    """Two sets of the state: one is read while the other is written."""
+    wide = TensorSpec((256, 1024))
+
+    def fn(tensors: Tensors) -> Tensors:
+        return {"state.a": tensors["state.a"] + 1.0, "state.b": tensors["state.b"] * 2.0}
+
+    found = predicted_peak(capture(Function("f", fn, {"state.a": wide, "state.b": wide})))
+
+    assert found == pytest.approx(4 * MIB + 2 * NODE_BYTES + SESSION_BYTES, abs=2 * PAGE)
+
+
+def test_what_is_computed_in_place_takes_no_second_buffer() -> None:
+    wide = TensorSpec((256, 1024))
+
+    def chain(tensors: Tensors) -> Tensors:
+        x = tensors["batch.0.x"]
+        return {"metric.loss": (((x + 1.0) * 2.0).exp() - 3.0).sum()}
+
+    found = predicted_peak(capture(Function("f", chain, {"batch.0.x": wide})))
+
+    assert 2 * MIB <= found - SESSION_BYTES < 2.5 * MIB
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "options"),
+    [
+        ("cnn", "output_side", {"cut": 2}),
+        ("resnet8", "width", {"gamma": 0.25}),
+        ("mlp", "importance", {"gamma": 0.25}),
+    ],
+)
+def test_predictions_are_within_15_percent_of_what_a_device_takes(
+    model: str, kind: str, options: dict[str, float]
+) -> None:
+    submodel = catalog.build(zoo.build(model), kind, **options)
+    program = programs.build("tcbgd", Objective.of(submodel), batch=16, momentum=0.9, weight_decay=1e-4)
+
+    done = list(runs(program, submodel, Settings(batch=16, steps=2), lambda _: None))
+
+    [step] = [run for run in done if run.graph == "train"]
+    assert step.predicted == pytest.approx(step.peak, rel=0.15)
+    assert max(run.predicted for run in done) == pytest.approx(max(run.peak for run in done), rel=0.15)

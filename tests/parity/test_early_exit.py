@@ -1,0 +1,138 @@
+"""ScaleFL on devices: every exported function beside torch, and whole rounds of a deep and of a narrow level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from device_runtime.data import Batches, LabelSpec
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.graphs import Settings
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from device_runtime.runner import RoundRunner
+from edgefl.models import zoo
+from edgefl.models.exits import ExitSpec, with_exits
+from edgefl.programs.contract import Function
+from edgefl.programs.multi_exit import multi_exit
+from edgefl.programs.objective import Objective
+from edgefl.simulation.round import run_round
+from edgefl.submodels.early_exit.submodel import EarlyExit
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.manifest import DataSpec
+from exporters.bundle import Label, build_bundle
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import verify
+from tests.invariants.embracingfl import tiny
+from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
+
+NAME = "tier/submodel"
+
+
+@pytest.mark.parametrize(
+    ("exit", "width", "kd_weight"), [(1, 1.0, 0.3), (2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]
+)
+def test_every_exported_function_of_a_level_equals_torch(exit: int, width: float, kd_weight: float) -> None:
+    assert _worst_error(EarlyExit(_spec(), exit, width), kd_weight) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("vit", {"size": 8, "width": 12, "depth": 2}),
+        ("lstm_lm", {"length": 5, "vocabulary": 20, "features": 6, "hidden": 5}),
+    ],
+)
+def test_exits_on_tokens_export_too(model: str, options: dict[str, int]) -> None:
+    assert _worst_error(EarlyExit(with_exits(zoo.build(model, **options)), 2), 0.3) <= 1e-4
+
+
+def test_inference_does_not_compute_the_exits_before_the_last() -> None:
+    program = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)
+    unused = capture(program.evaluate).unused
+    assert {name.split(".")[1] for name in unused} == {"block1_exit", "block2_exit"}
+
+
+@pytest.mark.parametrize(("width", "kd_weight"), [(1.0, 0.0), (0.5, 0.4)])
+def test_a_round_on_the_device_equals_the_round_in_torch(
+    tmp_path: Path, width: float, kd_weight: float
+) -> None:
+    level = EarlyExit(_spec(), 2, width)
+    program = multi_exit(Objective.of(level), batch=8, steps=3, lr=0.05, kd_weight=kd_weight)
+    fetched = level.units or (NAME,)
+    bundle = build_bundle(
+        program,
+        [],
+        fetched,
+        label=Label("resnet8", "tier"),
+        data=DataSpec(shape=level.spec.sample.shape, dtype="float32", classes=level.spec.classes),
+    )
+    data = local_data(level.spec, 21, seed=5).fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
+    hyper = {"kd_weight": 0.2} if kd_weight else {}
+    job, blobs = _job(level, fetched, bundle.ref(CHUNK_BYTES), hyper)
+    runner = RoundRunner(
+        engine=OnnxEngine(),
+        manifest=bundle.manifest,
+        blobs=MemoryBlobs({**bundle.blobs, **blobs}),
+        memory=NoMemory(),
+        profiler=Profiler(),
+        settings=Settings(folder=tmp_path, checkpoint_steps=2),
+    )
+
+    update = runner.run(job, data, {}).update
+
+    batches = Batches(11, len(data), bundle.manifest.batch)
+
+    def feed(_: Function, step: int) -> dict[str, Tensor]:
+        rows = batches.indices(0, step)
+        return {"batch.0.x": torch.from_numpy(data.rows(rows)), "batch.0.y": torch.from_numpy(data.y[rows])}
+
+    weights = {name: tensor.clone() for name, tensor in level.suffix.state_dict().items()}
+    expected = run_round(program, weights, feed, hyper=hyper).update
+    assert update.keys() == expected.keys() == level.regions.keys()
+    for name, value in expected.items():
+        scale = max(1e-3, float(value.abs().max()))
+        assert np.abs(update[name] - value.numpy()).max() <= 1e-4 * scale, name
+
+
+def _job(
+    level: EarlyExit, fetched: tuple[str, ...], bundle: BlobRef, hyper: dict[str, float]
+) -> tuple[Job, dict[str, bytes]]:
+    """A round on the model's initial weights, and the blobs it names."""
+    weights = {name: tensor.numpy() for name, tensor in level.spec.weights.items()}
+    payload = level.place(weights, 1).payload
+    contents = {
+        name: tensors.dump(
+            payload or {key: array for key, array in weights.items() if key.startswith(f"{name}.")}
+        )
+        for name in fetched
+    }
+    units = {name: describe(content, CHUNK_BYTES) for name, content in contents.items()}
+    job = Job(
+        run="run",
+        round=1,
+        tier="tier",
+        seed=11,
+        nonce="nonce",
+        samples=0,
+        model_version="version",
+        bundle=bundle,
+        units=units,
+        hyper=hyper,
+    )
+    return job, {units[name].sha256: content for name, content in contents.items()}
+
+
+def _worst_error(level: EarlyExit, kd_weight: float) -> float:
+    program = multi_exit(Objective.of(level), batch=4, kd_weight=kd_weight)
+    return max(verify(fn, to_onnx(capture(fn)), seed=3).worst for fn in program.functions)
+
+
+def _spec() -> ExitSpec:
+    return with_exits(tiny("resnet8"))

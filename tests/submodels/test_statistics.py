@@ -1,0 +1,223 @@
+"""Statistics of static batch norm after training, and submodels on their own that they are frozen into."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.layers import BatchNorm
+from edgefl.models.loss import CROSS_ENTROPY
+from edgefl.models.resnet import resnet8
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import build as build_model
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog
+from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.standalone import scores, standalone
+from edgefl.submodels.statistics import collect, frozen, norms
+from edgefl.submodels.submodel import Block
+from edgefl.wire.errors import DataError, ModelError
+from edgefl.wire.tensors import Arrays
+
+
+def small(bn: str = "static") -> ModelSpec:
+    return resnet8(size=8, widths=(4, 6, 8), classes=5, bn=bn, seed=3)
+
+
+def trained(spec: ModelSpec) -> Arrays:
+    """Weights that stand for those of a training."""
+    rng = np.random.default_rng(6)
+    return {
+        name: (tensor.numpy() + 0.3 * rng.standard_normal(tensor.shape)).astype(np.float32)
+        if "running" not in name
+        else tensor.numpy() + 0.5
+        for name, tensor in spec.weights.items()
+    }
+
+
+def batches(count: int, rows: int = 8, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [1 + 2 * torch.randn((rows, 1, 8, 8), generator=generator) for _ in range(count)]
+
+
+def with_torch_norms(module: nn.Sequential) -> nn.Sequential:
+    """The same model with torch's batch norms, which keep a cumulative average."""
+    made = copy.deepcopy(module)
+    for path, norm in norms(made).items():
+        own = nn.BatchNorm2d(norm.channels, eps=norm.eps, momentum=None)
+        own.weight, own.bias = norm.weight, norm.bias
+        made.set_submodule(path, own)
+    return made
+
+
+def test_they_are_the_cumulative_averages_of_torch() -> None:
+    module = standalone(OutputSide(small(), 0), trained(small()))
+    reference = with_torch_norms(module).train()
+    for batch in batches(5):
+        reference(batch)
+
+    made = frozen(module, collect(module, batches(5)))
+
+    assert len(norms(module)) == 10 and not norms(made)
+    for path in norms(module):
+        found, right = made.get_submodule(path), reference.get_submodule(path)
+        torch.testing.assert_close(found.running_mean, right.running_mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.running_var, right.running_var, rtol=1e-4, atol=1e-5)
+    x = batches(1, seed=9)[0]
+    torch.testing.assert_close(made(x), reference.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_sums_of_clients_are_those_of_all_their_batches() -> None:
+    module = standalone(OutputSide(small(), 0), trained(small()))
+    every = batches(6)
+    clients = [every[:1], every[1:4], every[4:]]
+
+    together, apart = collect(module, every), sum(collect(module, own) for own in clients)
+
+    x = batches(1, seed=9)[0]
+    assert apart != 0 and apart.passes == together.passes  # type: ignore[union-attr]
+    torch.testing.assert_close(frozen(module, apart)(x), frozen(module, together)(x))  # type: ignore[arg-type]
+
+
+def test_frozen_statistics_make_an_image_s_logits_its_own() -> None:
+    module = standalone(OutputSide(small(), 0), trained(small()))
+    x = batches(1)[0]
+    made = frozen(module, collect(module, batches(3)))
+
+    torch.testing.assert_close(made(x[:1]), made(x)[:1])
+    assert not torch.allclose(module(x[:2])[:1], module(x)[:1], atol=1e-3), "batches had no say before"
+
+
+def test_each_size_has_statistics_of_its_own() -> None:
+    spec, weights = small(), trained(small())
+    means = []
+    for gamma in (0.1, 0.5, 1.0):
+        module = standalone(catalog.build(spec, "importance", gamma=gamma), weights)
+        means.append(frozen(module, collect(module, batches(2))).get_submodule("block3.bn2").running_mean)
+    assert all(not torch.allclose(one, other) for one, other in pairwise(means))
+
+
+def test_collecting_changes_nothing() -> None:
+    module = standalone(OutputSide(small(), 0), trained(small()))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    collect(module, batches(2))
+    frozen(module, collect(module, batches(2)))
+    assert {name: True for name in before} == {
+        name: torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
+    }
+    assert not any(norm._forward_pre_hooks for norm in norms(module).values())
+
+
+def test_moving_statistics_stay_as_they_were_trained() -> None:
+    spec = small("global")
+    weights = trained(spec)
+    module = standalone(OutputSide(spec, 0), weights)
+    made = frozen(module, collect(module, batches(2)))
+    for path, part in made.named_modules():
+        if isinstance(part, BatchNorm):
+            np.testing.assert_array_equal(part.running_mean.numpy(), weights[f"{path}.running_mean"])
+
+
+def test_without_a_batch_there_are_none() -> None:
+    module = standalone(OutputSide(small(), 0), trained(small()))
+    with pytest.raises(DataError, match="at least one batch of training data, found none"):
+        collect(module, [])
+
+
+def test_statistics_of_another_model_are_refused() -> None:
+    module = standalone(OutputSide(small(), 0), trained(small()))
+    with pytest.raises(DataError, match=r"no statistics for batch norm 'stem\.bn'"):
+        frozen(module, collect(nn.Sequential(), batches(1)))
+
+
+# -- submodels on their own ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "gamma"),
+    [("importance", 0.003), ("importance", 0.37), ("importance", 1.0), ("width", 0.04), ("width", 0.37)],
+)
+def test_a_submodel_of_any_size_computes_what_its_devices_compute(kind: str, gamma: float) -> None:
+    spec, weights = small(), trained(small())
+    submodel = catalog.build(spec, kind, gamma=gamma)
+    x = batches(1)[0]
+
+    objective = Objective.of(submodel)
+    local = {
+        name: torch.from_numpy(array)
+        for name, array in (submodel.place(weights, 1).payload or weights).items()
+    }
+    held, gates = objective.carrier.unpack(local)
+    assert torch.equal(standalone(submodel, weights)(x), objective.predict(held, x, gates))
+
+
+def test_an_importance_submodel_keeps_the_largest_entries_and_zeros() -> None:
+    spec, weights = small(), trained(small())
+    submodel = catalog.build(spec, "importance", gamma=0.1)
+    state = standalone(submodel, weights).state_dict()
+    kernels = [name for name in weights if weights[name].ndim > 1 or name == "head.dense.bias"]
+    sizes = np.concatenate([np.abs(weights[name]).reshape(-1) for name in kernels])
+    threshold = np.sort(sizes)[-int(0.1 * sizes.size + 1e-9)]
+    for name in kernels:
+        np.testing.assert_array_equal(
+            state[name].numpy(), np.where(np.abs(weights[name]) >= threshold, weights[name], 0)
+        )
+
+
+def test_a_width_slice_is_the_leading_block() -> None:
+    spec, weights = small(), trained(small())
+    submodel = catalog.build(spec, "width", gamma=0.25)
+    state = standalone(submodel, weights).state_dict()
+    region = submodel.regions()["block3.conv2.weight"]
+    assert region == Block((range(4), range(4), None, None))
+    np.testing.assert_array_equal(
+        state["block3.conv2.weight"].numpy(), weights["block3.conv2.weight"][:4, :4]
+    )
+
+
+def test_the_flags_of_training_do_not_reach_inference() -> None:
+    spec, weights = build_model("cnn", size=8, classes=5), None
+    weights = trained(spec)
+    x = batches(1)[0]
+    plain = standalone(catalog.build(spec, "width", gamma=0.25), weights)(x)
+    for flags in ({"scaler": True}, {"ordered": True, "widths": [0.25, 0.5]}):
+        assert torch.equal(standalone(catalog.build(spec, "width", gamma=0.25, **flags), weights)(x), plain)
+
+
+def test_a_frozen_input_side_makes_no_difference_to_inference() -> None:
+    spec, weights = small(), trained(small())
+    x = batches(1)[0]
+    whole, weak = (standalone(OutputSide(spec, cut), weights) for cut in (0, 3))
+    assert torch.equal(whole(x), weak(x))
+
+
+def test_evaluation_never_writes_to_the_weights() -> None:
+    spec, weights = small(), trained(small())
+    before = {name: array.copy() for name, array in weights.items()}
+    standalone(catalog.build(spec, "importance", gamma=0.1), weights).get_parameter(
+        "stem.conv.weight"
+    ).data.fill_(7)
+    for name, array in before.items():
+        np.testing.assert_array_equal(weights[name], array)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    spec = small()
+    wrong = trained(spec)
+    wrong["head.dense.weight"] = wrong["head.dense.weight"][:, :4]
+    with pytest.raises(ModelError, match=r"'head\.dense\.weight' should have shape \(5, 8\), found \(5, 4\)"):
+        standalone(OutputSide(spec, 0), wrong)
+
+
+def test_scores_are_means_over_all_rows() -> None:
+    module = nn.Sequential(nn.Identity())
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    y = torch.tensor([0, 0, 0])
+    found = scores(module, CROSS_ENTROPY, [(logits[:2], y[:2]), (logits[2:], y[2:])])
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, y)))
