@@ -182,7 +182,9 @@ def _resized(
 ) -> Argument:
     own = axes[node]
     if name in ("size", "shape", "sizes", "normalized_shape") and isinstance(value, list | tuple):
-        first = int(node.args[1]) % len(own) if name == "sizes" else len(own) - len(value)  # type: ignore[arg-type]
+        first = len(own) - len(value)
+        if name == "sizes":  # unflatten: its dim counts in the tensor before, which has one dim for all these
+            first = int(node.args[1]) % (first + 1)  # type: ignore[arg-type]
         return [_size(number, axis, selection) for number, axis in zip(value, own[first:], strict=False)]
     base = node.args[0] if node.args else None
     if name in ("start", "end") and isinstance(value, int) and isinstance(base, fx.Node) and base in axes:

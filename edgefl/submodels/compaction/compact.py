@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,12 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.narrow import narrow
-from edgefl.submodels.channels.selection import Channels, Prefer, Selection, indices
+from edgefl.submodels.channels.selection import Channels, Prefer, Selection
 from edgefl.submodels.channels.watch import watch
+from edgefl.submodels.compaction.branches import without_constants
 from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
-from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
-from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
+from edgefl.submodels.compaction.folding import fold
+from edgefl.submodels.compaction.needs import needs
 from edgefl.submodels.compaction.report import Layer, Report
 from edgefl.submodels.structured.groups import Part, members, output_dims
 from edgefl.wire.errors import ModelError
@@ -69,11 +69,11 @@ def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Comp
     graphs = replace(masked, module=units)
     known = _values(graphs)
     for name, unit in _graphs(units):
-        setattr(units, name, _without_constants(unit, known[name]))
+        setattr(units, name, without_constants(unit, known[name]))
     known = _values(graphs)
     made, channels, selection = _narrowed(graphs, _used(units, known))
     for (name, unit), (_, whole) in zip(_graphs(made), _graphs(units), strict=True):
-        _fold(name, unit, known[name], whole, channels, selection)
+        fold(name, unit, known[name], whole, channels, selection)
     small = replace(spec, module=made.eval())
     return Compacted(small, _report(masked, small, masks))
 
@@ -141,52 +141,6 @@ def _used(units: nn.Sequential, known: Known) -> Used:
     return found
 
 
-# -- layers that are constant altogether -----------------------------------------------------------------------
-
-
-def _without_constants(unit: fx.GraphModule, known: Values) -> fx.GraphModule:
-    """The graph with every constant summand given as a tensor of the state, and without what led to it."""
-    graph = unit.graph
-    for node in list(graph.nodes):
-        if node not in known.carried or not known.is_constant(node):
-            continue
-        users = [user for user in node.users if _adds(user, node, known)]
-        if users:
-            unit.register_buffer(f"{node.name}_constant", _smallest(known.of[node]))
-            with graph.inserting_before(node):
-                constant = graph.get_attr(f"{node.name}_constant")
-            for user in users:
-                user.replace_input_with(node, constant)
-    graph.eliminate_dead_code()
-    return fx.GraphModule(_targets(unit), graph).eval()
-
-
-def _adds(user: fx.Node, node: fx.Node, known: Values) -> bool:
-    """Whether ``user`` adds ``node`` to a value of the same shape that is not constant."""
-    if packet(user) not in ADDITIONS or known.is_constant(user):
-        return False
-    others = [other for other in user.all_input_nodes if other is not node]
-    return len(others) == 1 and known.of[others[0]].shape == known.of[node].shape
-
-
-def _smallest(value: Tensor) -> Tensor:
-    """``value`` as float32, of size 1 along the dimensions along which it does not change, as along the batch."""
-    for dim in range(value.dim()):
-        first = value.narrow(dim, 0, 1)
-        if bool((value == first).all()):
-            value = first
-    return value.float().contiguous()
-
-
-def _targets(unit: fx.GraphModule) -> dict[str, object]:
-    """What the graph of ``unit`` reads, by path."""
-    found: dict[str, object] = {}
-    for node in unit.graph.nodes:
-        if node.op in ("call_module", "get_attr"):
-            found[node.target] = attrgetter(node.target)(unit)
-    return found
-
-
 # -- channels --------------------------------------------------------------------------------------------------
 
 
@@ -212,61 +166,6 @@ def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
         part = Part(name, dim, members(channels.axes[name][dim], atom, {}))
         kept |= used[name, dim].numpy()[part.positions].any(1) if (name, dim) in used else True
     return tuple(int(index) for index in np.flatnonzero(kept)) or (0,)
-
-
-def _fold(
-    name: str,
-    made: fx.GraphModule,
-    known: Values,
-    whole: fx.GraphModule,
-    channels: Channels,
-    selection: Selection,
-) -> None:
-    """Let the kernels take constants from their biases, in place, and no longer read them.
-
-    Not those of channels that stay either: an atom keeps one index even if nothing is needed of it, whose value is then
-    no longer right.
-    """
-    for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
-        if not is_kernel(node, known):
-            continue
-        constants, weight = foldable(node, known), node.args[1]
-        assert isinstance(weight, fx.Node)
-        values = known.of[weight]
-        # (outputs, inputs of a group)
-        each = constants.reshape(groups_of(node), -1).repeat_interleave(len(values) // groups_of(node), 0)
-        added = (values.flatten(2).sum(2) if values.dim() > 2 else values) * each.nan_to_num()
-        held, read = (
-            torch.tensor(list(indices(axis, selection)))
-            for axis in channels.axes[f"{name}.{weight.target}"][:2]
-        )
-        left: Tensor = attrgetter(str(weight.target))(made)
-        reads = each[held][:, read].isnan().reshape(*left.shape[:2], *(1 for _ in left.shape[2:]))
-        with torch.no_grad():
-            left *= reads
-        bias = added.sum(1)[held]
-        if bool((bias != 0).any()):
-            _add_bias(made, own, str(weight.target), bias)
-    made.recompile()
-
-
-def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -> None:
-    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-    path = f"{weight.rpartition('.')[0]}.{node.name}_bias".lstrip(".")
-    module = unit.get_submodule(path.rpartition(".")[0])
-    if isinstance(bias, fx.Node):
-        added = added + attrgetter(str(bias.target))(unit).detach().double()
-    module.register_parameter(path.rpartition(".")[2], nn.Parameter(added.float()))
-    with unit.graph.inserting_before(node):
-        new = unit.graph.get_attr(path)
-    if isinstance(bias, fx.Node):
-        node.replace_input_with(bias, new)
-        if not bias.users:
-            unit.graph.erase_node(bias)
-            owner = unit.get_submodule(str(bias.target).rpartition(".")[0])
-            delattr(owner, str(bias.target).rpartition(".")[2])
-    else:
-        node.args = (*node.args[:2], new, *node.args[3:])
 
 
 # -- report ----------------------------------------------------------------------------------------------------

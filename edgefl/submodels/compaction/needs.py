@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from edgefl.submodels.compaction.constants import Values, read_constants
 from edgefl.submodels.compaction.ops import (
@@ -101,29 +103,28 @@ class _Walk:
         return Needs(self.used, self.needed[source])
 
     def _step(self, node: fx.Node) -> None:
-        needed = self.needed.get(node)
-        if needed is None:  # several results, of which each is a node of its own
-            self._whole(node, any(self._is_needed(user) for user in node.users))
-        elif needed.any():
-            if is_kernel(node, self.known):
-                self._kernel(node, needed)
-            elif node.target is not None and (rule := self._rule(node)) is not None:
-                self._pull(node, rule, needed)
-            else:
-                self._whole(node, True)
-
-    def _is_needed(self, node: fx.Node) -> bool:
-        return node not in self.needed or bool(self.needed[node].any())
-
-    def _whole(self, node: fx.Node, is_needed: bool) -> None:
-        norm = packet(node) in NORMS
-        if norm and is_needed:
-            [first] = [user for user in node.users if user.args[1] == 0]
-            self._pull(node, _norm, self.needed[first])
-        elif is_needed:
+        rule, needed = self._rule(node), self._needed(node)
+        is_size = not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(self.known.of[node]))
+        if is_size or (needed is not None and not needed.any()):
+            return
+        if needed is not None and is_kernel(node, self.known):
+            self._kernel(node, needed)
+        elif needed is not None and rule is not None:
+            self._pull(node, rule, needed)
+        else:
             for read in node.all_input_nodes:
                 if read in self.needed:
                     self.needed[read].fill_(True)
+
+    def _needed(self, node: fx.Node) -> Tensor | None:
+        """What is needed of the operation's result; None where it has several, of which it is not known."""
+        if node in self.needed:
+            return self.needed[node]
+        parts = [self.needed[user] for user in node.users if user in self.needed]
+        if not any(bool(part.any()) for part in parts):
+            return torch.zeros(1, dtype=torch.bool) if len(parts) == len(node.users) else None
+        first = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+        return self.needed[first[0]] if packet(node) in NORMS and len(first) == len(node.users) else None
 
     def _rule(self, node: fx.Node) -> Callable[[fx.Node, Sequence[Tensor]], Tensor] | None:
         kind = packet(node)
