@@ -15,6 +15,8 @@ import msgspec
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Function, Program
 from edgefl.submodels.cost import cost, whole
+from edgefl.submodels.importance.liveness import Liveness, liveness, own_weights
+from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ModelError
@@ -24,6 +26,8 @@ from exporters.predict import predicted_peak
 
 Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
 """What a submodel's bundle would hold."""
+
+DEAD = "dead at the initial weights"
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     Memory is the predicted peak over the idle process, of the graph that needs most. MACs are of one sample's forward
     pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
     everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
-    Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits.
+    Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits,
+    ``dead`` where it can learn: else it says what invariant 31 of the FIARSE spec misses at the initial weights.
     """
 
     kind: str
@@ -69,6 +74,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     trained_share: float
     problem: str = ""
     note: str = ""
+    dead: str = ""
+
+    @property
+    def too_much_memory(self) -> bool:
+        return "memory" in self.problem
 
     @property
     def seconds(self) -> float:
@@ -86,32 +96,38 @@ class Plan:
     def fitting(self) -> tuple[Offer, ...]:
         return tuple(offer for offer in self.offers if not offer.problem)
 
+    @property
+    def _able(self) -> tuple[Offer, ...]:
+        return tuple(offer for offer in self.fitting if not offer.dead)
+
     def recommended(self) -> Offer:
         """The one that trains most of the model among those that fit; of equals the one that moves least bytes.
 
         "Most" is the geometric mean of the shares of parameters and of multiplications (with weights that are held):
         the first says how much of the model the device can change, the second how much of what the model computes
         takes part; either alone would favour a cut that trains the large last layers only, or the many positions of
-        the first ones. ModelError, with the smallest submodel and what it needs, if none fits.
+        the first ones. One that is dead would train nothing, and is never taken. ModelError, with the smallest submodel
+        and what it needs, if none is left.
         """
-        if not self.fitting:
+        if not self._able:
             raise _nothing_fits(self.offers)
-        return max(self.fitting, key=_rank)
+        return max(self._able, key=_rank)
 
     def reason(self) -> str:
         """Why :meth:`recommended` is."""
         best = self.recommended()
-        others = sorted((offer for offer in self.fitting if offer is not best), key=_rank, reverse=True)
+        others = sorted((offer for offer in self._able if offer is not best), key=_rank, reverse=True)
         told = (
             f"{best.kind}, {best.size}: trains {best.parameter_share:.1%} of the parameters and "
             f"{best.mac_share:.1%} of the multiplications in {_mib(best.memory_bytes)}"
         )
+        trains = " and train" if len(self._able) < len(self.fitting) else ""
         if not others:
-            return f"{told}; nothing else fits"
+            return f"{told}; nothing else fits{trains and ' and trains'}"
         second = others[0]
         return (
-            f"{told}; of {len(self.fitting)} that fit, none trains more (next: {second.kind}, {second.size}, with "
-            f"{second.parameter_share:.1%} and {second.mac_share:.1%})"
+            f"{told}; of {len(self._able)} that fit{trains}, none trains more (next: {second.kind}, {second.size}, "
+            f"with {second.parameter_share:.1%} and {second.mac_share:.1%})"
         )
 
 
@@ -192,6 +208,7 @@ class _Planner:
         )
         known = [seconds for seconds in transfer if seconds is not None]
         parameters, macs = found.parameters / self._parameters, found.kept_macs / max(1, self._macs)
+        dead = _dead(self._spec, submodel)
         offer = Offer(
             kind=size.kind,
             size=size.label,
@@ -210,7 +227,8 @@ class _Planner:
             transfer_s=round(math.fsum(known), 3) if known else None,
             compute_s=_seconds(work, device.compute),
             trained_share=round(math.sqrt(parameters * macs), 6),
-            note=_note(found.macs, found.kept_macs),
+            note=_note(found.macs, found.kept_macs, dead),
+            dead=dead,
         )
         return msgspec.structs.replace(offer, problem=_problem(offer, device))
 
@@ -219,10 +237,31 @@ def _seconds(amount: float, rate: float) -> float | None:
     return round(amount / rate, 3) if rate else None
 
 
-def _note(macs: int, kept: int) -> str:
-    if kept >= macs:
+def _note(macs: int, kept: int, dead: str) -> str:
+    told: list[str] = []
+    if kept < macs:
+        share = f"{kept / macs:.0%} of the MACs count"
+        told.append(f"computes with zeros: memory and time are those of the whole width, {share}")
+    if dead:
+        told.append(f"{DEAD}: {dead}")
+    return "; ".join(told)
+
+
+def _dead(spec: ModelSpec, submodel: Submodel) -> str:
+    """Why single entries, chosen from the initial weights, cannot learn; empty where they can, and for other kinds."""
+    if not isinstance(submodel, Importance) or submodel.carrier is None:
         return ""
-    return f"computes with zeros: memory and time are those of the whole width, {kept / macs:.0%} of the MACs count"
+    found = liveness(spec, submodel.cut_of(own_weights(spec)))
+    return "" if found.alive else _missing(found)
+
+
+def _missing(found: Liveness) -> str:
+    empty = f" ({', '.join(found.empty)} keep nothing)" if found.empty else ""
+    if not found.keeps_classifier:
+        return f"the classifier keeps no entry{empty}"
+    if not found.reads_input:
+        return f"its output does not depend on its input{empty}"
+    return f"nothing before the classifier gets a gradient{empty}"
 
 
 def _problem(offer: Offer, device: Device) -> str:
@@ -234,20 +273,35 @@ def _problem(offer: Offer, device: Device) -> str:
 
 
 def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
-    smallest = min(offers, key=lambda offer: offer.memory_bytes)
-    quickest = min(offers, key=lambda offer: offer.seconds)
-    memory = all("memory" in offer.problem for offer in offers)
-    wanted = smallest if memory else quickest
-    remedy = "Give it that much, a smaller batch, or a smaller model"
-    if not memory:
+    """Names what is nearest to fitting: the quickest of those whose memory fits, else the smallest; none that is dead."""
+    alive = [offer for offer in offers if not offer.dead]
+    if not alive:
+        return _all_dead(offers)
+    held = [offer for offer in alive if not offer.too_much_memory]
+    if held:
+        wanted = min(held, key=lambda offer: offer.seconds)
+        which = "quickest" if len(held) == len(alive) else "quickest whose memory fits"
         remedy = f"it needs {wanted.seconds:.1f} s per round: allow that, or faster links"
+    else:
+        wanted, which = min(alive, key=lambda offer: offer.memory_bytes), "smallest"
+        remedy = "Give it that much, a smaller batch, or a smaller model"
+    able = "" if len(alive) == len(offers) else " that would train"
     return ModelError(
-        f"no submodel fits the device: the {'smallest' if memory else 'quickest'}, {wanted.kind} with {wanted.size}, "
-        f"{wanted.problem}. {remedy}",
+        f"no submodel{able} fits the device: the {which}, {wanted.kind} with {wanted.size}, {wanted.problem}. {remedy}",
         kind=wanted.kind,
         size=wanted.size,
         memory_bytes=wanted.memory_bytes,
         seconds=wanted.seconds,
+    )
+
+
+def _all_dead(offers: Sequence[Offer]) -> ModelError:
+    largest = max(offers, key=_rank)
+    return ModelError(
+        f"no submodel would train: even {largest.kind} with {largest.size} is {DEAD}: {largest.dead}. "
+        "Choose a larger gamma, or another kind",
+        kind=largest.kind,
+        size=largest.size,
     )
 
 

@@ -74,10 +74,16 @@ def cover(layout: Layout, regions: Mapping[str, Region]) -> Coverage:
             count = math.prod(layout.shapes[part]) if positions is None else positions.size
             parts.append((layout.offsets[part], count, positions))
     size = sum(count for _, count, _ in parts)
+    # Neighbouring parts may join to one stretch, so there are at least this many.
+    if sum(_pieces(positions) for _, _, positions in parts) - len(parts) > _MOST_RUNS:
+        return Coverage(shapes, size, (), np.concatenate([_indexed(*part) for part in parts]))
     runs = _joined([run for part in parts for run in _stretches(*part)])
-    if len(runs) <= _MOST_RUNS:
-        return Coverage(shapes, size, tuple(runs), None)
-    return Coverage(shapes, size, (), np.concatenate([_indexed(*part) for part in parts]))
+    return Coverage(shapes, size, tuple(runs), None)
+
+
+def _pieces(positions: Positions | None) -> int:
+    """How many contiguous stretches positions fall into."""
+    return 1 if positions is None else 1 + int(np.count_nonzero(np.diff(positions) != 1))
 
 
 def _indexed(start: int, count: int, positions: Positions | None) -> Positions:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -29,12 +29,12 @@ from edgefl.wire import bundle as bundles
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError, ConfigError, ModelError
 from edgefl.wire.manifest import DataSpec
-from edgefl.wire.tensors import Arrays
+from edgefl.wire.tensors import Array, Arrays
 from exporters.bundle import Label, Prefix, build_bundle
 from exporters.recompute import Budget
 from server.checkpoints import write_whole
 from server.coordinator import Rules
-from server.events import Event, Exporting
+from server.events import Event, Exporting, Warned
 from server.plan import Evaluate, Plan, TierPlan
 from server.roster import TierRule
 
@@ -45,6 +45,15 @@ EVALUATION_BATCH = 500
 """Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""
 
 Emit = Callable[[Event], None]
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A submodel that finds out by itself whether it can learn."""
+
+    def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
+        """What a person should know before it is trained from these initial weights."""
+        ...
 
 
 def compose(
@@ -61,6 +70,8 @@ def compose(
     late: dict[str, float] = {}
     for tier, table in tables.items():
         submodel = submodel_of(spec, tier, table)
+        for warned in warnings(submodel, tier, initial):
+            emit(warned)
         tiers[tier] = TierPlan(
             _bundle(federation, dataset, submodel, tier, out / "bundles", emit), submodel.place
         )
@@ -89,6 +100,13 @@ def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
         return submodels.build(spec, table.kind, **table.submodel)
     except (ConfigError, ModelError) as error:
         raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
+
+
+def warnings(submodel: Submodel, tier: str, initial: Mapping[str, Array]) -> Iterator[Warned]:
+    """What a person should know about a tier before it is trained; none of it stops a run."""
+    if isinstance(submodel, SelfChecking):
+        for text in submodel.warnings(initial):
+            yield Warned(tier=tier, text=f"tier {tier!r}: {text}")
 
 
 def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:

@@ -29,6 +29,13 @@ class Exporting(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Warned(Event, frozen=True, kw_only=True):
+    """Something about a tier that a person should know; the run goes on."""
+
+    tier: str
+    text: str
+
+
 class Waiting(Event, frozen=True, kw_only=True):
     """No round is open: ``known`` of the ``needed`` devices are there."""
 

@@ -34,10 +34,15 @@ class Device:
 
 
 def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int) -> str:
-    """The first tier with a pattern that matches, else the largest whose memory the device has; "" if none fits."""
-    for tier in tiers:
-        if any(fnmatchcase(device, pattern) for pattern in tier.patterns):
-            return tier.name
+    """The tier with the longest pattern that matches (the first of equals), else the largest whose memory it has.
+
+    The longest, because ``half-*`` also matches the devices of a tier ``half-slow``. "" if none fits.
+    """
+    matching = [
+        (len(pattern), tier) for tier in tiers for pattern in tier.patterns if fnmatchcase(device, pattern)
+    ]
+    if matching:
+        return max(matching, key=lambda found: found[0])[1].name
     fitting = [tier for tier in tiers if tier.memory_bytes <= memory_bytes]
     return max(fitting, key=lambda tier: tier.memory_bytes).name if fitting else ""
 

@@ -6,13 +6,14 @@ Every graph of a submodel's training runs in a fresh process of its own, on the 
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.carrier import Thresholded
 from edgefl.programs.contract import Function, Program, Tensors, prefixed, role_of
+from edgefl.programs.forward import chunk_forward
 from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
@@ -42,17 +44,24 @@ from exporters.onnx import to_onnx
 from exporters.predict import predicted_peak
 
 GAMMAS = FOUR_SIZES
+Match = Literal["parameters", "macs"]
+_LEAST_GAMMA, _HALVINGS = 1e-5, 12
 BATCHES = 2
+FORWARD_BATCH = 32
+"""Rows per group in a frozen forward pass, as the server exports it."""
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One kind at one size. Counts and bytes are those of :class:`edgefl.submodels.cost.Cost`.
 
-    ``gamma`` is the share that was asked for, ``parameter_share`` the one it came to. ``artifact_bytes`` are the ONNX
+    ``gamma`` is the share that was asked for, of the parameters or (``match``) of the multiplications;
+    ``parameter_share`` and ``mac_share`` are what it came to. ``artifact_bytes`` are the ONNX
     files of the training's graphs, ``step_ms`` the median training step. ``peak_over_idle_bytes`` is the measured peak
     of a training step over the idle process, ``predicted_bytes`` what `edgefl plan` expects of it and
-    ``prediction_error`` their relative difference; ``round_*`` is the largest of all the training's graphs.
+    ``prediction_error`` their relative difference; ``round_*`` is the largest of all the round's
+    graphs: the training's, and the forward passes of the frozen chunks (32 rows at once), which are as fine as
+    `edgefl plan` makes them (``size`` says so).
     """
 
     kind: str
@@ -73,6 +82,7 @@ class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
     kept_macs: int
     mac_share: float
     prefix_macs: int
+    match: str
     model: str
     program: str
     batch: int
@@ -87,6 +97,7 @@ class Settings:
     batch: int = 32
     steps: int = 5
     threads: int = 1
+    match: Match = "parameters"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -101,22 +112,49 @@ class Run:
     ms: float
 
 
-def matched(spec: ModelSpec, kind: str, gamma: float) -> Size:
-    """The size of ``kind`` whose trained parameters are nearest to the ``gamma`` share of the model's.
+def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters") -> Size:
+    """The size of ``kind`` whose trained parameters, or kept multiplications, are nearest to a share of the model's.
 
-    A kind that takes gamma is asked for it. ModelError for a gamma outside (0, 1].
+    A kind that takes gamma is asked for it; to ``match`` multiplications, the gamma that gives the share is searched
+    for. ModelError for a gamma outside (0, 1].
     """
     if not 0.0 < gamma <= 1.0:
         raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
     found = sizes(spec, [kind], [gamma])
-    if len(found) == 1:
+    by_gamma = len(found) == 1 and "gamma" in found[0].options
+    if len(found) == 1 and (match == "parameters" or gamma == 1.0 or not by_gamma):
         return found[0]
-    target = gamma * whole(spec)[0]
+    parameters, macs = whole(spec)
+    if by_gamma:
+        return _searched(spec, found[0], gamma * macs)
+    target = gamma * (parameters if match == "parameters" else macs)
 
     def off(size: Size) -> float:
-        return abs(sum(p.numel() for p in size.of(spec).suffix.parameters() if p.requires_grad) - target)
+        cost_of = cost(size.of(spec))
+        return abs((cost_of.parameters if match == "parameters" else cost_of.kept_macs) - target)
 
     return min(found, key=off)
+
+
+def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
+    """``size`` with the gamma whose kept multiplications come nearest to ``macs``, by bisection on its logarithm."""
+    low, high = math.log(_LEAST_GAMMA), 0.0
+    tried: list[tuple[float, Size]] = []
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        candidate = Size(size.kind, {**size.options, "gamma": round(math.exp(middle), 6)})
+        try:
+            kept = cost(candidate.of(spec)).kept_macs
+        except ModelError:  # smaller than any submodel of this kind
+            low = middle
+            continue
+        tried.append((abs(kept - macs), candidate))
+        low, high = (middle, high) if kept < macs else (low, middle)
+    if not tried:
+        raise ModelError(
+            f"no {size.kind} of {spec.name} has as few as {macs:,.0f} multiplications", kind=size.kind
+        )
+    return min(tried, key=lambda item: item[0])[1]
 
 
 def kinds_of(spec: ModelSpec) -> tuple[str, ...]:
@@ -141,12 +179,16 @@ def measure(
     spec: ModelSpec, kind: str, gamma: float, settings: Settings, say: Callable[[str], None] = lambda _: None
 ) -> SubmodelRow:
     """One row. ConfigError, ModelError or ExportError where there is no such submodel; EdgeflError if a worker ends."""
-    size = matched(spec, kind, gamma)
+    size = matched(spec, kind, gamma, settings.match)
     submodel = size.of(spec)
     name = "tcbgd" if isinstance(submodel.carrier, Thresholded) else "sgd"
     program = programs.build(name, Objective.of(submodel), batch=settings.batch, **SGD)
     done = list(runs(program, submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}")))
     [step] = [run for run in done if run.graph == program.phases[0].function.name]
+    artifact = sum(run.artifact for run in done)
+    size = _chunked(size, spec, max(run.predicted for run in done))
+    submodel = size.of(spec)
+    done += forward_runs(submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}"))
     highest = max(done, key=lambda run: run.peak)
     found, (parameters, macs) = cost(submodel), whole(spec)
     return SubmodelRow(
@@ -156,7 +198,7 @@ def measure(
         macs=found.macs,
         download_bytes=found.download_bytes,
         upload_bytes=found.upload_bytes,
-        artifact_bytes=sum(run.artifact for run in done),
+        artifact_bytes=artifact,
         peak_over_idle_bytes=step.peak,
         step_ms=step.ms,
         predicted_bytes=step.predicted,
@@ -168,6 +210,7 @@ def measure(
         kept_macs=found.kept_macs,
         mac_share=round(found.kept_macs / max(1, macs), 6),
         prefix_macs=found.prefix_macs,
+        match=settings.match,
         model=spec.name,
         program=name,
         batch=settings.batch,
@@ -181,23 +224,47 @@ def runs(
 ) -> Iterator[Run]:
     """Start, step and finish, each in a process of its own, with what the one before left."""
     weights = _payload(submodel)
-    state = program.start(weights)
+    left = {**weights, **program.start(weights)}
     for function in (program.start, program.phases[0].function, program.finish):
         say(f"graph {function.name}")
-        captured = capture(function)
-        artifact = to_onnx(captured)
-        again = any(role_of(name) == "batch" for name in function.inputs)
-        with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-            _write_graph(Path(folder), captured, artifact)
-            _write_arrays(Path(folder), captured, function, {**weights, **state}, program.hyper)
-            worker = _trained(Path(folder), settings, settings.steps if again else 0)
-        yield Run(
-            function.name,
-            predicted_peak(captured),
-            worker.peak,
-            len(artifact),
-            round(statistics.median(worker.times), 3) if worker.times else 0.0,
-        )
+        yield _run(function, left, program.hyper, settings)
+
+
+def forward_runs(submodel: Submodel, settings: Settings, say: Callable[[str], None]) -> Iterator[Run]:
+    """The forward pass of each frozen chunk, each in a process of its own."""
+    for chunk, function in zip(submodel.prefix, _forwards(submodel), strict=True):
+        say(f"graph {function.name} of {', '.join(chunk.units)}")
+        yield _run(function, prefixed("weights", chunk.module.state_dict()), {}, settings)
+
+
+def _forwards(submodel: Submodel) -> list[Function]:
+    return [chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH) for chunk in submodel.prefix]
+
+
+def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
+    """The finer chunks where running them is expected to need more than the ``training`` bytes, as in `edgefl plan`."""
+    if size.finer is None:
+        return size
+    forward = max(predicted_peak(capture(function)) for function in _forwards(size.of(spec)))
+    return size.finer if forward > training else size
+
+
+def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: Settings) -> Run:
+    """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
+    captured = capture(function)
+    artifact = to_onnx(captured)
+    again = any(role_of(name) == "batch" for name in function.inputs)
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
+        _write_graph(Path(folder), captured, artifact)
+        _write_arrays(Path(folder), captured, function, left, hyper)
+        worker = _trained(Path(folder), settings, settings.steps if again else 0)
+    return Run(
+        function.name,
+        predicted_peak(captured),
+        worker.peak,
+        len(artifact),
+        round(statistics.median(worker.times), 3) if worker.times else 0.0,
+    )
 
 
 def _payload(submodel: Submodel) -> Tensors:

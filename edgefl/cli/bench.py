@@ -177,6 +177,9 @@ def submodels(
         list[str] | None, typer.Option(help="sizes like 1/16 or 0.25, may be repeated; default: 1/64 to 1")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    match: Annotated[
+        Literal["parameters", "macs"], typer.Option(help="what a size is a share of, for all kinds alike")
+    ] = "parameters",
     steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
     option: Annotated[
@@ -188,7 +191,8 @@ def submodels(
     from edgefl.cli.fit import gammas
     from edgefl.wire.errors import EdgeflError
 
-    settings = Settings(batch=batch, steps=steps, threads=threads, options=model_options(option or ()))
+    options = model_options(option or ())
+    settings = Settings(batch=batch, steps=steps, threads=threads, match=match, options=options)
     spec = build(model, settings)
     rows, failed = [], []
     with errors.status("") as status:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table, size
+from edgefl.cli.output import console, errors, print_json, print_table, size
 
 if TYPE_CHECKING:
     from edgefl.config import Federation
@@ -217,8 +217,12 @@ def validate(
 def _check_cuts(federation: Federation) -> None:
     """ModelError or ConfigError if the model cannot be built for the data, or cut as the tiers say."""
     from edgefl.lab.data import open_data
-    from server.compose import build_model, submodel_of
+    from server.compose import build_model, functions, submodel_of, warnings
 
     spec = build_model(federation, open_data(federation))
+    initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     for tier, table in federation.tiers.items():
-        submodel_of(spec, tier, table)
+        submodel = submodel_of(spec, tier, table)
+        functions(federation, submodel)
+        for warned in warnings(submodel, tier, initial):
+            errors.print(f"warning: {warned.text}", markup=False)

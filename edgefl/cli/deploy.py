@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 _HELP = """
 Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, images in, logits out.
 
-The size need not have been trained. Batch norm without moving statistics (model.bn = "static") gets statistics of this
-very submodel, from one pass over the training data, frozen in. The file is compared with torch on test images; beside it
-a JSON file of the same name says what it is. Its accuracy is printed beside the whole model's.
+The size need not have been trained. Batch norm gets statistics of this very submodel, from one pass over the training
+data, frozen in; the whole model keeps its moving statistics, if it has any (model.bn = "global"). The file is compared
+with torch on test images; beside it a JSON file of the same name says what it is. Its accuracy is printed beside the
+whole model's.
 
 Examples:
 
@@ -59,8 +60,10 @@ def deploy(
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     out: Annotated[Path, typer.Option(help="the ONNX file")] = Path("model.onnx"),
     bn_eval: Annotated[
-        Literal["frozen", "batch"],
-        typer.Option(help="static batch norm: frozen statistics, or those of each batch, for comparison"),
+        Literal["frozen", "batch", "moving"],
+        typer.Option(
+            help="batch norm: the submodel's own statistics; for comparison those of each batch, or the moving ones"
+        ),
     ] = "frozen",
     batch: Annotated[int, typer.Option(min=1, help="images that go through at a time")] = 1,
     samples: Annotated[
@@ -76,15 +79,20 @@ def deploy(
 
     from edgefl.lab.data import open_data
     from edgefl.lab.deployment import Workshop, chosen
+    from edgefl.wire.errors import ConfigError
     from server.checkpoints import write_whole
     from server.compose import build_model
 
+    if out.suffix == ".json":
+        raise ConfigError(
+            f"{out} is where the facts about the model go; give the model another ending, like .onnx"
+        )
     trained = _read(weights)
     share, options = _share(gamma), _options(option or [])
     federation = _federation(weights, config, data)
     dataset = open_data(federation)
     spec = build_model(federation, dataset)
-    submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options)
+    submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options, weights=trained)
     workshop = Workshop(spec, dataset, trained, bn_eval, batch, samples)
     made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)
     out.parent.mkdir(parents=True, exist_ok=True)

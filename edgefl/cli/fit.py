@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from edgefl.submodels.submodel import Submodel
     from exporters.plan import Device, Plan
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMG]?)(i?)(B|bit)?/s", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit)/s")  # b would be bits to some
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3}
 
 
@@ -50,9 +51,13 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         from exporters.plan import Device
         from exporters.recompute import Budget
 
-        negative = [name for name, value in self._told() if isinstance(value, int | float) and value < 0]
-        if negative:
-            raise ConfigError(f"{negative[0]} must not be negative, found {getattr(self, negative[0])}")
+        wrong = [
+            name
+            for name, value in self._told()
+            if isinstance(value, int | float) and not 0 <= value < math.inf
+        ]
+        if wrong:
+            raise ConfigError(f"{wrong[0]} is a number from 0 on, found {getattr(self, wrong[0])}")
         budget = Budget.parse(str(self.memory)) if self.memory else Budget(0)
         if budget.relative:
             raise ConfigError(f"a device's memory is a size such as 64MiB, found {self.memory!r}")
@@ -72,7 +77,7 @@ def rate(text: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise ConfigError(f"a link is a rate such as 1MB/s or 8Mbit/s, found {text!r}", found=text)
     unit = float((1024 if found[3] else 1000) ** _POWERS[found[2].upper()])
-    return float(found[1]) * unit / (8 if (found[4] or "B").lower() == "bit" else 1)
+    return float(found[1]) * unit / (8 if found[4] == "bit" else 1)
 
 
 def read_device(path: Path) -> Wishes:

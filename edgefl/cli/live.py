@@ -88,6 +88,9 @@ class View:
                 self._stage = f"waiting for devices: {event['known']} of {event['needed']}"
             case "offline" | "rejected":
                 self._notes.append(event["text"])
+            case "warned":
+                if event["text"] not in self._notes:  # a server that was started again says it again
+                    self._notes.append(event["text"])
             case "finished":
                 self._final = event
                 self._stage = "done"

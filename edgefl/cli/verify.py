@@ -116,6 +116,12 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
     else:
+        if manifest.suffix == (f"{manifest.tier}/submodel",):
+            raise ConfigError(
+                f"tier {manifest.tier!r} holds a part of its own of the model, which the bundle does not describe: name the "
+                "federation file that it was exported with",
+                tier=manifest.tier,
+            )
         groups = tuple(chunk.units for chunk in manifest.prefix)
         submodel = OutputSide(spec, sum(map(len, groups)), groups)
     program, prefix = functions(federation, submodel)

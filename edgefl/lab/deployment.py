@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from edgefl.config import Federation, TierTable
 from edgefl.data.dataset import Dataset
+from edgefl.models.layers import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.standalone import scores, standalone
-from edgefl.submodels.statistics import collect, frozen, norms
+from edgefl.submodels.statistics import by_batch, collect, frozen, norms
+from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
@@ -28,7 +30,7 @@ CHECKED_ROWS = 64
 ROWS = 500
 """Rows at a time where that does not matter, and the batches that statistics are taken from."""
 
-BnEval = Literal["frozen", "batch"]
+BnEval = Literal["frozen", "batch", "moving"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ class Deployment:
 class Workshop:
     """What every submodel of one trained model is made from: the same data and rules, so that they can be compared.
 
-    ``bn_eval`` is about static batch norm: ``frozen`` gives each submodel statistics of its own, from one pass over the
-    first ``samples`` training images (0: all); ``batch`` normalises with those of whatever batch comes, which depend on
-    its size and classes (fiarse.md A11). ``batch`` images go through the artifact at a time. ConfigError if
-    these do not go together.
+    ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, from one pass over the
+    ``samples`` training images (0: all); moving statistics (model.bn = "global") fit the sizes that were trained,
+    so only the whole model keeps them. ``moving``: them in every size, for comparison. ``batch``: those of whatever batch
+    comes, which depend on its size and classes (fiarse.md A11). ``batch`` images go through the artifact at a time.
+    ConfigError if these do not go together.
     """
 
     spec: ModelSpec
@@ -57,9 +60,15 @@ class Workshop:
     samples: int = 0
 
     def __post_init__(self) -> None:
-        if self.bn_eval == "batch" and not self._static:
+        static, every = len(norms(self.spec.module)), len(norms(self.spec.module, moving=True))
+        if self.bn_eval == "batch" and not every:
             raise ConfigError(
-                f"{self.spec.name} has no static batch norm (model.bn): its batches have no say; take bn-eval frozen",
+                f"{self.spec.name} has no batch norm that follows its batches: take bn-eval frozen",
+                model=self.spec.name,
+            )
+        if self.bn_eval == "moving" and static == every:
+            raise ConfigError(
+                f"{self.spec.name} has no moving statistics (model.bn): take bn-eval frozen",
                 model=self.spec.name,
             )
         if self.bn_eval == "batch" and self.batch < 2:
@@ -77,10 +86,12 @@ class Workshop:
         ``smaller`` may replace the finished module by one that computes the same. ModelError if the weights are not
         the model's, ExportError if the artifact does not agree with torch.
         """
-        module = smaller(self.module(submodel))
+        finished, source = self._finished(submodel)
+        module = smaller(finished)
         rows = self._floats(self.dataset.test_x[:CHECKED_ROWS])
         artifact = deploy(module, self.spec.sample, rows, batch=self.batch)
         facts = self._facts(submodel, module, artifact) | {
+            "batch_norm": source,
             "accuracy": self.accuracy(module),
             "whole_accuracy": self.accuracy(self.module(OutputSide(self.spec, 0))),
         }
@@ -88,14 +99,13 @@ class Workshop:
 
     def module(self, submodel: Submodel) -> nn.Sequential:
         """``submodel`` on its own, in inference mode."""
-        made = standalone(submodel, self.weights)
-        return frozen(made, collect(made, self._training())) if self._batch_norm == "frozen" else made
+        return self._finished(submodel)[0]
 
     def accuracy(self, module: nn.Sequential) -> float:
         """Share of the test set that is right. Where the batch has a say, in full batches of the artifact's size."""
         x, y = self.dataset.test_x, self.dataset.test_y
         step, last = ROWS, len(y)
-        if self._batch_norm == "batch":
+        if self.bn_eval == "batch":
             step, last = self.batch, max(1, len(y) - self.batch + 1)
         batches = (
             (self._floats(x[at : at + step]), torch.from_numpy(y[at : at + step]))
@@ -103,18 +113,27 @@ class Workshop:
         )
         return scores(module, self.spec.loss, batches)["accuracy"]
 
-    @property
-    def _static(self) -> bool:
-        return bool(norms(self.spec.module))
+    def _finished(self, submodel: Submodel) -> tuple[nn.Sequential, str]:
+        """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""
+        made = standalone(submodel, self.weights)
+        if self.bn_eval == "batch":
+            return by_batch(made), "batch"
+        cut = self.bn_eval == "frozen" and not self._whole(made)
+        if norms(made, moving=cut):
+            return frozen(made, collect(made, self._training(), moving=cut)), "frozen"
+        return made, "moving" if any(isinstance(part, BatchNorm) for part in made.modules()) else "none"
 
-    @property
-    def _batch_norm(self) -> str:
-        """``frozen`` or ``batch``; ``own`` where the model has none, or moving statistics."""
-        return self.bn_eval if self._static else "own"
+    def _whole(self, module: nn.Sequential) -> bool:
+        """Whether nothing of the trained model is left out."""
+        held = module.state_dict()
+        return held.keys() == self.weights.keys() and all(
+            np.array_equal(tensor.numpy(), self.weights[name]) for name, tensor in held.items()
+        )
 
     def _training(self) -> Iterator[Tensor]:
         count = len(self.dataset.train_y)
-        rows = np.arange(min(self.samples or count, count))
+        # Shuffled: a training set may be sorted by class, and each batch's statistics count alike.
+        rows = np.random.default_rng(0).permutation(count)[: self.samples or count]
         for at in np.array_split(rows, max(1, -(-len(rows) // ROWS))):
             yield self._floats(self.dataset.train_x[at])
 
@@ -139,11 +158,14 @@ class Workshop:
                 "shift": float(self.dataset.shift),
             },
             "output": {"name": OUTPUT, "classes": self.spec.classes},
-            "batch_norm": self._batch_norm,
             "data": self.dataset.name,
             "max_rel_error": artifact.max_rel_error,
             "checked_rows": artifact.rows,
         }
+
+
+_SIZES = frozenset({"ratio", "exit", "width", "counts"})
+"""Options that say how large a tier's submodel is, in words other than gamma."""
 
 
 def chosen(
@@ -154,11 +176,13 @@ def chosen(
     kind: str | None = None,
     gamma: float | None = None,
     options: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Array] | None = None,
 ) -> Submodel:
     """The submodel to deploy: as ``tier`` is cut, or of ``kind`` (default: the whole model), of any size ``gamma``.
 
     The options of a kind are those of the federation's tiers of that kind, as the model was trained for them;
-    ``options`` override them. ConfigError if that is not one way.
+    ``options`` override them. Channel counts that are not given are those of the trained ``weights``; a tier keeps the
+    ones its devices trained. ConfigError if that is not one way, ModelError if the weights are not the model's.
     """
     if tier is not None and kind is not None:
         raise ConfigError("give either a tier, to cut as it does, or a kind, not both", tier=tier, kind=kind)
@@ -170,8 +194,13 @@ def chosen(
             "kind output_side is the whole model in inference; a gamma goes with another kind", gamma=gamma
         )
     size = {} if gamma is None else {"gamma": gamma}
-    table = table.model_copy(update={**size, "options": {**table.options, **(options or {})}})
-    return submodel_of(spec, tier or table.kind, table)
+    inherited = {name: value for name, value in table.options.items() if gamma is None or name not in _SIZES}
+    table = table.model_copy(update={**size, "options": {**inherited, **(options or {})}})
+    made = submodel_of(spec, tier or table.kind, table)
+    if tier is None and weights is not None and isinstance(made, Structured) and isinstance(made.counts, str):
+        standalone(made, weights)  # refuses those of another model
+        return made.replanned(weights)
+    return made
 
 
 def _like(federation: Federation, kind: str) -> TierTable:

@@ -29,12 +29,14 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
         if found is None:
             raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
         kind, size = found["kind"].strip(), (found["size"] or "").strip()
-        name = (found["name"] or kind).strip()
-        name = name if name not in tables else f"{name}-{len(tables)}"
+        name = (found["name"] or kind).strip().replace("_", "-")
+        if name in tables and found["name"]:
+            raise ConfigError(f"two tiers are called {name!r}; give each its own name", tier=name)
+        name = name if name not in tables else f"{name}{len(tables) + 1}"
         table = _preset(presets, kind) if not size else None
         if table is None:
             table = _sized(kind, size)
-        tables[name.replace("_", "-")] = table | {"count": int(found["count"] or count)}
+        tables[name] = table | {"count": int(found["count"] or count)}
     return tables
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 
+from edgefl.options import check_options
 from edgefl.programs.contract import Program
 from edgefl.programs.multi_exit import multi_exit
 from edgefl.programs.objective import Objective
@@ -24,16 +24,7 @@ def build(name: str, objective: Objective, **options: object) -> Program:
         raise ConfigError(
             f"no program {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
         )
-    parameters = inspect.signature(factory).parameters
-    accepted = [name for name in parameters if name != "objective"]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [] if takes_any else sorted(set(options) - set(accepted))
-    if unknown:
-        raise ConfigError(
-            f"program {name!r} has no option {unknown[0]!r}; it takes {', '.join(accepted)}",
-            unknown=unknown,
-            accepted=accepted,
-        )
+    check_options(f"program {name!r}", factory, options)
     return factory(objective, **options)
 
 

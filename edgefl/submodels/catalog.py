@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgefl.models.spec import ModelSpec
+from edgefl.options import check_options
 from edgefl.submodels.early_exit.fit import early_exit
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side import output_side
@@ -30,12 +30,5 @@ def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
     factory = KINDS.get(kind)
     if factory is None:
         raise ConfigError(f"no submodel kind {kind!r}; there are: {', '.join(sorted(KINDS))}", kind=kind)
-    accepted = [name for name in inspect.signature(factory).parameters if name != "spec"]
-    unknown = sorted(set(options) - set(accepted))
-    if unknown:
-        raise ConfigError(
-            f"submodel kind {kind!r} has no option {unknown[0]!r}; it takes {', '.join(accepted)}",
-            unknown=unknown,
-            accepted=accepted,
-        )
+    check_options(f"submodel kind {kind!r}", factory, options)
     return factory(spec, **options)

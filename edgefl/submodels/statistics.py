@@ -1,6 +1,7 @@
-"""Statistics for static batch norm, taken once after training and frozen in (HeteroFL; fiarse.md 2.9, A11).
+"""Statistics for batch norm, taken once after training and frozen in (HeteroFL; fiarse.md 2.9, A11).
 
-Every submodel size has its own: what a layer reads depends on how much of the model stands before it.
+Every submodel size has its own: what a layer reads depends on how much of the model stands before it. Static batch norm
+has no others. Moving statistics are those of the sizes that were trained, so a cut needs new ones too.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers import BatchNorm
+from edgefl.models.layers import BatchNorm, BnMode
 from edgefl.wire.errors import DataError
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Per static batch norm, by path: sums over ``passes`` batches of the batch's mean and unbiased variance (float64).
+    """Per batch norm, by path: sums over ``passes`` batches of the batch's mean and unbiased variance (float64).
 
     Clients' sums add up to those of all their batches, so a federation needs no data to leave a device::
 
@@ -45,24 +46,35 @@ class Statistics:
         return self.passes, self.mean, self.var
 
 
-def norms(module: nn.Module) -> dict[str, BatchNorm]:
-    """The static batch norms of a model, by path."""
+def norms(module: nn.Module, *, moving: bool = False) -> dict[str, BatchNorm]:
+    """The static batch norms of a model, by path; with ``moving`` those with moving statistics too.
+
+    Not among them: ``frozen`` ones, which were trained with the very statistics that they have.
+    """
     return {
         path: part
         for path, part in module.named_modules()
-        if isinstance(part, BatchNorm) and part.mode == "static"
+        if isinstance(part, BatchNorm) and (part.mode == "static" or (moving and not part.frozen))
     }
 
 
+def by_batch(module: nn.Sequential) -> nn.Sequential:
+    """A copy of ``module`` whose batch norms, moving ones too, normalise with the statistics of the batch they read."""
+    made = copy.deepcopy(module)
+    for path, norm in norms(made, moving=True).items():
+        made.set_submodule(path, _like(norm, "static"))
+    return made
+
+
 @torch.no_grad()
-def collect(module: nn.Sequential, batches: Iterable[Tensor]) -> Statistics:
+def collect(module: nn.Sequential, batches: Iterable[Tensor], *, moving: bool = False) -> Statistics:
     """One pass of ``module``, with its own values, over training ``batches``; dropout is off, nothing is changed.
 
-    Each layer normalises with the statistics of its batch, as in training, and all batches weigh the same: the
-    cumulative average of torch's batch norm with ``momentum=None``. So make them of about equal size.
-    DataError if there is no batch.
+    Of the static batch norms; with ``moving`` of those with moving statistics too, which then have no say. Each layer
+    normalises with the statistics of its batch, as in training, and all batches weigh the same: the cumulative average
+    of torch's batch norm with ``momentum=None``. So make them of about equal size. DataError if there is no batch.
     """
-    bare = copy.deepcopy(module).eval()
+    bare = (by_batch(module) if moving else copy.deepcopy(module)).eval()
     seen: list[Statistics] = []
     for path, norm in norms(bare).items():
         norm.register_forward_pre_hook(_noting(path, seen))
@@ -79,21 +91,27 @@ def collect(module: nn.Sequential, batches: Iterable[Tensor]) -> Statistics:
 def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
     """A copy of ``module`` that normalises with the averages of ``statistics``, whatever batch it reads.
 
-    DataError if a static batch norm is missing in them.
+    Moving statistics that are not in them stay. DataError if a static batch norm is missing in them.
     """
     made = copy.deepcopy(module)
-    for path, norm in norms(made).items():
-        if path not in statistics.passes:
+    for path, norm in norms(made, moving=True).items():
+        if path in statistics.passes:
+            fixed, count = _like(norm, "global"), statistics.passes[path]
+            fixed.running_mean = (statistics.mean[path] / count).to(torch.float32)
+            fixed.running_var = (statistics.var[path] / count).to(torch.float32)
+            made.set_submodule(path, fixed)
+        elif norm.mode == "static":
             raise DataError(
                 f"there are no statistics for batch norm {path!r}; collect them with this very model"
             )
-        fixed = BatchNorm(norm.channels, keep=norm.keep, eps=norm.eps, affine=norm.weight is not None)
-        fixed.weight, fixed.bias = norm.weight, norm.bias
-        count = statistics.passes[path]
-        fixed.running_mean = (statistics.mean[path] / count).to(torch.float32)
-        fixed.running_var = (statistics.var[path] / count).to(torch.float32)
-        made.set_submodule(path, fixed.train(norm.training))
     return made
+
+
+def _like(norm: BatchNorm, mode: BnMode) -> BatchNorm:
+    """The same layer in ``mode``, without its statistics."""
+    made = BatchNorm(norm.channels, mode=mode, keep=norm.keep, eps=norm.eps, affine=norm.weight is not None)
+    made.weight, made.bias = norm.weight, norm.bias
+    return made.train(norm.training)
 
 
 def _noting(path: str, seen: list[Statistics]):  # type: ignore[no-untyped-def]

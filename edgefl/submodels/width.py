@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from torch import nn
@@ -26,6 +26,7 @@ from edgefl.submodels.channels.selection import (
 )
 from edgefl.submodels.ordered import WIDTHS, Narrower, narrower, ordered
 from edgefl.submodels.scaled import scaler
+from edgefl.submodels.stuck import check_share
 from edgefl.submodels.submodel import Chunk, Placement, Region, extract
 from edgefl.submodels.view import View
 from edgefl.wire.errors import ModelError
@@ -137,9 +138,7 @@ class Width:
 
     def keep(self, size: int) -> int:
         """How many of ``size`` channels stay."""
-        exact = self.ratio * size
-        rounded = math.ceil(exact - _TOLERANCE) if self.rounding == "ceil" else math.floor(exact + _TOLERANCE)
-        return min(size, max(1, rounded))
+        return _kept(self.ratio, size, self.rounding)
 
     def _narrower(self, ratio: float) -> Narrower:
         part = replace(self, ratio=ratio, widths=())
@@ -173,6 +172,7 @@ class Width:
                 model=self.spec.name,
                 reasons=reasons,
             )
+        check_share(self.spec.name, channels, self.ratio, partial(_kept, rounding=self.rounding))
         if self.ratio * widest < 1 - _TOLERANCE:
             raise ModelError(
                 f"no slice of {self.spec.name} is as narrow as {self.ratio:g}: its widest layer has {widest} channels "
@@ -181,6 +181,12 @@ class Width:
                 ratio=self.ratio,
                 smallest=1 / widest,
             )
+
+
+def _kept(ratio: float, size: int, rounding: Rounding) -> int:
+    exact = ratio * size
+    rounded = math.ceil(exact - _TOLERANCE) if rounding == "ceil" else math.floor(exact + _TOLERANCE)
+    return min(size, max(1, rounded))
 
 
 def width(
@@ -194,18 +200,18 @@ def width(
     ordered: bool = False,
     widths: Sequence[float] = WIDTHS,
 ) -> Width:
-    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters; one of the two is given.
+    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters; all without either.
 
     ``scaler`` is HeteroFL's. ``ordered`` is FjORD's dropout: each step trains one of ``widths`` (ratios of channels).
     """
-    if (ratio is None) == (gamma is None):
+    if ratio is not None and gamma is not None:
         raise ModelError(
-            f"a width slice needs either ratio or gamma, found ratio={ratio} and gamma={gamma}",
+            f"a width slice takes either ratio or gamma, found ratio={ratio} and gamma={gamma}",
             ratio=ratio,
             gamma=gamma,
         )
     if ratio is None:
-        ratio = Width.of_gamma(spec, gamma or 0.0).ratio
+        ratio = Width.of_gamma(spec, 1.0 if gamma is None else gamma).ratio
     if ordered:
         narrower(ratio, widths)  # which refuses wrong ones, and none at all
     part = Width(spec, ratio, rounding, rolling, scaler, tuple(widths) if ordered else ())

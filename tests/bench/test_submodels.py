@@ -13,6 +13,7 @@ from edgefl.bench.submodels import Settings, build, kinds_of, matched, measure
 from edgefl.cli import app
 from edgefl.models import zoo
 from edgefl.submodels import catalog
+from edgefl.submodels.cost import cost, whole
 from edgefl.wire.errors import ConfigError, ModelError
 
 FIELDS = [
@@ -54,6 +55,28 @@ def test_an_importance_row_tells_executed_and_kept_macs() -> None:
     assert row.round_peak_bytes >= row.peak_over_idle_bytes
 
 
+def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -> None:
+    """With one sample per step the forward pass, of 32 rows at once, is what needs most."""
+    settings = Settings(batch=1, steps=1, options={"size": 32})
+
+    row = measure(build("resnet8", settings), "output_side", 0.7, settings)
+
+    assert row.options == {"cut": 3, "chunks": 3}
+    assert row.round_graph == "forward"
+    assert row.round_peak_bytes > row.peak_over_idle_bytes
+    assert row.round_predicted_bytes > row.predicted_bytes
+    assert row.round_predicted_bytes == pytest.approx(row.round_peak_bytes, rel=0.15)
+
+
+def test_chunks_that_need_less_than_training_stay_as_they_are() -> None:
+    settings = Settings(batch=32, steps=1, options={"size": 8})
+
+    row = measure(build("mlp", settings), "output_side", 0.1, settings)
+
+    assert row.options == {"cut": 2}
+    assert row.round_graph != "forward"
+
+
 @pytest.mark.parametrize(("gamma", "cut"), [(1.0, 0), (0.95, 2), (0.7, 3), (1 / 4, 4), (1 / 64, 4)])
 def test_the_cut_with_the_nearest_parameter_count_stands_for_gamma(gamma: float, cut: int) -> None:
     spec = zoo.build("resnet8")
@@ -91,3 +114,14 @@ def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
     assert ran.exit_code == ConfigError.exit_code
     assert "no submodel kind 'depth'" in " ".join(ran.stderr.split())
     assert [row["kind"] for row in json.loads(ran.stdout)["results"]] == ["output_side"]
+
+
+@pytest.mark.parametrize("kind", ["width", "importance", "importance_structured", "output_side"])
+def test_sizes_can_be_matched_by_their_multiplications(kind: str) -> None:
+    spec = zoo.build("resnet8", size=8)
+    macs = whole(spec)[1]
+    by_macs, by_parameters = (
+        cost(matched(spec, kind, 0.25, match).of(spec)) for match in ("macs", "parameters")
+    )
+    assert abs(by_macs.kept_macs / macs - 0.25) <= abs(by_parameters.kept_macs / macs - 0.25)
+    assert by_macs.kept_macs / macs == pytest.approx(0.25, rel=0.35 if kind == "output_side" else 0.1)

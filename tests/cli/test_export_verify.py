@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
-from edgefl.lab.lab import completed
+from edgefl.lab.lab import completed, device_names
 from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import BundleError, ConfigError
+from server.roster import TierRule, tier_of
 
 WITHOUT_COUNTS = """
 [model]
@@ -70,3 +71,24 @@ def test_verify_names_the_bundles_of_a_folder(tmp_path: Path) -> None:
 def test_verify_says_that_a_folder_has_no_bundles(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=re.escape("there is no bundle (*.efl) in it")):
         edgefl("verify", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["width", "importance"])
+def test_a_bundle_of_a_part_of_its_own_is_verified_with_its_federation_file(
+    kind: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(WITHOUT_COUNTS.replace("cut = 0", f'kind = "{kind}"\ngamma = 0.25'))
+    edgefl("export", file, "--out", tmp_path)
+
+    assert edgefl("verify", tmp_path / "strong.efl", file) == 0
+    with pytest.raises(ConfigError, match="name the federation file that it was exported with"):
+        edgefl("verify", tmp_path / "strong.efl")
+
+
+def test_the_devices_of_a_tier_whose_name_begins_with_anothers_belong_to_it() -> None:
+    tables = {"half": {"count": 1}, "half-slow": {"count": 1, "cut": 1}}
+    federation = completed(parse({"tiers": tables}, source="the test"))
+    rules = [TierRule(name, table.devices) for name, table in federation.tiers.items()]
+
+    assert [tier_of(rules, device, 0) for device in device_names(federation)] == ["half", "half-slow"]

@@ -56,6 +56,31 @@ def test_importance_is_listed_with_the_work_it_really_does() -> None:
     assert width["macs"] == width["kept_macs"] and width["note"] == ""
 
 
+def test_importance_that_is_dead_at_the_initial_weights_is_marked_and_not_recommended() -> None:
+    told = planned("--kinds", "importance", "--gamma", "1/64,1/16")
+
+    alive, dead = told["submodels"]
+    assert told["recommended"]["size"] == alive["size"] == "gamma 0.0625"
+    assert alive["dead"] == "" and "dead at the initial weights" not in alive["note"]
+    assert (
+        "dense1.dense.weight" in dead["dead"]
+        and f"dead at the initial weights: {dead['dead']}" in dead["note"]
+    )
+
+
+def test_a_table_says_which_submodels_are_dead() -> None:
+    told = edgefl("plan", *SMALL, "--kinds", "importance", "--gamma", "1/64,1/16")
+
+    assert told.count("(dead)") == 1
+    assert told.index("0.0625") < told.index("0.01562") < told.index("(dead)")
+    assert "dead: at the initial weights" in " ".join(told.split())
+
+
+def test_what_would_not_train_is_no_recommendation_even_if_nothing_else_exists() -> None:
+    with pytest.raises(ModelError, match=r"importance with gamma 0\.01562 is dead at the initial weights"):
+        planned("--kinds", "importance", "--gamma", "1/64")
+
+
 def test_slow_links_and_short_rounds_leave_out_what_takes_too_long() -> None:
     links = ["--downlink", "10kB/s", "--uplink", "8kbit/s"]
     every = planned(*links, "--kinds", "width", "--gamma", "1,1/4")["submodels"]
@@ -151,7 +176,8 @@ def test_a_device_file_has_the_keys_of_the_command_and_options_go_first(tmp_path
         ('memroy = "1MiB"', "memroy.*it has the keys memory, downlink"),
         ('memory = "much"', "a memory budget is a size"),
         ('memory = "50%"', "a device's memory is a size"),
-        ("compute = -1.0", "compute must not be negative"),
+        ("compute = -1.0", "compute is a number from 0 on"),
+        ("compute = nan", "compute is a number from 0 on"),
         ("memory = ", "is no device file"),
     ],
 )

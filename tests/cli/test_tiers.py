@@ -23,8 +23,12 @@ def test_presets_kinds_sizes_names_and_counts() -> None:
 
 def test_full_is_the_whole_model_and_two_tiers_of_a_kind_get_different_names() -> None:
     tables = parse_tiers("full,width:1/4,width:1/16", "a.module:model")
-    assert list(tables) == ["full", "width", "width-2"]
+    assert list(tables) == ["full", "width", "width3"]
     assert tables["full"] == {"cut": 0, "count": 1}
+    both = parse_tiers("importance_structured:1/4,importance_structured:1/16", "resnet8")
+    assert [table["gamma"] for table in both.values()] == [1 / 4, 1 / 16]
+    with pytest.raises(ConfigError, match="two tiers are called 'a'"):
+        parse_tiers("a=width:1/4,a=width:1/16", "resnet8")
 
 
 @pytest.mark.parametrize(

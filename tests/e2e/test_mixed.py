@@ -84,3 +84,43 @@ def test_killed_devices_of_other_kinds_change_no_bit_of_the_model(
         run.kill(name)
     again = run.finish()
     assert again[-1]["weights_sha256"] == rounds[-1]["weights_sha256"]
+
+
+EXITS = """
+[federation]
+name = "e2e"
+[model]
+name = "edgefl.models.exits:early_exits"
+options = { base = "resnet8", widths = [4, 8, 16] }
+[program]
+name = "multi_exit"
+batch = 8
+steps = 6
+options = { kd_weight = 0.05 }
+[data]
+name = "digits"
+train_samples = 240
+test_samples = 200
+[tiers.deep]
+kind = "early_exit"
+count = 1
+[tiers.shallow]
+kind = "early_exit"
+options = { exit = 2 }
+count = 1
+[tiers.thin]
+kind = "early_exit"
+gamma = 0.1
+count = 1
+[tiers.sparse]
+kind = "importance"
+gamma = 0.25
+count = 1
+"""
+
+
+def test_early_exits_train_beside_importance_and_distil_after_a_quarter_of_the_rounds(tmp_path: Path) -> None:
+    rounds = run_to_the_end(tmp_path / "run", ["--rounds", "4", "--seed", "7"], EXITS)
+    assert [(row["reports"], row["rejected"]) for row in rounds] == [(4, 0)] * 4
+    up = {name: row["up_bytes"] for name, row in rounds[-1]["devices"].items()}
+    assert up["thin-0"] < up["shallow-0"] < up["deep-0"]

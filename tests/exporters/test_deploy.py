@@ -22,6 +22,7 @@ from edgefl.data.datasets import digits
 from edgefl.lab.deployment import Workshop, chosen
 from edgefl.models.resnet import resnet8
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import build
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire import tensors
@@ -103,7 +104,7 @@ def test_every_kind_gives_the_logits_of_its_torch_module(
     np.testing.assert_allclose(
         run(made.artifact.model, x), module(torch.from_numpy(x)).numpy(), rtol=1e-3, atol=1e-4
     )
-    assert made.facts["batch_norm"] == ("frozen" if bn == "static" else "own")
+    assert made.facts["batch_norm"] == ("moving" if kind == "output_side" else "frozen")
     found = run(made.artifact.model, data.floats(data.test_x)).argmax(axis=1) == data.test_y
     assert made.facts["accuracy"] == pytest.approx(found.mean(), abs=0.02)
 
@@ -138,6 +139,76 @@ def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> Non
     x = data.floats(data.test_x[:20])
     one, other = run(made.artifact.model, x), run(made.artifact.model, np.concatenate([x[:10], x[:10]]))
     assert made.facts["batch_norm"] == "batch" and np.abs(one[:10] - other[:10]).max() > 1e-3
+
+
+# -- the statistics of a cut -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[ModelSpec, Dataset, Arrays]:
+    """A model with moving statistics that learned the digits, whole."""
+    spec, dataset = resnet8(size=8, widths=(8, 16, 32), bn="global", seed=1), digits()
+    module = copy.deepcopy(spec.module).train()
+    x, y = torch.from_numpy(dataset.floats(dataset.train_x)), torch.from_numpy(dataset.train_y)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _epoch in range(3):
+        for rows in torch.randperm(len(y), generator=generator).split(32):
+            optimizer.zero_grad()
+            spec.loss.each(module(x[rows]), y[rows]).mean().backward()
+            optimizer.step()
+    return spec, dataset, {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def test_a_cut_with_statistics_of_its_own_beats_the_moving_ones(
+    whole: tuple[ModelSpec, Dataset, Arrays],
+) -> None:
+    spec, dataset, weights = whole
+    cut = catalog.build(spec, "importance", gamma=0.25)
+    made = {
+        bn_eval: Workshop(spec, dataset, weights, bn_eval, batch).deployment(cut).facts
+        for bn_eval, batch in (("frozen", 1), ("moving", 1), ("batch", 100))
+    }
+    assert {name: facts["batch_norm"] for name, facts in made.items()} == {name: name for name in made}
+    assert made["frozen"]["accuracy"] > made["moving"]["accuracy"] + 0.15
+    assert made["batch"]["accuracy"] > made["moving"]["accuracy"] + 0.15
+
+
+@pytest.mark.parametrize("kind", ["output_side", "importance", "width", "importance_structured"])
+def test_the_whole_model_keeps_its_moving_statistics(
+    kind: str, whole: tuple[ModelSpec, Dataset, Arrays]
+) -> None:
+    spec, dataset, weights = whole
+    module = Workshop(spec, dataset, weights).module(
+        catalog.build(spec, kind, **({} if kind == "output_side" else {"gamma": 1.0}))
+    )
+    for name, tensor in module.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), weights[name])
+
+
+def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fixed_them(
+    tmp_path: Path,
+) -> None:
+    tier = '[tiers.thin]\nkind = "importance_structured"\ngamma = 0.25\n'
+    (tmp_path / "run.toml").write_text(RESNET + tier)
+    federation, spec = load(tmp_path / "run.toml"), small()
+    weights = weights_of(spec)
+    weights["block3.conv2.weight"][:] *= 30
+    fixed = catalog.build(spec, "importance_structured", gamma=0.25)
+
+    free = chosen(federation, spec, kind="importance_structured", gamma=0.25, weights=weights)
+    assert free.identity == fixed.replanned(weights).identity != fixed.identity
+    assert chosen(federation, spec, tier="thin", weights=weights).identity == fixed.identity
+    numbers = list(fixed.numbers)
+    told = chosen(
+        federation,
+        spec,
+        kind="importance_structured",
+        gamma=0.25,
+        options={"counts": numbers},
+        weights=weights,
+    )
+    assert told.identity == fixed.identity
 
 
 def test_a_file_that_differs_from_its_module_is_refused(data: Dataset) -> None:
@@ -181,6 +252,14 @@ def test_a_size_that_no_tier_has_is_cut_by_the_rule_the_model_was_trained_for(tm
     assert chosen(federation, spec).identity == OutputSide(spec, 0).identity
 
 
+def test_a_size_that_is_asked_for_replaces_the_size_of_the_tiers(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        RESNET[: RESNET.rindex("gamma")] + "options = { ratio = 0.5, scaler = true }"
+    )
+    found = chosen(load(tmp_path / "run.toml"), small(), kind="width", gamma=0.1)
+    assert found.identity == catalog.build(small(), "width", gamma=0.1, scaler=True).identity
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -201,8 +280,10 @@ def test_a_choice_that_cannot_be_made_is_told(
 def test_batch_statistics_need_a_batch_and_a_norm_that_takes_them(data: Dataset) -> None:
     with pytest.raises(ConfigError, match="found batch 1: take a larger one, such as 500"):
         Workshop(small(), data, {}, "batch")
-    with pytest.raises(ConfigError, match="resnet8 has no static batch norm"):
-        Workshop(small("global"), data, {}, "batch", 20)
+    with pytest.raises(ConfigError, match="mlp has no batch norm"):
+        Workshop(build("mlp", size=8), data, {}, "batch", 20)
+    with pytest.raises(ConfigError, match="resnet8 has no moving statistics"):
+        Workshop(small(), data, {}, "moving")
 
 
 # -- the command -------------------------------------------------------------------------------------------------
@@ -235,7 +316,7 @@ def test_the_command_writes_the_file_and_its_facts(tmp_path: Path) -> None:
     facts = json.loads(out)
     beside = json.loads((tmp_path / "phone.json").read_text())
     assert facts == beside | {"file": str(tmp_path / "phone.onnx")}
-    assert facts["submodel"]["gamma"] == pytest.approx(0.1) and facts["batch_norm"] == "own"
+    assert facts["submodel"]["gamma"] == pytest.approx(0.1) and facts["batch_norm"] == "none"
     assert facts["nonzero"] < facts["parameters"] and facts["max_rel_error"] < 1e-3
     assert {"accuracy", "whole_accuracy"} <= facts.keys()
     assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"]

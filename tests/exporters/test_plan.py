@@ -65,3 +65,38 @@ def test_if_all_need_too_much_memory_the_smallest_is_named() -> None:
     with pytest.raises(ModelError, match=r"the smallest, some with b, needs 1\.0 MiB") as told:
         Plan((large, small)).recommended()
     assert told.value.details["memory_bytes"] == 1 << 20
+
+
+def test_where_some_need_memory_and_some_time_the_remedy_is_for_one_whose_memory_fits() -> None:
+    quick = offer("a", 1.0, 1.0, transfer_s=1.0, problem="needs 200.0 MiB of memory, the device has 64.0 MiB")
+    slow = offer("b", 0.5, 0.5, transfer_s=9.0, problem="a round takes 9.0 s, 5 s are allowed")
+    slower = offer("c", 0.6, 0.6, transfer_s=11.0, problem="a round takes 11.0 s, 5 s are allowed")
+
+    with pytest.raises(
+        ModelError, match=r"the quickest whose memory fits, some with b, a round takes.*it needs 9\.0 s"
+    ):
+        Plan((quick, slow, slower)).recommended()
+
+
+def test_one_that_is_dead_is_listed_but_not_recommended() -> None:
+    dead, alive = offer("a", 1.0, 1.0, dead="no input reaches the classifier"), offer("b", 0.1, 0.1)
+
+    made = Plan((dead, alive))
+
+    assert made.fitting == (dead, alive) and made.recommended() is alive
+    assert made.reason().endswith("; nothing else fits and trains")
+
+
+def test_if_all_that_fit_are_dead_the_one_to_make_room_for_is_alive() -> None:
+    dead = offer("a", 0.1, 0.1, memory_bytes=1 << 20, dead="no input reaches the classifier")
+    alive = offer("b", 1.0, 1.0, problem="needs 20.0 MiB of memory")
+
+    with pytest.raises(
+        ModelError, match="no submodel that would train fits the device: the smallest, some with b"
+    ):
+        Plan((dead, alive)).recommended()
+
+
+def test_if_all_are_dead_the_error_says_what_would_revive_one() -> None:
+    with pytest.raises(ModelError, match=r"some with a is dead .* no input reaches.* larger gamma"):
+        Plan((offer("a", 0.1, 0.1, dead="no input reaches the classifier"),)).recommended()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgefl import programs
-from edgefl.bench.submodels import Settings, runs
+from edgefl.bench.submodels import Settings, forward_runs, runs
 from edgefl.models import zoo
 from edgefl.programs.contract import Function, Tensors, TensorSpec
 from edgefl.programs.objective import Objective
@@ -106,6 +106,7 @@ def test_what_is_computed_in_place_takes_no_second_buffer() -> None:
         ("cnn", "output_side", {"cut": 2}),
         ("resnet8", "width", {"gamma": 0.25}),
         ("mlp", "importance", {"gamma": 0.25}),
+        ("resnet8", "importance_structured", {"gamma": 0.25}),
     ],
 )
 def test_predictions_are_within_15_percent_of_what_a_device_takes(
@@ -119,3 +120,13 @@ def test_predictions_are_within_15_percent_of_what_a_device_takes(
     [step] = [run for run in done if run.graph == "train"]
     assert step.predicted == pytest.approx(step.peak, rel=0.15)
     assert max(run.predicted for run in done) == pytest.approx(max(run.peak for run in done), rel=0.15)
+
+
+def test_predictions_of_frozen_chunks_are_within_15_percent_of_what_a_device_takes() -> None:
+    submodel = catalog.build(zoo.build("resnet8"), "output_side", cut=3, chunks=2)
+
+    done = list(forward_runs(submodel, Settings(steps=2), lambda _: None))
+
+    assert [run.graph for run in done] == ["forward", "forward"]
+    for run in done:
+        assert run.predicted == pytest.approx(run.peak, rel=0.15)

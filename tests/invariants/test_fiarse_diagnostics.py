@@ -20,6 +20,7 @@ from edgefl.submodels.importance.diagnostics import Exploration, global_metric, 
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.liveness import liveness, own_weights, remedies
 from edgefl.submodels.importance.strategy import Strategy
+from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import FOUR_SIZES, NO_GUARDS, Cut, Mask, cut
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.errors import ModelError
@@ -234,6 +235,46 @@ def test_inv31_remedies_are_the_guards_that_work(mlp) -> None:
     assert sum(guards.min_keep > 0 for _, guards in working) == 1, "the smallest that does"
     for strategy, guards in working:
         assert liveness(mlp, cut_model(mlp, 1 / 16, guards, strategy.kind)).alive
+
+
+def test_inv31_a_dead_submodel_warns_with_what_is_empty_and_the_options_that_revive_it(mlp) -> None:
+    weights = own_weights(mlp)
+    (text,) = importance(mlp, gamma=1 / 16).warnings(weights)
+    assert "gamma 0.0625" in text and "dense1.dense.weight, dense1.dense.bias keep nothing" in text
+    assert "relative = true" in text and 'strategy = "shard"' in text and "dense =" not in text
+    working = [{"relative": True}, {"strategy": "shard"}, {"strategy": "layer"}]
+    for options in working:
+        assert importance(mlp, gamma=1 / 16, **options).warnings(weights) == ()
+    assert importance(mlp, gamma=1 / 2).warnings(weights) == importance(mlp).warnings(weights) == ()
+
+
+def test_inv31_a_dead_submodel_that_no_guard_revives_is_told_to_grow() -> None:
+    layers = [("first", nn.Linear(6, 5, bias=False)), ("last", nn.Linear(5, 3, bias=False))]
+    spec = ModelSpec("linear", sequential(layers), TensorSpec((6,)), 3)
+    weights = {name: np.full(array.shape, 0.1, np.float32) for name, array in own_weights(spec).items()}
+    # The largest entries of the two layers lie on different hidden values.
+    weights["first.weight"][0, 0] = weights["last.weight"][0, 1] = 1.0
+    (text,) = importance(spec, gamma=1 / 45).warnings(weights)
+    assert "no guard" in text and "larger gamma" in text
+
+
+def test_inv31_a_submodel_that_cannot_be_checked_says_so_and_is_not_refused() -> None:
+    layers = [("positions", Shift()), ("last", nn.LayerNorm(3))]
+    spec = ModelSpec("biases", sequential(layers), TensorSpec((3,)), 3)
+    spec.module.positions.dense.weight.requires_grad_(False)
+    (text,) = importance(spec, gamma=0.5).warnings(own_weights(spec))
+    assert "could not be checked" in text and "no kernel" in text
+
+
+class Shift(nn.Module):
+    """A dense layer, of which a test leaves the bias alone trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x)
 
 
 @pytest.mark.parametrize("gamma", FOUR_SIZES)

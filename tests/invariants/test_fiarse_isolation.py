@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from edgefl.models.layers import BatchNorm
+from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Tensors
 from edgefl.submodels.importance.carrier import VALUES
 from edgefl.submodels.importance.submodel import Importance, importance
@@ -153,6 +155,37 @@ def test_inv17_a_result_depends_on_the_payload_the_data_and_the_seed_only(
     assert first != update("other data", weights, samples=6)
     moved = {name: array * np.float32(1.01) for name, array in weights.items()}
     assert first != update("other payload", moved)
+
+
+# What is not trained travels down only
+
+
+def half_frozen() -> ModelSpec:
+    """The small net with a body that is not trained, and a batch norm with moving statistics beside it."""
+    spec = small_net()
+    spec.module.body.requires_grad_(False)
+    spec.module.stem[1] = BatchNorm(4, mode="global")
+    spec.module.stem[1].bias.requires_grad_(False)
+    return spec
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
+def test_parameters_that_are_not_trained_travel_down_and_never_up(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    submodel = importance(half_frozen(), gamma=GAMMA)
+    frozen = {"stem.1.bias", "body.0.weight", "body.1.weight", "body.1.bias"}
+    statistics = {"stem.1.running_mean", "stem.1.running_var"}
+    weights, data = arrays_of(submodel.spec), local_data(submodel.spec, 21, seed=5)
+    assert frozen | statistics < submodel.carrier.dense.keys()
+
+    placement = submodel.place(weights, 1)
+    bundle = bundle_of(submodel, "weak", steps=STEPS, lr=LR, **options)
+    update = train_on_device(bundle, blobs_for(bundle, placement, weights), data, SEED, tmp_path)
+
+    assert frozen < placement.payload.keys()
+    assert update.keys() == placement.regions.keys() == {VALUES, "stem.1.weight", *statistics}
+    assert all(np.abs(update[name] - weights[name]).max() > 1e-4 for name in statistics)
 
 
 # 18. The sparse client and the dense simulation

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,6 +18,7 @@ from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.liveness import own_weights
 from edgefl.submodels.importance.maskable import dense, maskable
 from edgefl.submodels.importance.strategy import Strategy, consecutive, stages
+from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES, Groups, count, cut
 from edgefl.submodels.submodel import extract
 from edgefl.wire.errors import ModelError
@@ -57,6 +59,20 @@ def test_inv01_the_floor_has_a_tolerance() -> None:
     assert math.floor(0.29 * 100) == 28, "what floating point says"
     assert count(0.29, 100) == 29
     assert (count(0.001, 5), count(0.999, 5), count(1.0, 5)) == (1, 4, 5)
+
+
+@pytest.mark.parametrize("entries", [7, 100, 999, 12_345, 11_164_362, 10**8, 3 * 10**9])
+def test_inv01_a_size_in_percent_is_exact_for_models_of_any_size(entries: int) -> None:
+    assert math.floor(0.29 * 10**8 + 1e-9) == 28_999_999, "what an absolute tolerance says"
+    assert [count(0.29, 10**8), count(0.57, 10**8), count(0.58, 10**8)] == [
+        29 * 10**6,
+        57 * 10**6,
+        58 * 10**6,
+    ]
+    for percent in range(1, 101):
+        assert count(percent / 100, entries) == max(1, percent * entries // 100), percent
+    assert count(1 / 3, 3 * entries) == entries
+    assert count(math.nextafter(1.0, 0.0), entries) <= entries
 
 
 @pytest.mark.parametrize(
@@ -327,6 +343,18 @@ def test_maskable_nothing_at_all_is_an_error() -> None:
     spec = ModelSpec("norms", sequential([("only", nn.LayerNorm(3))]), TensorSpec((3,)), 3)
     with pytest.raises(ModelError, match="no layer whose weights"):
         Strategy().groups(spec)
+
+
+def test_maskable_tensors_and_all_others_are_float32_or_named() -> None:
+    layers = [("first", nn.Linear(4, 5)), ("norm", nn.LayerNorm(5)), ("last", nn.Linear(5, 2))]
+    for part, dtype in (("last", torch.float64), ("norm", torch.float16), ("first", torch.bfloat16)):
+        spec = ModelSpec("mixed", sequential(layers), TensorSpec((4,)), 2)
+        spec.module.get_submodule(part).to(dtype)
+        for gamma in (0.5, 1.0):
+            with pytest.raises(ModelError, match=rf"{part}\.weight.* {dtype}.*\.float\(\)"):
+                importance(spec, gamma=gamma)
+        spec.module.float()
+        assert importance(spec, gamma=0.5).kept == 18
 
 
 # Guards (A9)

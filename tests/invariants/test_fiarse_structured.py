@@ -12,18 +12,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from edgefl.programs.contract import Tensors
+from edgefl.models.layers import BatchNorm
+from edgefl.models.spec import ModelSpec, sequential
+from edgefl.programs.contract import Tensors, TensorSpec
 from edgefl.programs.objective import Objective
 from edgefl.programs.sgd import gradient, sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
+from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.structured.carrier import THETA, Channelwise
-from edgefl.submodels.structured.gradient import group_gradient
+from edgefl.submodels.structured.gradient import Measure
+from edgefl.submodels.structured.groups import Group, Part
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.submodels.submodel import extract
 from exporters.capture import capture
@@ -46,7 +50,7 @@ from tests.invariants.fiarse_training import (
 from tests.parity.rounds import local_data
 from tests.submodels.nets import model, rows
 
-X, G, HALF = torch.tensor([0.6, -0.8]), torch.tensor([1.0, 2.0]), torch.tensor(0.5)
+X, G, HALF = torch.tensor([[0.6, -0.8]]), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5])
 GAMMA, LR = 0.4, 0.3
 
 
@@ -75,17 +79,30 @@ def raised(part: Structured, share: float = 0.5) -> Tensors:
 # The gradient of a group (R4)
 
 
+def group_gradient(x: Tensor, g: Tensor, theta: Tensor, measure: Measure) -> Tensor:
+    """What devices descend along for one kernel per row of ``x`` and ``g``, each with its own threshold."""
+    names = [str(row) for row in range(len(x))]
+    parts = [Part(name, 0, np.zeros(1, np.int64)) for name in names]
+    made = tuple(Group(Atom(1), (part,), (part,), (), moving=False) for part in parts)
+    weights, grads = (dict(zip(names, every.split(1), strict=True)) for every in (x, g))
+    carrier = Channelwise({name: TensorSpec.of(row) for name, row in weights.items()}, made, measure)
+    flow = carrier.switched(remask=True, bias=True, freeze_dropped=True).descent(
+        grads, weights, {"theta": theta}
+    )
+    return torch.cat([flow[name] for name in names])
+
+
 @pytest.mark.parametrize(
     ("measure", "expected"), [("mean", [0.6527778, 2.3472222]), ("rms", [0.7088312, 2.3882251])]
 )
 def test_r4_the_gradient_of_the_spec_s_block(measure, expected) -> None:
-    np.testing.assert_allclose(group_gradient(X, G, HALF, measure).numpy(), expected, atol=5e-7)
+    np.testing.assert_allclose(group_gradient(X, G, HALF, measure).numpy(), [expected], atol=5e-7)
 
 
 @pytest.mark.parametrize("measure", ["mean", "rms"])
 def test_r4_a_group_below_its_threshold_has_no_gradient_and_without_one_it_is_plain(measure) -> None:
-    assert group_gradient(X, G, torch.tensor(0.9), measure).tolist() == [0.0, 0.0]
-    assert torch.equal(group_gradient(X, G, torch.tensor(0.0), measure), G)
+    assert group_gradient(X, G, torch.tensor([0.9]), measure).tolist() == [[0.0, 0.0]]
+    assert torch.equal(group_gradient(X, G, torch.tensor([0.0]), measure), G)
     zeros = torch.zeros(2, 2)
     assert torch.equal(group_gradient(zeros, torch.ones(2, 2), torch.zeros(2), measure), torch.ones(2, 2))
 
@@ -180,6 +197,41 @@ def test_r5_a_channel_below_its_threshold_is_as_good_as_absent(name: str) -> Non
         found, expected = part.suffix.eval()(x), smaller.eval()(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(carrier.effective(weights, gates, {}, training=False), weights, rtol=0, atol=0)
+
+
+def frozen_reader(also_trained: bool) -> ModelSpec:
+    """Moving statistics of channels that a frozen layer reads, and maybe a trained one beside it."""
+    torch.manual_seed(0)
+    reader = nn.Linear(6, 4)
+    reader.requires_grad_(False)
+
+    class Readers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.trained = reader, nn.Linear(6, 4) if also_trained else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.mean((2, 3))
+            return self.frozen(x) if self.trained is None else self.frozen(x) + self.trained(x)
+
+    stem = nn.Sequential(nn.Conv2d(3, 6, 3), BatchNorm(6, mode="global"), nn.ReLU())
+    return ModelSpec("tuned", sequential([("stem", stem), ("head", Readers())]), TensorSpec((3, 8, 8)), 4)
+
+
+@pytest.mark.parametrize("also_trained", [False, True])
+def test_r5_a_dropped_channel_is_absent_for_frozen_readers_too(also_trained: bool) -> None:
+    part = importance_structured(frozen_reader(also_trained), gamma=0.7)
+    objective = replace(Objective.of(part), carried=carrier_of(part))
+    weights, gates = objective.carrier.unpack(payload_of(part))
+    theta, x, y = gates["theta"], rows(part.spec.sample, 6), torch.arange(6) % 4
+
+    def loss(theta: Tensor, stem: float) -> Tensor:
+        params = {n: weights[n] * stem if n.startswith("stem") else weights[n] for n in objective.trainable}
+        fixed = {n: weights[n] for n in objective.fixed}
+        return objective(params, fixed, x, y, {}, {"theta": theta})[0]
+
+    assert len(theta) == 1 and not torch.allclose(loss(theta, 1.0), loss(theta * 0, 0.0))
+    torch.testing.assert_close(loss(theta + 1e6, 1.0), loss(theta * 0, 0.0))
 
 
 # Training

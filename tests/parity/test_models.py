@@ -52,4 +52,4 @@ def _worst_error(submodel: OutputSide, batch: int = 32) -> float:
     """Largest error over loss, weights, momentum (the gradients) and statistics after one step, relative."""
     program = programs.build("sgd", Objective.of(submodel), batch=batch)
     step = program.phases[0].function
-    return verify(step, to_onnx(capture(step)), seed=3).worst
+    return verify(step, to_onnx(capture(step)), seed=7).worst

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from edgefl.cli.live import View
+from edgefl.cli.server import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
+from edgefl.lab.lab import Said
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.recompute import Budget
 from server.compose import _rules, build_model, bundle_digest, compose, evaluation, run_digest
-from server.events import Event
+from server.events import Event, Warned
 from server.plan import Plan
 from server.roster import tier_of
 
@@ -78,6 +83,41 @@ def test_bundles_are_kept_and_made_once(plan: Plan, out: Path) -> None:
     for tier in plan.tiers:
         assert again.tiers[tier].bundle == plan.tiers[tier].bundle
         assert (out / "bundles" / f"{tier}.efl").exists()
+
+
+def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_path: Path) -> None:
+    config = federation(
+        model={"options": {"hidden": [64, 16]}},
+        program={"name": "tcbgd"},
+        tiers={"weak": {"kind": "importance", "gamma": 0.02}},
+    )
+    said: list[Event] = []
+
+    made = compose(config, DATASET, tmp_path, emit=said.append)
+
+    (warned,) = (event for event in said if isinstance(event, Warned))
+    assert warned.tier == "weak" and made.tiers.keys() == {"strong", "weak"}
+    assert re.search(
+        r"tier 'weak'.*gamma 0\.02.*dense1\.dense\.weight.*keep nothing.*strategy = ", warned.text
+    )
+    assert msgspec.json.decode(msgspec.json.encode(warned)) == {
+        "event": "warned",
+        "tier": "weak",
+        "text": warned.text,
+    }
+
+
+def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warned = Warned(tier="weak", text="tier 'weak' is [dead]")
+    _say(warned)
+    assert "tier 'weak' is [dead]" in capsys.readouterr().out
+    event = msgspec.to_builtins(warned)
+    with View(federation(), ["weak-1"], live=True) as view:
+        for _ in range(2):
+            view.take(Said(event))
+    assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1
 
 
 def test_a_damaged_bundle_is_made_again(plan: Plan, out: Path) -> None:

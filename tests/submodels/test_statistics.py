@@ -19,7 +19,7 @@ from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.standalone import scores, standalone
-from edgefl.submodels.statistics import collect, frozen, norms
+from edgefl.submodels.statistics import by_batch, collect, frozen, norms
 from edgefl.submodels.submodel import Block
 from edgefl.wire.errors import DataError, ModelError
 from edgefl.wire.tensors import Arrays
@@ -113,14 +113,47 @@ def test_collecting_changes_nothing() -> None:
     assert not any(norm._forward_pre_hooks for norm in norms(module).values())
 
 
-def test_moving_statistics_stay_as_they_were_trained() -> None:
+def test_moving_statistics_stay_as_they_were_trained_unless_they_are_collected() -> None:
     spec = small("global")
     weights = trained(spec)
     module = standalone(OutputSide(spec, 0), weights)
     made = frozen(module, collect(module, batches(2)))
-    for path, part in made.named_modules():
-        if isinstance(part, BatchNorm):
-            np.testing.assert_array_equal(part.running_mean.numpy(), weights[f"{path}.running_mean"])
+    assert not norms(module) and len(norms(module, moving=True)) == 10
+    for path, part in norms(made, moving=True).items():
+        np.testing.assert_array_equal(part.running_mean.numpy(), weights[f"{path}.running_mean"])
+
+
+def test_collected_moving_norms_get_what_static_ones_of_the_same_weights_get() -> None:
+    weights = trained(small("global"))
+    shared = {name: array for name, array in weights.items() if "running" not in name}
+    moving = standalone(catalog.build(small("global"), "importance", gamma=0.3), weights)
+    static = standalone(catalog.build(small(), "importance", gamma=0.3), shared)
+
+    made = frozen(moving, collect(moving, batches(3), moving=True))
+
+    right = frozen(static, collect(static, batches(3))).state_dict()
+    assert made.state_dict().keys() == right.keys()
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(tensor, right[name]), name
+    np.testing.assert_array_equal(
+        moving.get_buffer("stem.bn.running_mean").numpy(), weights["stem.bn.running_mean"]
+    )
+
+
+def test_a_norm_whose_statistics_training_left_alone_keeps_them() -> None:
+    module = nn.Sequential(BatchNorm(1), BatchNorm(1, frozen=True)).eval()
+    assert list(norms(module, moving=True)) == ["0"]
+    made = frozen(module, collect(module, batches(2), moving=True))
+    assert torch.equal(made.get_buffer("1.running_mean"), torch.zeros(1))
+    assert not torch.equal(made.get_buffer("0.running_mean"), torch.zeros(1))
+
+
+def test_by_batch_moving_norms_normalise_like_static_ones() -> None:
+    weights = trained(small("global"))
+    shared = {name: array for name, array in weights.items() if "running" not in name}
+    module = by_batch(standalone(OutputSide(small("global"), 0), weights))
+    x = batches(1)[0]
+    assert torch.equal(module(x), standalone(OutputSide(small(), 0), shared)(x))
 
 
 def test_without_a_batch_there_are_none() -> None:

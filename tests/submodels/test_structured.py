@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from edgefl import programs
 from edgefl.models.spec import ModelSpec
@@ -205,6 +206,53 @@ def test_a_tier_can_be_planned_anew_at_the_cost_of_a_new_bundle() -> None:
         parameter.numel() for parameter in spec.module.parameters()
     )
     assert build(spec, "importance_structured", counts=list(later.numbers)).identity == later.identity
+
+
+class Fused(nn.Module):
+    """One kernel that gives out two layers' channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = nn.Linear(192, 20)
+        self.left, self.right = nn.Linear(12, 5), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, first = torch.relu(self.fused(x.flatten(1))), self.left.weight.shape[1]
+        return self.left(x[:, :first]) + self.right(x[:, first:])
+
+
+def test_layers_that_share_a_tensor_have_names_of_their_own_and_every_number_is_in_the_identity() -> None:
+    parts = [importance_structured(one_unit(Fused()), counts=counts) for counts in ((2, 3), (4, 3), (2, 4))]
+    assert parts[0].layers == {"all.fused.weight[0]": (2, 12), "all.fused.weight[0]#2": (3, 8)}
+    assert parts[0].identity["numbers"] == [2, 3]
+    assert all(one.identity != other.identity for one, other in pairwise([*parts, parts[0]]))
+
+
+class Partly(nn.Module):
+    """A layer that can be cut, and a large one whose outputs an operation without a rule reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.stays = nn.Linear(192, 8), nn.Linear(192, 30)
+        self.left, self.right = nn.Linear(8, 5), nn.Linear(30, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.left(torch.relu(self.wide(x))) + self.right(torch.sort(self.stays(x), dim=1)[0])
+
+
+@pytest.mark.parametrize("budget", ["parameters", "macs"])
+def test_too_small_a_gamma_names_the_large_tensors_that_stay_whole_and_why(budget) -> None:
+    with pytest.raises(ModelError, match=r"smallest gamma is 0\.") as caught:
+        importance_structured(one_unit(Partly()), gamma=0.1, budget=budget)
+    assert list(caught.value.details["whole"]) == ["all.stays.weight", "all.right.weight"], (
+        "the largest first"
+    )
+    assert "'all.stays.weight' (5760 entries: dimension 0 of size 30" in caught.value.message
+    assert "aten.sort" in caught.value.message
+    with pytest.raises(ModelError, match=r"smallest gamma is 0\.") as caught:
+        importance_structured(resnet(), gamma=0.001, budget=budget)
+    assert not caught.value.details["whole"], "biases of a few classes do not matter"
 
 
 def test_gamma_1_is_the_whole_model_under_its_own_units() -> None:

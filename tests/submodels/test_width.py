@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from edgefl import programs
+from edgefl.models.basic import bilstm
 from edgefl.models.resnet import resnet8, resnet18
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -219,10 +222,99 @@ def test_what_cannot_be_is_refused_with_what_would_fit() -> None:
     with pytest.raises(ModelError, match=r"\(0, 1\]"):
         Width(spec, float("nan"))
     with pytest.raises(ModelError, match="either ratio or gamma"):
-        width(spec)
+        width(spec, ratio=0.5, gamma=0.25)
+    assert width(spec).ratio == 1
     with pytest.raises(ModelError, match="'ceil' or 'floor'"):
         Width(spec, 0.5, "round")  # type: ignore[arg-type]
     assert width(spec, gamma=0.25).ratio == 0.5
+
+
+class Ranked(nn.Module):
+    """``inside`` channels whose order ``mix`` looks at, beside ``beside`` that no operation is unclear about."""
+
+    def __init__(self, inside: int, beside: int, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.deep = nn.Linear(3, inside), nn.Linear(inside, inside)
+        self.left, self.right = nn.Linear(3, beside), nn.Linear(beside, beside)
+        self.head, self.other = nn.Linear(inside, 5), nn.Linear(beside, 5)
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean((2, 3))
+        ranked = self.mix(self.deep(self.mix(self.first(x))))
+        return self.head(ranked) + self.other(torch.relu(self.right(torch.relu(self.left(x)))))
+
+
+def _sort(x: Tensor) -> Tensor:
+    return torch.sort(x, dim=1)[0]
+
+
+@pytest.mark.parametrize("gamma", [1 / 64, 1 / 16, 1 / 4, 0.36, 0.64])
+def test_a_slice_that_keeps_far_more_than_asked_is_refused_with_the_tensors_and_what_fits(
+    gamma: float,
+) -> None:
+    spec = whole(Ranked(48, 12, _sort))
+    with pytest.raises(
+        ModelError, match=r"'all\.deep\.weight'.*aten\.sort.* in all at .*test_width"
+    ) as caught:
+        width(spec, gamma=gamma)
+    message, details = caught.value.message, caught.value.details
+    assert f"{100 * details['share']:.1f} %" in message
+    assert "output_side or importance" in message
+    assert details["gamma"] == pytest.approx(gamma)
+    # 3 * 48 + 48, 48 * 48 + 48, 48 * 5 + 5 stay; 1 + 3, 1 + 1, 5 + 5 at least of the other branch of 3 * 12 + ...
+    assert details["smallest"] == pytest.approx((192 + 2352 + 245 + 4 + 2 + 10) / (2789 + 48 + 156 + 65))
+    assert details["smallest"] <= details["share"] <= 1.0
+    assert gamma < details["fits"] <= 1.0
+    assert f"smallest gamma that fits is {details['fits']:.2g}" in message
+    assert width(spec, gamma=details["fits"]).suffix is not None
+    assert next(iter(details["reasons"])) == "all.deep.weight", "the largest first"
+    assert not any("left" in name or "right" in name for name in details["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("mix", "told"),
+    [
+        (lambda x: torch.cumsum(x, 1), "no rule says"),
+        (lambda x: x.flip(1), r"entries change places \(aten\.flip"),
+    ],
+    ids=["cumsum", "flip"],
+)
+def test_other_operations_over_channels_are_told_of_with_their_line(
+    mix: Callable[[Tensor], Tensor], told: str
+) -> None:
+    with pytest.raises(ModelError, match=told + r".*test_width\.py:\d+"):
+        width(whole(Ranked(48, 12, mix)), ratio=0.25)
+
+
+def test_a_few_tensors_that_stay_whole_do_not_refuse_a_slice() -> None:
+    part = width(whole(Ranked(4, 48, _sort)), gamma=1 / 16)
+    assert part.regions()["all.deep.weight"] is None
+    assert _count(part.suffix.state_dict()) < 0.15 * _count(part.spec.weights)
+
+
+class Padded(nn.Module):
+    """A residual network that widens its shortcut by channels of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Linear(3, 16), nn.Linear(16, 32)
+        self.deep, self.head = nn.Linear(32, 32), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x.mean((2, 3))))
+        x = torch.relu(self.wide(x)) + F.pad(x, (8, 8))
+        return self.head(x + self.deep(x))
+
+
+def test_channels_of_zeros_do_not_refuse_a_slice() -> None:
+    part = width(whole(Padded()), gamma=1 / 64)
+    assert part.suffix.state_dict()["all.deep.weight"].shape == (18, 18), "2 of 16 and all 2 * 8 zeros"
+
+
+def test_words_of_which_all_stay_do_not_refuse_a_slice() -> None:
+    part = width(bilstm(vocabulary=4000, features=64, hidden=8), gamma=1 / 64)
+    assert _count(part.suffix.state_dict()) > 0.12 * _count(part.spec.weights)
 
 
 def test_a_placement_is_a_pure_function_of_weights_and_round() -> None:

@@ -22,7 +22,7 @@ class TopK:
 
     Payload: MASK (uint8, ceil(d / 8) bytes, bit j of byte i is entry 8 i + j), VALUES (float32, ``kept``), THETA
     (float32, one per maskable tensor) and the dense tensors. An update has VALUES, in the same order, and the dense
-    tensors: the server knows the mask.
+    tensors but the ``frozen`` ones: the server knows the mask, and what training does not move.
 
     The switches of TCB-GD: ``remask`` evaluates M = M0 and |w| >= theta anew in each step (otherwise M = M0),
     ``bias`` multiplies the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both off is pruning-greedy (2.5).
@@ -35,6 +35,7 @@ class TopK:
     remask: bool = False
     bias: bool = False
     freeze_dropped: bool = True
+    frozen: frozenset[str] = frozenset()
 
     def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> TopK:
         return replace(self, remask=remask, bias=bias, freeze_dropped=freeze_dropped)
@@ -57,6 +58,11 @@ class TopK:
     def gates(self) -> dict[str, TensorSpec]:
         masks = {f"mask.{name}": TensorSpec(spec.shape, torch.bool) for name, spec in self.maskable.items()}
         return masks | {"theta": TensorSpec((len(self.maskable),))}
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The dense tensors of an update."""
+        return tuple(name for name in self.dense if name not in self.frozen)
 
     @property
     def noise(self) -> dict[str, TensorSpec]:
@@ -120,7 +126,7 @@ class TopK:
             target = torch.where(mask, place.clamp(max=self.kept), torch.full((), self.kept))
             values = values.scatter(0, target, weights[name].reshape(-1))
             before = place[-1] + 1
-        return {VALUES: values[: self.kept]} | {name: weights[name] for name in self.dense}
+        return {VALUES: values[: self.kept]} | {name: weights[name] for name in self.returned}
 
     def _masks(self, weights: Tensors, gates: Tensors, *, anew: bool) -> Tensors:
         """The masks of the maskable tensors among ``weights``."""

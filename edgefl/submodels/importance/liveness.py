@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
 
 _ROWS = 8
+# Tensors that a verdict names.
+_TOLD = 6
 _MIN_KEEPS = (16, 256, 4096)
 
 
@@ -49,6 +52,19 @@ class Liveness:
     def empty(self) -> tuple[str, ...]:
         """Tensors that keep nothing."""
         return tuple(name for name, fraction in self.kept.items() if fraction == 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """What fails, and the tensors that keep nothing; of a submodel that is not alive."""
+        failed = {
+            "the output does not depend on the input": self.reads_input,
+            f"nothing before {self.classifier} gets a gradient": self.trains_below,
+            f"{self.classifier} keeps nothing": self.keeps_classifier,
+        }
+        told = " and ".join(text for text, passed in failed.items() if not passed)
+        more = len(self.empty) - _TOLD
+        names = ", ".join(self.empty[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+        return f"{told} ({names} keep nothing)" if names else told
 
 
 def liveness(
@@ -93,6 +109,17 @@ def remedies(
         if not done and _revives(spec, gamma, whole, strategy, guards, seed):
             working.append((strategy, guards))
     return tuple(working)
+
+
+def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
+    """The tier's options that ask for this, as a federation file has them; ``named``: the usual strategy too."""
+    told = {
+        "strategy": strategy.kind if named or strategy.kind != "model" else None,
+        "min_keep": guards.min_keep or None,
+        "dense": list(guards.dense) or None,
+        "relative": guards.relative or None,
+    }
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in told.items() if value is not None)
 
 
 def own_weights(spec: ModelSpec) -> Arrays:

@@ -39,6 +39,12 @@ def maskable(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(name for name in spec.weights if name in found)
 
 
+def frozen(spec: ModelSpec) -> frozenset[str]:
+    """Names of the parameters that training does not move; moving statistics are none."""
+    named = spec.module.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if not parameter.requires_grad)
+
+
 def dense(spec: ModelSpec) -> tuple[str, ...]:
     """Names, in state order, of the tensors that every tier holds whole."""
     thinned = set(maskable(spec))

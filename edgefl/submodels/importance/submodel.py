@@ -7,17 +7,20 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import nn
 
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.guards import Guards, scales
-from edgefl.submodels.importance.maskable import dense, maskable
+from edgefl.submodels.importance.liveness import as_options, liveness, remedies
+from edgefl.submodels.importance.maskable import dense, frozen, maskable
 from edgefl.submodels.importance.strategy import Groups, Kind, Strategy
 from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, check_gamma, count, cut
 from edgefl.submodels.submodel import Chunk, Entries, Placement, Region
 from edgefl.wire import bits
+from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
 
 
@@ -32,7 +35,10 @@ class Importance:
     The server averages an update's weights where they are held. For a server step of 1 that is the paper's
     ``x - mean(Delta)`` with ``Delta = x - x_K`` over the holders (2.7): the mean of ``x - Delta_i`` is the same number.
 
-    ModelError for gamma outside (0, 1], a model without maskable tensors, or guards that do not fit.
+    A dense parameter that training does not move travels down only.
+
+    ModelError for gamma outside (0, 1], a model without maskable tensors or with floats other than float32, or guards
+    that do not fit.
     """
 
     spec: ModelSpec
@@ -42,6 +48,7 @@ class Importance:
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
+        _check_float32(self.spec)
         self.cut_of({name: tensor.numpy() for name, tensor in self.spec.weights.items()})
 
     @property
@@ -83,6 +90,7 @@ class Importance:
             maskable={name: specs[name] for name in maskable(self.spec)},
             dense={name: specs[name] for name in dense(self.spec)},
             kept=self.kept,
+            frozen=frozen(self.spec),
         )
 
     @cached_property
@@ -109,8 +117,35 @@ class Importance:
             np.float32, copy=False
         )
         payload[THETA] = np.array([found.theta[name] for name in chosen], np.float32)
-        regions: dict[str, Region] = {VALUES: Entries(chosen, np.flatnonzero(flat)), **dict.fromkeys(always)}
+        regions: dict[str, Region] = {
+            VALUES: Entries(chosen, np.flatnonzero(flat)),
+            **dict.fromkeys(self.carrier.returned),
+        }
         return Placement(regions, payload, {MASK: flat.size})
+
+    def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
+        """Why the submodel cannot learn from these initial weights, and the options that would revive it (8-A9).
+
+        Empty if it can, and for gamma = 1, which is the model itself.
+        """
+        if self.carrier is None:
+            return ()
+        size = f"importance at gamma {self.gamma:g}"
+        try:
+            found = liveness(self.spec, self.cut_of(weights), weights)
+            return () if found.alive else (f"{size} is dead: {found.verdict}; {self._cure(weights)}",)
+        except ModelError as error:
+            return (f"{size} could not be checked for whether it can learn: {error.message}",)
+
+    def _cure(self, weights: Mapping[str, Array]) -> str:
+        named = self.strategy.kind != "model"
+        ways = [
+            f"{{ {as_options(strategy, guards, named=named)} }}"
+            for strategy, guards in remedies(self.spec, self.gamma, weights)
+        ]
+        if not ways:
+            return "no guard on its own revives it at the initial weights: take a larger gamma"
+        return f"options that each revive it at the initial weights: {' or '.join(ways)}"
 
     @cached_property
     def _groups(self) -> Groups:
@@ -122,6 +157,18 @@ class Importance:
         if not self.guards.relative:
             return None
         return scales({name: self.spec.weights[name].numpy() for name in maskable(self.spec)})
+
+
+def _check_float32(spec: ModelSpec) -> None:
+    """What travels and the thresholds are float32."""
+    for name, tensor in spec.weights.items():
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise ModelError(
+                f"tensor {name!r} of {spec.name} is {tensor.dtype}, and importance takes float32 only: call .float() on "
+                "the model",
+                name=name,
+                dtype=str(tensor.dtype),
+            )
 
 
 def importance(

@@ -86,8 +86,11 @@ class Cut:
 
 
 def count(gamma: float, entries: int) -> int:
-    """k = max(1, floor(gamma * entries)); 0.29 of 100 is 29, though the product is 28.999999999999996."""
-    return max(1, math.floor(gamma * entries + 1e-9))
+    """k = max(1, floor(gamma * entries)); 0.29 of 100 is 29, though the product is 28.999999999999996.
+
+    gamma and the product are each rounded by up to 1.1e-16 of their size, which outgrows 1e-9 in large models.
+    """
+    return max(1, math.floor(gamma * entries * (1 + 4e-16) + 1e-9))
 
 
 def check_gamma(gamma: float) -> None:

@@ -95,6 +95,19 @@ def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Co
     return parameters if budget == "parameters" else multiplications
 
 
+def staying(spec: ModelSpec, channels: Channels) -> dict[str, str]:
+    """Why the parameters that nothing can be left out of stay whole, the largest first.
+
+    Those below a hundredth of the model, such as the biases of the classes, are left out.
+    """
+    sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
+    least = sum(sizes.values()) / 100
+    large = (name for name in sorted(sizes, key=lambda name: -sizes[name]) if sizes[name] >= least)
+    return {
+        name: f"{sizes[name]} entries: {reason}" for name in large if (reason := channels.why_whole(name))
+    }
+
+
 def search(
     layout: Layout, ranked: Sequence[Values], cost: Callable[[Counts], int], most: float
 ) -> tuple[int, ...]:

@@ -30,11 +30,3 @@ def direction(x: Tensor, score: Tensor, entries: int, measure: Measure) -> Tenso
     if measure == "mean":
         return x.sign() / entries
     return x / (entries * torch.where(score > 0, score, torch.ones(())))
-
-
-def group_gradient(x: Tensor, g: Tensor, theta: Tensor, measure: Measure) -> Tensor:
-    """dF/dx of groups (..., n), one threshold (...) each, from g = dF/dw, all float32; each score reads its whole group."""
-    magnitude = x.abs().mean(-1) if measure == "mean" else x.square().mean(-1).sqrt()
-    pull = (g * x).sum(-1) * slope(magnitude, theta)
-    flow = g + pull[..., None] * direction(x, magnitude[..., None], x.shape[-1], measure)
-    return torch.where((magnitude >= theta)[..., None], flow, torch.zeros(()))

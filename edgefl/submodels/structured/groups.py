@@ -51,7 +51,8 @@ class Group:
 
     ``scored`` is what importance reads: the kernels that make the channel (or its norm scales), by the dimension of
     their outputs. ``own`` are those kernels, biases and norm pairs: what is masked together (R5). ``read`` are the input
-    slices of the kernels that read the channel. ``moving``: a norm keeps statistics of it.
+    slices of the trained kernels that read the channel. ``moving``: a norm keeps statistics of it. ``exposed``: what reads
+    it cannot be gated, being frozen or no kernel at all.
     """
 
     atom: Atom
@@ -59,15 +60,17 @@ class Group:
     own: tuple[Part, ...]
     read: tuple[Part, ...]
     moving: bool
+    exposed: bool = False
 
     @property
     def gated(self) -> tuple[Part, ...]:
         """Where a dropped channel is taken out of the forward pass: nobody reads it.
 
         Its own entries are gated too, for products of activations such as attention scores; but not under moving
-        statistics, which would otherwise come to describe a channel of zeros.
+        statistics, which would otherwise come to describe a channel of zeros. They do where nothing else keeps the
+        channel from being read.
         """
-        return self.read if self.moving else self.own + self.read
+        return self.read if self.moving and not self.exposed else self.own + self.read
 
     def entries(self, shapes: Mapping[str, Sequence[int]]) -> int:
         """n: how many entries the score of one channel reads, of tensors of these ``shapes``."""
@@ -87,7 +90,7 @@ def groups(
     """
     trained = {name for name, parameter in spec.module.named_parameters() if parameter.requires_grad}
     parameters = dict(spec.module.named_parameters())
-    made, norms = output_dims(spec), _scales(spec.module)
+    made, outputs, norms = output_dims(spec), _outputs(spec.module), _scales(spec.module)
     found: list[Group] = []
     for atom in cut:
         parts = [
@@ -109,15 +112,10 @@ def groups(
             scored = kernels or wide or [part for part in parts if part.name in parameters]
         own = list({id(part): part for part in (*kernels, *flat, *scored)}.values())
         read = [part for part in parts if part.name in trained and part not in own]
-        found.append(
-            Group(
-                atom,
-                tuple(scored),
-                tuple(own),
-                tuple(read),
-                moving=any(part.name not in parameters for part in parts),
-            )
-        )
+        still = [part for part in parts if part.name in parameters and part.name not in trained]
+        exposed = not read or any(part.dim != outputs.get(part.name, part.dim) for part in still)
+        moving = any(part.name not in parameters for part in parts)
+        found.append(Group(atom, tuple(scored), tuple(own), tuple(read), moving, exposed))
     return tuple(found)
 
 
@@ -145,14 +143,18 @@ def _members(axis: Axis, atom: Atom) -> Indices:
 
 def output_dims(spec: ModelSpec) -> dict[str, int]:
     """Per trained kernel of a layer, the dimension of its outputs: the second of embeddings and transposed convolutions."""
-    found: dict[str, int] = {}
     kernels = set(maskable(spec))
-    for path, module in spec.module.named_modules():
+    return {name: dim for name, dim in _outputs(spec.module).items() if name in kernels}
+
+
+def _outputs(model: nn.Module) -> dict[str, int]:
+    """:func:`output_dims` of every parameter of several dimensions, frozen ones and those of any module too."""
+    found: dict[str, int] = {}
+    for path, module in model.named_modules():
         late = isinstance(module, nn.Embedding | nn.EmbeddingBag) or getattr(module, "transposed", False)
         for name, parameter in module.named_parameters(recurse=False):
-            full = f"{path}.{name}"
-            if full in kernels and parameter.dim() > 1:
-                found[full] = 1 if late else 0
+            if parameter.dim() > 1:
+                found[f"{path}.{name}"] = 1 if late else 0
     return found
 
 

@@ -9,6 +9,7 @@ of a new bundle that every device of the tier has to download.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.channels.selection import Selection, leading, regions
 from edgefl.submodels.importance.thresholds import check_gamma
 from edgefl.submodels.structured.carrier import THETA, Channelwise
-from edgefl.submodels.structured.counts import Budget, Layout, cost_of, even, layouts, search
+from edgefl.submodels.structured.counts import Budget, Layout, cost_of, even, layouts, search, staying
 from edgefl.submodels.structured.gradient import Measure
 from edgefl.submodels.structured.groups import Group, Source, groups
 from edgefl.submodels.structured.scores import Score, strongest
@@ -34,6 +35,8 @@ from edgefl.wire.tensors import Array, Arrays
 Policy = Literal["threshold", "even"]
 # A device adds up a score in another order than the server; the last digits must not drop the weakest channel.
 _MARGIN = 1e-5
+# How many tensors that stay whole a message names.
+_TOLD = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +106,7 @@ class Structured:
         return {
             "kind": self.kind,
             "layers": self.layers,
+            "numbers": list(self.numbers),
             "source": self.score.source,
             "measure": self.score.measure,
         }
@@ -114,12 +118,18 @@ class Structured:
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """(channels held, channels there are) of each layer, by the first tensor that holds them."""
-        holders = channels_of(self.spec).holders
-        return {
-            f"{holders[atom][0][0]}[{holders[atom][0][1]}]": (number, atom.size)
-            for atom, number in zip(self._layout.free if self._layout else (), self.numbers, strict=True)
-        }
+        """(channels held, channels there are) of each layer, by the first tensor that holds them.
+
+        Of several in one dimension of a tensor (gated units, fused projections) those after the first end in #2, #3, ...
+        """
+        holders, found = channels_of(self.spec).holders, Counter[str]()
+        layers: dict[str, tuple[int, int]] = {}
+        for atom, number in zip(self._layout.free if self._layout else (), self.numbers, strict=True):
+            tensor, dim = holders[atom][0]
+            name = f"{tensor}[{dim}]"
+            found[name] += 1
+            layers[name if found[name] == 1 else f"{name}#{found[name]}"] = (number, atom.size)
+        return layers
 
     @cached_property
     def carrier(self) -> Channelwise | None:
@@ -227,12 +237,16 @@ class Structured:
             return search(layout, ranked, cost, self.gamma * whole + 1e-9)
         except ModelError as error:
             smallest = float(str(error.details["smallest"])) / whole
+            reasons = staying(self.spec, layout.channels)
+            told = "; ".join(f"{name!r} ({reason})" for name, reason in list(reasons.items())[:_TOLD])
             raise ModelError(
                 f"no slice of {self.spec.name} has {self.gamma:g} of its {whole} {self.budget}: one channel of each layer "
-                f"has {error.details['smallest']}; the smallest gamma is {smallest:.4g}",
+                f"has {error.details['smallest']}; the smallest gamma is {smallest:.4g}"
+                + (f". These tensors stay whole: {told}" if told else ""),
                 model=self.spec.name,
                 gamma=self.gamma,
                 smallest=smallest,
+                whole=reasons,
             ) from error
 
     @cached_property

@@ -1,0 +1,42 @@
+"""Options of kinds and programs: names and types are told before anything is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgefl import programs
+from edgefl.models.zoo import build
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog
+from edgefl.wire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("importance", {"min_keep": "8"}),
+        ("importance", {"strategy": "tensor"}),
+        ("importance", {"shards": [["stem", 3]]}),
+        ("width", {"ratio": "x"}),
+        ("width", {"gamma": 0.25, "rolling": "no"}),
+        ("width", {"gamma": 0.25, "ordered": True, "widths": "ab"}),
+        ("output_side", {"cut": 1.5}),
+    ],
+)
+def test_an_option_of_a_kind_that_is_of_another_type_is_told(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"option '\w+' of submodel kind"):
+        catalog.build(build("mlp"), kind, **options)
+
+
+@pytest.mark.parametrize("options", [{"steps": "ten"}, {"eval_batch": "x"}, {"remask": 1}])
+def test_an_option_of_a_program_that_is_of_another_type_is_told(options: dict[str, Any]) -> None:
+    objective = Objective(build("mlp").module, build("mlp").sample)
+    with pytest.raises(ConfigError, match=r"option '\w+' of program"):
+        programs.build("tcbgd", objective, **options)
+
+
+def test_whole_numbers_are_numbers_and_lists_are_sequences() -> None:
+    assert catalog.build(build("mlp"), "importance", gamma=1, dense=["head"]).kind == "importance"
+    assert catalog.build(build("mlp"), "width", ratio=1).kind == "width"
