@@ -101,7 +101,9 @@ def _model(
 
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
-    named = {"model.name": model} if model else {}
+    named: dict[str, object] = {"model.name": model} if model else {}
+    if config is not None:
+        named |= {f"model.options.{name}": value for name, value in model_options(options).items()}
     federation = without_devices(load(config, {**named, **overrides}))
     if config is not None:
         return federation, compose.build_model(federation, open_data(federation))
@@ -131,6 +133,8 @@ def _show(model: str, made: Plan) -> None:
     notes |= {"dead: at the initial weights, would not train" for offer in made.fitting if offer.dead}
     large = len(made.offers) - len(made.fitting)
     print_table(f"{model}: {len(rows)} submodels fit, {large} do not", rows, "; ".join(sorted(notes)))
+    for left, error in made.left_out:
+        console.print(f"left out: {left.kind}, {left.label}: {error.message}", markup=False, soft_wrap=True)
     console.print(f"recommended: {made.reason()}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -229,3 +229,20 @@ def test_export_fit_refuses_what_cannot_fit(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no submodel fits the device: the smallest"):
         edgefl("export", config, "--fit", device, "--out", tmp_path)
     assert not (tmp_path / "phone.efl").exists()
+
+
+def test_a_table_says_what_was_left_out_and_why() -> None:
+    told = edgefl("plan", *SMALL, "--kinds", "width", "--gamma", "0.25,1e-9")
+    assert "left out: width, gamma 1e-09: no slice of mlp is as narrow" in told
+
+
+def test_options_of_the_model_go_before_those_of_a_federation_file(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text('[model]\nname = "mlp"\noptions = { hidden = [64] }\n[data]\nname = "digits"\n')
+    rows = [
+        json.loads(edgefl("plan", file, *options, "--kinds", "width", "--gamma", "1", "--json"))["submodels"][
+            0
+        ]
+        for options in ([], ["--option", "hidden=[8]"])
+    ]
+    assert rows[1]["parameters"] == 64 * 8 + 8 + 80 + 10 < rows[0]["parameters"]
