@@ -13,6 +13,7 @@ from edgefl.submodels import catalog
 from exporters.arena import PAGE, Arena
 from exporters.capture import capture
 from exporters.predict import NODE_BYTES, SESSION_BYTES, predicted_peak
+from tests.exporters.near import near
 
 MIB = 1 << 20
 
@@ -118,8 +119,8 @@ def test_predictions_are_within_15_percent_of_what_a_device_takes(
     done = list(runs(program, submodel, Settings(batch=16, steps=2), lambda _: None))
 
     [step] = [run for run in done if run.graph == "train"]
-    assert step.predicted == pytest.approx(step.peak, rel=0.15)
-    assert max(run.predicted for run in done) == pytest.approx(max(run.peak for run in done), rel=0.15)
+    assert step.predicted == near(step.peak)
+    assert max(run.predicted for run in done) == near(max(run.peak for run in done))
 
 
 def test_predictions_of_frozen_chunks_are_within_15_percent_of_what_a_device_takes() -> None:
@@ -129,4 +130,4 @@ def test_predictions_of_frozen_chunks_are_within_15_percent_of_what_a_device_tak
 
     assert [run.graph for run in done] == ["forward", "forward"]
     for run in done:
-        assert run.predicted == pytest.approx(run.peak, rel=0.15)
+        assert run.predicted == near(run.peak)
