@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
@@ -210,5 +211,5 @@ def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -
     return np.asarray(drawn, dtype)  # of shape () numpy draws a bare number
 
 
-def _generator(*key: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+def _generator(*key: int) -> Generator:
+    return Generator(Philox(SeedSequence(key)))
