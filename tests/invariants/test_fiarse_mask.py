@@ -1,4 +1,4 @@
-"""FIARSE invariants 1 to 8: the mask and its threshold, what is maskable, and the guards of 8-A9."""
+"""FIARSE invariants 1 to 8: the mask and its threshold."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo import build
-from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.liveness import own_weights
-from edgefl.submodels.importance.maskable import dense, maskable
+from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.strategy import Strategy, consecutive, stages
-from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES, Groups, count, cut
 from edgefl.submodels.submodel import extract
 from edgefl.wire.errors import ModelError
@@ -288,203 +284,3 @@ def test_inv08_a_size_outside_0_to_1_is_refused(gamma: float) -> None:
 def test_inv08_what_cannot_be_ranked_is_refused(weights, groups, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         cut(weights, 0.5, groups)
-
-
-# What is maskable (2.9)
-
-
-@pytest.mark.parametrize(("classes", "entries"), [(10, 11_164_362), (100, 11_210_532)])
-def test_maskable_resnet18_has_the_spec_s_counts(classes: int, entries: int) -> None:
-    spec = build("resnet18", classes=classes, bn="static")
-    weights = own_weights(spec)
-    assert sum(weights[name].size for name in maskable(spec)) == entries
-    assert sum(weights[name].size for name in dense(spec)) == 9_600, "norm scalars"
-    assert set(maskable(spec)) | set(dense(spec)) == set(weights)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "whole"),
-    [
-        ("resnet8", {"size": 8}, {"stem.bn.weight", "stem.bn.bias", "stem.bn.running_mean", "stem.bn.running_var"}),
-        ("vit", {"size": 8, "width": 12, "depth": 1, "pool": "token"}, {
-            "embed.positions.weight", "embed.positions.token", "block1.norm1.weight", "block1.norm1.bias",
-            "block1.norm2.weight", "block1.norm2.bias", "head.norm.weight", "head.norm.bias",
-        }),
-        ("convnext", {"size": 16, "widths": (4, 8), "depths": (1, 1)}, {"stem.norm.weight", "block1.scale.weight"}),
-        ("bilstm", {"length": 4, "vocabulary": 9, "features": 3, "hidden": 2}, set()),
-        ("lstm_lm", {"length": 4, "vocabulary": 9, "features": 3, "hidden": 2}, set()),
-    ],
-)  # fmt: skip
-def test_maskable_leaves_norms_statistics_and_bare_parameters_dense(name, options, whole) -> None:
-    spec = build(name, **options)
-    kept_whole = set(dense(spec))
-    assert whole <= kept_whole if whole else not kept_whole
-    last = {"positions", "token", "scale", "norm", "norm1", "norm2", "bn", "bn1", "bn2"}
-    assert all(set(path.split(".")) & last for path in kept_whole), kept_whole
-
-
-def test_maskable_goes_by_the_type_of_layer_and_not_by_its_name() -> None:
-    layers = [
-        ("norm", nn.Conv1d(2, 4, 3)),
-        ("conv", nn.GroupNorm(2, 4)),
-        ("up", nn.ConvTranspose1d(4, 4, 3)),
-        ("weight", nn.RMSNorm(4)),
-        ("flat", nn.Flatten()),
-        ("frozen", nn.Linear(16, 3)),
-        ("last", nn.Linear(3, 2)),
-    ]
-    spec = ModelSpec("layers", sequential(layers), TensorSpec((2, 4)), 2)
-    spec.module.get_submodule("frozen").requires_grad_(False)
-    names = ("norm.weight", "norm.bias", "up.weight", "up.bias", "last.weight", "last.bias")
-    assert maskable(spec) == names
-
-
-def test_maskable_nothing_at_all_is_an_error() -> None:
-    spec = ModelSpec("norms", sequential([("only", nn.LayerNorm(3))]), TensorSpec((3,)), 3)
-    with pytest.raises(ModelError, match="no layer whose weights"):
-        Strategy().groups(spec)
-
-
-def test_maskable_tensors_and_all_others_are_float32_or_named() -> None:
-    layers = [("first", nn.Linear(4, 5)), ("norm", nn.LayerNorm(5)), ("last", nn.Linear(5, 2))]
-    for part, dtype in (("last", torch.float64), ("norm", torch.float16), ("first", torch.bfloat16)):
-        spec = ModelSpec("mixed", sequential(layers), TensorSpec((4,)), 2)
-        spec.module.get_submodule(part).to(dtype)
-        for gamma in (0.5, 1.0):
-            with pytest.raises(ModelError, match=rf"{part}\.weight.* {dtype}.*\.float\(\)"):
-                importance(spec, gamma=gamma)
-        spec.module.float()
-        assert importance(spec, gamma=0.5).kept == 18
-
-
-# Guards (A9)
-
-
-def pair() -> Arrays:
-    """A tensor of small entries beside one of large ones."""
-    generator = np.random.default_rng(0)
-    return {
-        "low.weight": generator.uniform(-0.1, 0.1, (20, 10)).astype(np.float32),
-        "high.weight": generator.uniform(-1.0, 1.0, 300).astype(np.float32),
-    }
-
-
-GROUP: Groups = (("low.weight", "high.weight"),)
-
-
-def test_guard_min_keep_holds_the_largest_of_every_tensor_within_the_budget() -> None:
-    weights = pair()
-    plain, guarded = cut(weights, 0.1, GROUP), cut(weights, 0.1, GROUP, Guards(min_keep=7))
-    assert not plain.masks["low.weight"].any()
-    assert plain.kept == guarded.kept == 50
-    low = np.abs(weights["low.weight"])
-    assert guarded.masks["low.weight"].sum() == 7
-    assert low[guarded.masks["low.weight"]].min() >= low[~guarded.masks["low.weight"]].max()
-    assert guarded.theta["low.weight"] == low[guarded.masks["low.weight"]].min()
-    assert guarded.theta["high.weight"] == np.sort(np.abs(weights["high.weight"]))[-43]
-
-
-def test_guard_min_keep_that_changes_nothing_leaves_the_thresholds_alone() -> None:
-    weights = pair()
-    plain, guarded = cut(weights, 0.6, GROUP), cut(weights, 0.6, GROUP, Guards(min_keep=5))
-    assert plain.masks["low.weight"].sum() > 5
-    assert all(np.array_equal(plain.masks[name], guarded.masks[name]) for name in weights)
-    assert plain.theta == guarded.theta
-
-
-def test_guard_min_keep_keeps_all_of_a_tensor_that_has_fewer() -> None:
-    weights = {"bias": vector(0.0, 0.01), "weight": pair()["high.weight"]}
-    found = cut(weights, 0.2, (("bias", "weight"),), Guards(min_keep=5))
-    assert found.masks["bias"].all()
-    assert found.theta["bias"] == 0.0
-
-
-@pytest.mark.parametrize("pattern", ["low", "low.weight", "lo*", "*w.weight"])
-def test_guard_dense_holds_a_tensor_whole_at_threshold_zero(pattern: str) -> None:
-    found = cut(pair(), 0.5, GROUP, Guards(dense=(pattern,)))
-    assert found.masks["low.weight"].all()
-    assert found.theta["low.weight"] == 0.0
-    assert found.kept == 250
-    assert found.masks["high.weight"].sum() == 50
-    assert found.theta["high.weight"] == np.sort(np.abs(pair()["high.weight"]))[-50]
-
-
-def test_guard_relative_ranks_by_spread_and_gives_each_tensor_its_threshold() -> None:
-    weights = pair()
-    spread = scales(weights)
-    found = cut(weights, 0.25, GROUP, Guards(relative=True), spread)
-    importance = {name: np.abs(array).astype(np.float64) / spread[name] for name, array in weights.items()}
-    order = np.sort(np.concatenate([value.ravel() for value in importance.values()]))
-    for name, array in weights.items():
-        assert np.array_equal(found.masks[name], importance[name] >= order[-125])
-        assert found.theta[name] == pytest.approx(order[-125] * spread[name], rel=1e-6)
-        assert np.array_equal(np.abs(array) >= found.theta[name], found.masks[name])
-    assert 0.15 < found.fractions["low.weight"] < 0.35
-
-
-def test_guard_relative_keeps_the_order_of_neighbouring_floats() -> None:
-    x = np.float32(1.99) + np.arange(8, dtype=np.float32) * np.float32(2**-23)
-    assert len(set((x / np.float32(1.9)).tolist())) < 8 == len(set(x.tolist())), "they collide in float32"
-    found = cut({"x": x}, 0.5, (("x",),), Guards(relative=True), {"x": 1.9})
-    assert np.flatnonzero(found.masks["x"]).tolist() == [4, 5, 6, 7]
-
-
-def test_guard_scales_are_standard_deviations_and_a_flat_bias_takes_its_layer_s() -> None:
-    generator = np.random.default_rng(1)
-    weights = {
-        "a.weight": generator.normal(0, 0.5, 20_000).astype(np.float32),
-        "a.bias": np.zeros(4, np.float32),
-        "b.weight": np.full(3, 0.1, np.float32),
-        "c.weight": generator.normal(0, 4.0, 20_000).astype(np.float32),
-    }
-    found = scales(weights)
-    assert found["a.weight"] == pytest.approx(weights["a.weight"].std(), rel=1e-5)
-    assert found["a.bias"] == pytest.approx(0.5, rel=0.03)
-    everything = np.concatenate(list(weights.values()))
-    assert found["b.weight"] == pytest.approx(everything.std(), rel=1e-5), "no spread in its layer either"
-    assert scales({"x": np.zeros(3, np.float32)}) == {"x": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("guards", "message"),
-    [
-        (Guards(dense=("low",)), r"guard dense alone keeps 200 of the 500 .* k=50; .* gamma >= 0\.4$"),
-        (Guards(min_keep=30), r"guard min_keep alone keeps 60 .* gamma >= 0\.12$"),
-        (Guards(min_keep=50, dense=("low",)), r"guard dense alone keeps|guard dense with min_keep"),
-        (Guards(dense=("lwo",)), "no weight fits 'lwo'"),
-        (Guards(relative=True), "'relative' needs a positive scale of 'low.weight'"),
-    ],
-)
-def test_guard_that_cannot_be_kept_is_refused_with_what_would_fit(guards: Guards, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        cut(pair(), 0.1, GROUP, guards)
-
-
-def test_guard_errors_name_a_size_that_does_fit() -> None:
-    with pytest.raises(ModelError) as refused:
-        cut(pair(), 0.1, GROUP, Guards(dense=("low",), min_keep=3))
-    smallest = refused.value.details["smallest_gamma"]
-    assert isinstance(smallest, float)
-    found = cut(pair(), smallest, GROUP, Guards(dense=("low",), min_keep=3))
-    assert found.kept == 203
-    assert found.masks["high.weight"].sum() == 3
-
-
-def test_guard_min_keep_below_zero_is_refused() -> None:
-    with pytest.raises(ModelError, match="at least 0, found -1"):
-        Guards(min_keep=-1)
-
-
-def test_a_cut_selects_so_that_nothing_outside_gets_in() -> None:
-    weights = pair()
-    found = cut(weights, 0.1, GROUP)
-    poisoned = {
-        name: np.where(found.masks[name], array, np.float32(np.nan)) for name, array in weights.items()
-    }
-    applied = found.apply(poisoned | {"norm.weight": vector(2.0)})
-    assert all(
-        np.array_equal(applied[name], np.where(found.masks[name], weights[name], 0)) for name in weights
-    )
-    assert applied["norm.weight"].tolist() == [2.0]
-    values = extract(weights, {"values": found.entries})["values"]
-    assert np.array_equal(values, np.concatenate([weights[n][found.masks[n]] for n in weights]))
