@@ -37,6 +37,7 @@ def reshaped_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
     device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
 
 
+# An update never has masks, and a few bytes of one could ask for a gigabyte.
 MASKED = tensors.dump({"mask": np.zeros(1000, np.uint8)}, {"mask": 8000})
 
 
