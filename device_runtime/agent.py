@@ -33,6 +33,7 @@ from edgefl.wire import manifest as manifests
 from edgefl.wire import signatures, tensors
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted
 from edgefl.wire.limits import Limits
+from edgefl.wire.manifest import Manifest
 from edgefl.wire.messages import Ack, Hello, Profile, Progress, Round, Status, Task, Update, decode, encode
 from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
 from edgefl.wire.topics import Topics
@@ -233,7 +234,8 @@ class Agent:
         if kept is not None:
             return kept
         job = Job.of(self._task, self._announced) if self._task is not None else None
-        if job is None or self._store.past(job.nonce) is not None or self._store.waits(job.nonce):
+        # In this order: the outbox thread may move an update from waiting to past between the two questions.
+        if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
         self._store.open_job(jobs.encode(job))
         return job
@@ -276,7 +278,6 @@ class Agent:
 
     def _run_round(self, job: Job) -> None:
         profiler = Profiler()
-        received = self._fetcher.received_bytes
         if self._config.server_key:
             signatures.check(self._config.server_key, job.bundle.sha256, job.signature)
         manifest = manifests.decode(self._fetcher.get(job.bundle))
@@ -290,7 +291,7 @@ class Agent:
         settings = Settings(
             folder=self._config.folder,
             checkpoint_steps=self._config.limits.checkpoint_steps,
-            watch=lambda step: self._watch(job, step, received),
+            watch=lambda step: self._watch(job, step),
             aborted=self._round_is_over,
         )
         runner = RoundRunner(
@@ -304,24 +305,28 @@ class Agent:
         carry_name = f"{job.run}/{manifest.program}/{job.tier}"
         carry = self._store.carry(carry_name)
         result = runner.run(job, data, tensors.load(carry) if carry else {})
+        received = self._fetcher.take_received()
         profile = Profile(
             step_ms=profiler.median_ms("step"),
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
             peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
-            down_bytes=self._fetcher.received_bytes - received,
+            down_bytes=received.payload,
+            down_wire_bytes=received.wire,
         )
-        self._hand_over(job, result, profile, carry_name)
+        self._hand_over(job, manifest, result, profile, carry_name)
 
-    def _check_formats(self, manifest: manifests.Manifest) -> None:
+    def _check_formats(self, manifest: Manifest) -> None:
         wrong = {graph.format for graph in manifest.graphs} - {self._engine.format}
         if wrong:
             raise ProtocolError(
                 f"the bundle holds {sorted(wrong)} graphs, this device runs {self._engine.format}"
             )
 
-    def _hand_over(self, job: Job, result: RoundResult, profile: Profile, carry_name: str) -> None:
+    def _hand_over(
+        self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile, carry_name: str
+    ) -> None:
         update = Update(
             run=job.run,
             round=job.round,
@@ -332,7 +337,9 @@ class Agent:
             samples=result.samples,
             metrics=result.metrics,
             profile=profile,
-            tensors=tensors.dump(result.update),
+            tensors=tensors.dump(result.update, result.masks),
+            codec=manifest.codec,
+            codec_version=manifest.codec_version,
         )
         outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
         carry = tensors.dump(result.carry) if result.carry else None
@@ -366,7 +373,7 @@ class Agent:
 
     # -- telling people --------------------------------------------------------------------------------------
 
-    def _watch(self, job: Job, step: Step, received: int) -> None:
+    def _watch(self, job: Job, step: Step) -> None:
         now = time.monotonic()
         if now - self._last_progress < _PROGRESS_PERIOD_S and step.step < step.steps:
             return
@@ -380,7 +387,7 @@ class Agent:
             loss=step.loss,
             step_ms=step.step_ms,
             peak_bytes=peak_bytes(),
-            down_bytes=self._fetcher.received_bytes - received,
+            down_bytes=self._fetcher.received_bytes,
             up_bytes=0,
         )
         self._session.publish(self._mine.progress, encode(progress), qos=0)

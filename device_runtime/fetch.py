@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,10 @@ from typing import Protocol
 
 from device_runtime.store import Store
 from edgefl.wire.blobs import BlobRef, verified
+from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, RoundAborted
 from edgefl.wire.limits import Limits
+from edgefl.wire.packets import Traffic
 from edgefl.wire.topics import Topics
 
 
@@ -36,6 +39,7 @@ class _Window:
     finished: list[str] = field(default_factory=list)
 
 
+_QOS = 0  # a chunk that is lost is asked for again
 _POKE = ("", b"")
 _SILENCE = ("", b"silence")
 
@@ -52,11 +56,25 @@ class Fetcher:
         self._limits = limits
         self._aborted = aborted
         self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-        self.received_bytes = 0
+        self._received = Traffic()
+        self._counting = threading.Lock()
         self.fetches = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Payloads of all messages on blob topics since they were last taken."""
+        return self._received.payload
+
+    def take_received(self) -> Traffic:
+        """What came on blob topics since this was last asked: second copies and what was refused count too."""
+        with self._counting:
+            taken, self._received = self._received, Traffic()
+        return taken
 
     def deliver(self, topic: str, payload: bytes) -> None:
         """A message on a blob topic arrived."""
+        with self._counting:
+            self._received += Traffic.of(topic, len(payload), qos=_QOS)
         self._arrived.put((topic, payload))
 
     def poke(self) -> None:
@@ -64,13 +82,20 @@ class Fetcher:
         self._arrived.put(_POKE)
 
     def get(self, ref: BlobRef) -> bytes:
-        """The blob ``ref``, from the store or the broker."""
+        """The blob ``ref``, from the store or the broker, unfolded if it travelled compressed."""
         return self.get_all([ref])[0]
 
     def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
-        """The blobs ``refs``, whole and checked. BundleError if the broker keeps giving wrong or no bytes."""
+        """The blobs ``refs``, whole and checked. BundleError if the broker keeps giving wrong or no bytes, or if they do
+        not unfold to what they should."""
+        limit = self._limits.max_blob_bytes
         for ref in refs:
-            ref.check(self._limits.max_blob_bytes)
+            ref.check(limit)
+        travelled = self._whole(refs)
+        return [unpacked(ref, data, limit) for ref, data in zip(refs, travelled, strict=True)]
+
+    def _whole(self, refs: Sequence[BlobRef]) -> list[bytes]:
+        """The blobs as they travel."""
         for _ in range(self._limits.fetch_retries):
             missing = [(ref, index) for ref in refs for index in self._store.missing_chunks(ref)]
             if missing:
@@ -91,6 +116,7 @@ class Fetcher:
 
     def _collect(self, window: _Window) -> None:
         self.fetches += 1
+        self._forget_the_past()
         silences, deadline = 0, self._patience()
         try:
             while window.waiting or window.asked:
@@ -101,7 +127,7 @@ class Fetcher:
                         silences, deadline = 0, self._patience()
                     continue
                 deadline = self._patience()
-                self._session.subscribe(list(window.asked), qos=0, standing=False)
+                self._session.subscribe(list(window.asked), qos=_QOS, standing=False)
                 silences += self._session.connected and payload == _SILENCE[1]
                 if silences > self._limits.fetch_retries:
                     ref, index = next(iter(window.asked.values()))
@@ -111,6 +137,11 @@ class Fetcher:
                     )
         finally:
             self._session.unsubscribe([*window.asked, *window.finished])
+
+    def _forget_the_past(self) -> None:
+        """A poke from before the first chunk is asked for would have the whole window sent twice."""
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
 
     def _ask(self, window: _Window) -> None:
         """Fill the window once half of it is free; leave the topics that are done."""
@@ -124,14 +155,13 @@ class Fetcher:
             fresh.append(topic)
         self._session.unsubscribe(window.finished)
         window.finished.clear()
-        self._session.subscribe(fresh, qos=0, standing=False)
+        self._session.subscribe(fresh, qos=_QOS, standing=False)
 
     def _take(self, window: _Window, topic: str, payload: bytes) -> bool:
         """Whether the message answers what was asked for, well or badly; anything else is as good as silence."""
         if topic not in window.asked or not payload:
             return False
         ref, index = window.asked[topic]
-        self.received_bytes += len(payload)
         if not ref.accepts(index, payload):
             self._refuse(window, topic, ref, index)
             return True
@@ -149,7 +179,7 @@ class Fetcher:
                 index=index,
             )
         self._session.unsubscribe([topic])
-        self._session.subscribe([topic], qos=0, standing=False)
+        self._session.subscribe([topic], qos=_QOS, standing=False)
 
     def _patience(self) -> float:
         return time.monotonic() + self._limits.fetch_timeout_s

@@ -17,6 +17,7 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError, DataError, RoundAborted
 from edgefl.wire.manifest import Graph, Manifest, Port
+from edgefl.wire.patches import patched, widened
 from edgefl.wire.tensors import Array, Arrays
 
 
@@ -106,11 +107,23 @@ class Graphs:
             raise BundleError(
                 f"round {job.round} announces no weights for units {missing}; export the bundle again"
             )
-        weights: Arrays = {}
-        for blob in self._blobs.get_all([job.units[unit] for unit in units]):
-            weights.update(tensors.load(blob))
+        found = self._whole(job, units)
+        self._patch(job, found)
+        weights = {name: array for unit in units for name, array in found[unit].items()}
         self.residency.hold(units, weights)
         return weights
+
+    def _whole(self, job: Job, units: Sequence[str]) -> dict[str, Arrays]:
+        """Per unit its whole blob, in float32 where it travelled in float16."""
+        blobs = self._blobs.get_all([job.units[unit] for unit in units])
+        return {unit: widened(tensors.load(blob)) for unit, blob in zip(units, blobs, strict=True)}
+
+    def _patch(self, job: Job, found: dict[str, Arrays]) -> None:
+        """Bring the units up to date; one patch of each is in memory at a time."""
+        for at in range(max((len(job.line(unit)) for unit in found), default=1) - 1):
+            refs = {unit: job.line(unit)[1 + at] for unit in found if len(job.line(unit)) > 1 + at}
+            for unit, blob in zip(refs, self._blobs.get_all([*refs.values()]), strict=True):
+                found[unit] = patched(found[unit], blob)
 
     def weight_feeds(self, spec: Graph, weights: Arrays) -> Arrays:
         """The ``weights`` inputs of a graph; BundleError if one is missing or has another shape."""

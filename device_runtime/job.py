@@ -22,6 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[str, BlobRef]
     hyper: dict[str, float]
     signature: bytes = b""
+    patches: dict[str, tuple[BlobRef, ...]] = {}
 
     @classmethod
     def of(cls, task: Task, announced: Round) -> Job | None:
@@ -41,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             units=announced.units,
             hyper=announced.hyper,
             signature=announced.signatures.get(task.tier, b""),
+            patches=announced.patches,
         )
 
     def following(self, announced: Round) -> Job | None:
@@ -56,9 +58,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return Job.of(task, announced)
 
     @property
-    def content(self) -> tuple[str, dict[str, str]]:
-        """Digests of the bundle and of the units: with the same ones, work that was begun can go on."""
-        return self.bundle.sha256, {name: ref.sha256 for name, ref in self.units.items()}
+    def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
+        """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can go on."""
+        return self.bundle.sha256, {name: tuple(ref.sha256 for ref in self.line(name)) for name in self.units}
+
+    def line(self, unit: str) -> tuple[BlobRef, ...]:
+        """The unit's whole blob, and the patches to it in order."""
+        return (self.units[unit], *self.patches.get(unit, ()))
 
     def is_open(self, announced: Round) -> bool:
         """Whether ``announced`` is this job's round, and still open."""

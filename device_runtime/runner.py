@@ -5,7 +5,7 @@
     prefix: per chunk fetch its units, run forward over the local data, write the record, drop the units
     weights of the suffix, carry -> start -> state
     per phase, per step: state, batch, data, noise, hyper -> state, metrics
-    state -> finish -> update, carry
+    weights of the suffix, carry, state -> finish -> update, carry
 
 The runner knows graphs, roles and ports, and no method by name.
 """
@@ -34,9 +34,10 @@ from edgefl.wire.tensors import Array, Arrays
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round produced. ``metrics`` are means over the local steps."""
+    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps."""
 
     update: Arrays
+    masks: dict[str, int]
     carry: Arrays
     metrics: dict[str, float]
     samples: int
@@ -93,13 +94,14 @@ class RoundRunner:
             if record is not None:
                 record.close()
         finish = self._manifest.graph(self._manifest.finish)
-        feeds = _complete(finish, _given(current, finish, self._manifest.steps + 1))
-        outputs = self._graphs.load(finish.name).run(feeds, state).arrays
+        feeds = self._kept_feeds(current, finish, carry) | _given(current, finish, self._manifest.steps + 1)
+        outputs = self._graphs.load(finish.name).run(_complete(finish, feeds), state).arrays
         if record is not None:
             record.delete()
         steps = max(1, self._manifest.steps)
         return RoundResult(
             update=labelled(outputs, "update"),
+            masks={port.label: port.mask for port in finish.outputs_of("update") if port.mask},
             carry=labelled(outputs, "carry"),
             metrics={name: total / steps for name, total in sums.items()},
             samples=len(data),
@@ -125,12 +127,18 @@ class RoundRunner:
 
     def _start(self, current: _Round, carry: Arrays) -> State:
         spec = self._manifest.graph(self._manifest.start)
-        feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(current.job, self._manifest.suffix))
+        feeds = self._kept_feeds(current, spec, carry) | _given(current, spec, self._manifest.steps)
+        return self._graphs.load(spec.name).run(_complete(spec, feeds), {}).state
+
+    def _kept_feeds(self, current: _Round, spec: Graph, carry: Arrays) -> Arrays:
+        """What a graph reads of the round's weights, and of what the previous round left (zeros if nothing did)."""
+        feeds: Arrays = {}
+        if spec.inputs_of("weights"):
+            feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(current.job, self._manifest.suffix))
         for port in spec.inputs_of("carry"):
             feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
             check_port(port, feeds[port.name])
-        feeds |= _given(current, spec, self._manifest.steps)
-        return self._graphs.load(spec.name).run(_complete(spec, feeds), {}).state
+        return feeds
 
     def _step(
         self, current: _Round, name: str, graph: LoadedGraph, state: State, step: int, sums: dict[str, float]

@@ -81,10 +81,11 @@ class DataTable(_Table):
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")
-    partition: Literal["dirichlet", "iid"] = Field(
-        "dirichlet", description="how samples are spread over devices"
+    partition: Literal["dirichlet", "iid", "labels"] = Field(
+        "dirichlet", description="how samples are spread over devices; labels: a few labels to each"
     )
     alpha: float = Field(1.0, gt=0, description="Dirichlet concentration; smaller is more skewed")
+    labels_per_device: int = Field(3, ge=1, description="labels that a device holds, for partition labels")
     train_samples: int = Field(0, ge=0, description="training samples to use over all devices; 0 means all")
     test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
 
@@ -156,6 +157,41 @@ class TierTable(_Table):
         return text
 
 
+class CodecTable(_Table):
+    """How an update becomes bytes."""
+
+    name: str = Field("dense", description="a codec of `edgefl ls codecs`")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")
+
+
+class AggregateTable(_Table):
+    """How the updates of a round become one change."""
+
+    rule: Literal["mean", "median", "trimmed_mean"] = Field(
+        "mean",
+        description="of each entry, over the devices that hold it; all but mean keep every update in memory",
+    )
+    trim: float = Field(
+        0.1, ge=0, lt=0.5, description="share of the values that trimmed_mean leaves out at either end"
+    )
+    clip_norm: float = Field(
+        0, ge=0, description="largest L2 norm of an update's change; a longer one is scaled down. 0: none"
+    )
+    threads: int = Field(0, ge=0, description="threads that add updates up; 0: one per core")
+
+
+class DownlinkTable(_Table):
+    """How weights travel to the devices."""
+
+    encoding: Literal["float32", "float16", "int8"] = Field(
+        "float32", description="float16: half the bytes; int8: changes since the last round, a quarter"
+    )
+    keyframe_every: int = Field(
+        10, ge=1, description="rounds from one whole model in float32 to the next, for encoding int8"
+    )
+    compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")
+
+
 class BrokerTable(_Table):
     """The MQTT broker."""
 
@@ -176,6 +212,9 @@ class Federation(_Table):
     data: DataTable = DataTable()
     round: RoundTable = RoundTable()
     tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
+    codec: CodecTable = CodecTable()
+    aggregate: AggregateTable = AggregateTable()
+    downlink: DownlinkTable = DownlinkTable()
     broker: BrokerTable = BrokerTable()
     limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
 
@@ -191,6 +230,11 @@ class Federation(_Table):
             msgspec.convert(self.limits, Limits, strict=False)
         except msgspec.ValidationError as error:
             problems.append(f"limits: {error}")
+        if self.round.count == "nonzero" and self.aggregate.rule != "mean":
+            problems.append(
+                f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
+                "holders, or the rule mean"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl.programs.contract import Function, Program, TensorSpec, role_of
+from edgefl.programs.contract import Function, Program, TensorSpec, prefixed, role_of
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ExportError
@@ -69,7 +69,8 @@ def build_bundle(
         verify(function, model, VERIFY_SEED)
         ref = describe(model, chunk_bytes)
         blobs[ref.sha256] = model
-        inputs, outputs = ports(captured.inputs), ports(captured.outputs)
+        masks = program.masks if name == program.finish.name else {}
+        inputs, outputs = ports(captured.inputs), ports(captured.outputs, masks)
         return Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs, memory_budget=budget)
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
@@ -93,6 +94,8 @@ def build_bundle(
         evaluate=program.evaluate.name,
         hyper=dict(program.hyper),
         graphs=tuple(graphs),
+        codec=program.form.codec,
+        codec_version=program.form.version,
     )
     check_wiring(manifest)
     return Bundle(manifest, blobs)
@@ -111,10 +114,17 @@ def _named(program: Program) -> dict[str, Function]:
     return named
 
 
-def ports(specs: Mapping[str, TensorSpec]) -> tuple[Port, ...]:
-    """Named tensors as a manifest tells them."""
+def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = None) -> tuple[Port, ...]:
+    """Named tensors as a manifest tells them; ``masks`` names the packed bits among an update's, with their number."""
+    packed = prefixed("update", masks or {})
     return tuple(
-        Port(name=name, role=role_of(name), dtype=str(spec.dtype).removeprefix("torch."), shape=spec.shape)  # type: ignore[arg-type]
+        Port(
+            name=name,
+            role=role_of(name),  # type: ignore[arg-type]
+            dtype=str(spec.dtype).removeprefix("torch."),
+            shape=spec.shape,
+            mask=packed.get(name, 0),
+        )
         for name, spec in specs.items()
     )
 

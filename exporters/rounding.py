@@ -81,7 +81,9 @@ class Rounding:
 
 
 def distance(expected: Array, found: Array) -> float:
-    """Largest difference of an entry."""
+    """Largest difference of an entry; of whole numbers, how many differ: a code that lies between two becomes either."""
+    if expected.dtype.kind != "f":
+        return float(np.sum(expected != found))
     return float(np.max(np.abs(expected.astype(np.float64) - found.astype(np.float64)), initial=0.0))
 
 

@@ -15,14 +15,17 @@ from exporters.capture import Captured
 from exporters.locate import Place, locate, locate_type
 
 FLOATS = (torch.float32, torch.float64)
-"""What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified."""
+"""What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.
+
+float16 may leave a graph: an output that is rounded to it for the way to the server.
+"""
 
 _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 
 def check_floats(captured: Captured) -> None:
     """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
-    node = _first(captured, _narrow)
+    node = _first(captured, _narrow, but=_leaves_as_float16)
     if node is None:
         return
     remedy = "Only float32 and float64 can be exported, training in narrower floats is not supported:"
@@ -117,8 +120,17 @@ def _complex(dtype: torch.dtype) -> bool:
     return dtype.is_complex
 
 
-def _first(captured: Captured, types: Callable[[torch.dtype], bool]) -> fx.Node | None:
-    return next((node for node in captured.module.graph.nodes if _types(node, types)), None)
+def _first(
+    captured: Captured, types: Callable[[torch.dtype], bool], but: Callable[[fx.Node], bool] = lambda _: False
+) -> fx.Node | None:
+    found = (node for node in captured.module.graph.nodes if _types(node, types) and not but(node))
+    return next(found, None)
+
+
+def _leaves_as_float16(node: fx.Node) -> bool:
+    """Whether nothing computes with a rounded result, which is an output as it is."""
+    halves = _types(node, _narrow) == [torch.float16]
+    return halves and node.op == "call_function" and all(user.op == "output" for user in node.users)
 
 
 def _types(node: fx.Node, types: Callable[[torch.dtype], bool]) -> list[torch.dtype]:

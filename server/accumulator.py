@@ -1,207 +1,171 @@
-"""Exact sums of fixed-point integers: numpy on the CPU, torch on CUDA; both give the same bits.
+"""Exact sums of fixed-point integers over a flat model, on the processor's cores; :mod:`server.cuda` has the other engine.
 
-On the CPU numpy with reused scratch is the faster engine: torch's thread pool costs more than it gives when the
-processor is shared, and fresh 2 MB temporaries cost page faults.
+A value v of an update becomes ``rint(float64(v) * factor)``, factor being its weight times 2**fraction_bits, and
+integers are added; so neither the engine, the number of threads nor the batch that an update came in changes a bit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from edgefl.submodels.submodel import Positions, Region, local_shape, pieces
+from edgefl.codecs.decode import widen
+from edgefl.codecs.form import Codes, Sparse, Values
 from edgefl.wire.tensors import Array
+from server import kernels
+from server.pieces import FIRST, LENGTH, Integers, Pieces, Work
 
-Floats = npt.NDArray[np.floating]
-_MOST_RUNS = 1024  # beyond this, one indexed addition is cheaper than a loop over slices
+_SPANS = 4
+"""Spans of blocks per thread: one that is slowed down takes fewer."""
 
+_LEAST = 1 << 17
+"""Entries times updates below which starting threads costs more than they save."""
 
-@dataclass(frozen=True)
-class Layout:
-    """Where each global tensor lies in one flat buffer, in the order of the names."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    offsets: Mapping[str, int]
-    size: int
+_Call = Callable[[], None]
 
 
-def layout_of(weights: Mapping[str, Array]) -> Layout:
-    """The layout of a model's tensors; TypeError for a tensor that is not floating point."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    offsets: dict[str, int] = {}
-    size = 0
-    for name in sorted(weights):
-        if not np.issubdtype(weights[name].dtype, np.floating):
-            raise TypeError(f"{name} is {weights[name].dtype}; only floating-point tensors can be averaged")
-        shapes[name], offsets[name] = weights[name].shape, size
-        size += weights[name].size
-    return Layout(shapes, offsets, size)
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A checked update: its arrays in the order of ``pieces.sources`` (C order, aligned), not decoded.
 
-
-def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
-    """``weights`` in the order of ``layout``, as one array."""
-    parts = [weights[name].reshape(-1) for name in layout.offsets]
-    return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Which entries of the flat global buffer a submodel's tensors (concatenated by name) stand for.
-
-    ``runs`` are (start in the submodel, start in the model, length) of stretches that stay contiguous;
-    ``index`` (int64, one global position per entry) replaces them where slices cut too many pieces.
+    Nothing is copied: the arrays must not change until they have been added.
     """
 
-    shapes: Mapping[str, tuple[int, ...]]
-    size: int
-    runs: tuple[tuple[int, int, int], ...]
-    index: npt.NDArray[np.int64] | None
+    pieces: Pieces
+    arrays: tuple[Array, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
-def cover(layout: Layout, regions: Mapping[str, Region]) -> Coverage:
-    """Compile ``regions`` for ``layout``; KeyError for a tensor the model does not have."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    parts: list[tuple[int, int, Positions | None]] = []  # (start in the model, entries, which of them)
-    for name in sorted(regions):
-        shapes[name] = local_shape(name, regions[name], layout.shapes)
-        for part, positions in pieces(name, regions[name], layout.shapes):
-            count = math.prod(layout.shapes[part]) if positions is None else positions.size
-            parts.append((layout.offsets[part], count, positions))
-    size = sum(count for _, count, _ in parts)
-    # Neighbouring parts may join to one stretch, so there are at least this many.
-    if sum(_pieces(positions) for _, _, positions in parts) - len(parts) > _MOST_RUNS:
-        return Coverage(shapes, size, (), np.concatenate([_indexed(*part) for part in parts]))
-    runs = _joined([run for part in parts for run in _stretches(*part)])
-    return Coverage(shapes, size, tuple(runs), None)
-
-
-def _pieces(positions: Positions | None) -> int:
-    """How many contiguous stretches positions fall into."""
-    return 1 if positions is None else 1 + int(np.count_nonzero(np.diff(positions) != 1))
-
-
-def _indexed(start: int, count: int, positions: Positions | None) -> Positions:
-    return start + (np.arange(count) if positions is None else positions)
-
-
-def _stretches(start: int, count: int, positions: Positions | None) -> list[tuple[int, int]]:
-    """(start in the model, length) of the contiguous parts, in local order."""
-    if positions is None or not count:
-        return [(start, count)] if count else []
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(positions) != 1) + 1, [count]))
-    return list(zip((start + positions[edges[:-1]]).tolist(), np.diff(edges).tolist(), strict=True))
-
-
-def _joined(stretches: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(start in the submodel, start in the model, length), neighbours as one."""
-    runs: list[tuple[int, int, int]] = []
-    size = 0
-    for target, length in stretches:
-        if runs and runs[-1][1] + runs[-1][2] == target:
-            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + length)
-        else:
-            runs.append((size, target, length))
-        size += length
-    return runs
+    @property
+    def named(self) -> dict[str, Array]:
+        """The arrays by name, as they travelled."""
+        return dict(zip(self.pieces.sources, self.arrays, strict=True))
 
 
 class Accumulator(Protocol):
-    """Integer sums and weights over a flat model of ``size`` entries."""
+    """Integer sums over a flat model. ``packed``: whether it reads every form, or dense updates only."""
 
-    def add(self, values: Floats, coverage: Coverage, weight: int, scale: float) -> None:
-        """Add ``round(values * scale)`` and ``weight`` to the covered entries; to those only that differ from the base,
-        where there is one."""
+    packed: bool
 
-    def mean(self, unit: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """(sum / (weight * unit), weight > 0); the mean is undefined where the weight is 0."""
+    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+        """Add ``rint(float64(value) * factor)`` of each entry of the updates, all of which have these ``pieces``."""
+
+    def sums(self) -> Integers:
+        """The sums so far, int64 [size]; not to be changed."""
 
 
 class CpuAccumulator:
-    """The sums in numpy. Scratch is as large as the model, whatever the number of updates."""
+    """Checked updates of any form, added by :mod:`server.kernels` on ``threads`` cores (0: as many as there are)."""
 
-    def __init__(self, size: int, base: Floats | None = None) -> None:
-        self._base = base
-        self._sum = np.zeros(size, np.int64)
-        self._weight = np.zeros(size, np.int64)
-        self._scaled = np.empty(size, np.float64)
-        self._fixed = np.empty(size, np.int64)
+    packed = True
 
-    def add(self, values: Floats, coverage: Coverage, weight: int, scale: float) -> None:
-        scaled, fixed = self._scaled[: values.size], self._fixed[: values.size]
-        np.multiply(values, np.float64(scale), out=scaled)
-        np.rint(scaled, out=scaled)
-        np.copyto(fixed, scaled, casting="unsafe")
-        if coverage.index is not None:
-            self._add(coverage.index, values, fixed, weight)  # a region names no entry twice
-        for start, target, length in coverage.runs:
-            part = slice(start, start + length)
-            self._add(slice(target, target + length), values[part], fixed[part], weight)
+    def __init__(self, size: int, threads: int = 0) -> None:
+        self._sums = np.zeros(size, np.int64)
+        self._threads = threads or cores()
 
-    def _add(self, at: Positions | slice, values: Floats, fixed: Positions, weight: int) -> None:
-        if self._base is None:
-            self._sum[at] += fixed
-            self._weight[at] += weight
-        else:
-            changed = values != self._base[at]
-            self._sum[at] += fixed * changed
-            self._weight[at] += weight * changed
+    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+        calls = [
+            call
+            for work in pieces.works
+            if len(work.blocks)
+            for call in self._calls(pieces, work, updates, factors)
+        ]
+        run(calls, self._threads if pieces.size * len(updates) >= _LEAST else 1)
 
-    def mean(self, unit: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        held = self._weight > 0
-        weight = np.where(held, self._weight, 1)
-        return self._sum.astype(np.float64) / (weight.astype(np.float64) * unit), held
+    def sums(self) -> Integers:
+        return self._sums
 
-
-class TorchAccumulator:
-    """The sums on a torch device. float64 and int64 arithmetic follow IEEE 754 there too: same bits as numpy."""
-
-    def __init__(self, size: int, device: torch.device, base: Floats | None = None) -> None:
-        self._device = device
-        self._base = None if base is None else torch.from_numpy(base).to(device)
-        self._sum = torch.zeros(size, dtype=torch.int64, device=device)
-        self._weight = torch.zeros(size, dtype=torch.int64, device=device)
-        self._index: dict[int, tuple[Coverage, torch.Tensor]] = {}
-
-    def add(self, values: Floats, coverage: Coverage, weight: int, scale: float) -> None:
-        sent = torch.from_numpy(values).to(self._device)
-        fixed = sent.double().mul(scale).round_().to(torch.int64)
-        if coverage.index is not None:
-            self._add(self._index_of(coverage, coverage.index), sent, fixed, weight)
-        for start, target, length in coverage.runs:
-            part = slice(start, start + length)
-            self._add(slice(target, target + length), sent[part], fixed[part], weight)
-
-    def _add(self, at: torch.Tensor | slice, sent: torch.Tensor, fixed: torch.Tensor, weight: int) -> None:
-        if self._base is None:
-            self._sum[at] += fixed
-            self._weight[at] += weight
-        else:
-            changed = sent != self._base[at]
-            self._sum[at] += fixed * changed
-            self._weight[at] += weight * changed
-
-    def _index_of(self, coverage: Coverage, index: npt.NDArray[np.int64]) -> torch.Tensor:
-        if id(coverage) not in self._index:
-            self._index[id(coverage)] = (coverage, torch.from_numpy(index).to(self._device))
-        return self._index[id(coverage)][1]
-
-    def mean(self, unit: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        weight = self._weight.clamp(min=1).to(torch.float64).mul_(unit)
-        mean: npt.NDArray[np.float64] = self._sum.to(torch.float64).div_(weight).cpu().numpy()
-        held: npt.NDArray[np.bool_] = (self._weight > 0).cpu().numpy()
-        return mean, held
+    def _calls(
+        self, pieces: Pieces, work: Work, updates: Sequence[Checked], factors: npt.NDArray[np.float64]
+    ) -> Iterator[_Call]:
+        addresses = np.array([[array.ctypes.data for array in u.arrays] for u in updates], np.uint64)
+        rest = (pieces.index, pieces.model, self._sums)
+        spans = _spans(work, _SPANS * self._threads)
+        match work.encoding:
+            case Codes(bits=bits):
+                values = code_values(pieces, work, updates, factors)
+                if bits == 1:
+                    low, high = values[..., 0].copy(), values[..., 1].copy()
+                    calls = [partial(kernels.add_bits, addresses, low, high, work.blocks[s]) for s in spans]
+                else:
+                    calls = [
+                        partial(kernels.add_codes, addresses, bits, values, work.blocks[s]) for s in spans
+                    ]
+            case Values(dtype="float32"):
+                calls = [partial(kernels.add_floats, addresses, factors, work.blocks[s]) for s in spans]
+            case Values(dtype=dtype):
+                wide = _widened(dtype)
+                calls = [partial(kernels.add_halves, addresses, wide, factors, work.blocks[s]) for s in spans]
+            case Sparse():
+                source, starts = pieces.sources.index("values"), _starts(pieces, work, updates)
+                calls = [
+                    partial(kernels.add_kept, addresses, source, starts[:, s].copy(), factors, work.blocks[s])
+                    for s in spans
+                ]
+        return (partial(call, *rest) for call in calls)
 
 
-def accumulator(size: int, device: str = "auto", base: Floats | None = None) -> Accumulator:
-    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one), of what differs from ``base``."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return (
-        CpuAccumulator(size, base) if device == "cpu" else TorchAccumulator(size, torch.device(device), base)
-    )
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(calls: Sequence[_Call], threads: int) -> None:
+    """Make all ``calls`` on so many threads. They must not depend on each other."""
+    if threads == 1 or len(calls) < 2:
+        for call in calls:
+            call()
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
+def _spans(work: Work, count: int) -> list[slice]:
+    """Consecutive blocks, about equally many entries in each span."""
+    ends = np.cumsum(work.blocks[:, LENGTH])
+    edges = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
+    edges = np.unique([0, *edges.tolist(), len(ends)])
+    return [slice(first, stop) for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+
+
+def code_values(
+    pieces: Pieces, work: Work, updates: Sequence[Checked], factors: npt.NDArray[np.float64]
+) -> Integers:
+    """What each code adds, int64 [updates, rows, 2**bits]: the float32 scale times the level, then times the factor."""
+    assert isinstance(work.encoding, Codes)
+    levels = np.asarray(work.encoding.levels, np.float32)
+    if work.encoding.scale is None:
+        part, source = slice(work.scale, work.scale + work.rows), pieces.sources.index("scales")
+        scales = np.stack([update.arrays[source][part] for update in updates])
+    else:
+        scales = np.full((len(updates), 1), work.encoding.scale, np.float32)
+    values = scales[:, :, None] * levels
+    return np.rint(values.astype(np.float64) * factors[:, None, None]).astype(np.int64)
+
+
+def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:
+    """Where in ``values`` each block of a sparse section begins, int64 [updates, blocks]: blocks go through the mask."""
+    source = pieces.sources.index("mask")
+    counts = np.empty((len(updates), len(work.blocks)), np.int64)
+    firsts, lengths = work.blocks[:, FIRST].copy(), work.blocks[:, LENGTH].copy()
+    for update, row in zip(updates, counts, strict=True):
+        kernels.count_bits(update.arrays[source].ctypes.data, firsts, lengths, row)
+    return work.kept + np.cumsum(counts, axis=1) - counts
+
+
+@cache
+def _widened(dtype: str) -> npt.NDArray[np.float32]:
+    """float32 [65536]: the value of each pattern of 16 bits. The patterns of NaN are there too, and never looked up."""
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(invalid="ignore"):
+        return widen(patterns if dtype == "bfloat16" else patterns.view(np.float16))

@@ -1,11 +1,12 @@
 """Streaming average of updates with coverage: O(model) memory, and a sum that no order of arrival can change.
 
 Every value is turned into a fixed-point integer, ``round(value * weight * 2**fraction_bits)``, once and on its own,
-and integers are added exactly; so the same set of updates gives the same bits whoever came first. ::
+and integers are added exactly; so the same set of updates gives the same bits whoever came first. Updates are added as
+they travel: the dense update of a coded one is never built. ::
 
     aggregator = Aggregator(layout_of(weights), weight_limit=16)
-    checked = aggregator.check(arrays, regions)     # UpdateRejected, or an update that may be added
-    aggregator.add(checked, weight=1)
+    checked = aggregator.check(arrays, regions, form)     # UpdateRejected, or an update that may be added
+    aggregator.add(checked, weight=1)                     # its arrays must not change until the result
     weights = aggregator.result(weights)
 """
 
@@ -13,41 +14,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from edgefl.submodels.submodel import Region
-from edgefl.wire.errors import UpdateRejected
+from edgefl.codecs.decode import decode
+from edgefl.codecs.form import DENSE, Form
+from edgefl.submodels.submodel import Region, extract
 from edgefl.wire.tensors import Array, Arrays
-from server.accumulator import Coverage, Floats, Layout, accumulator, cover, flatten, layout_of
+from server.accumulator import Accumulator, Checked, CpuAccumulator, cores, run
+from server.averaging import Average, Buffered, OverChanges, OverHolders
+from server.checks import VALUE_LIMIT, checked
+from server.pieces import Floats, Layout, Pieces, compiled, flatten, layout_of
+from server.robust import MEAN, Rule, change_norm, clip_factor
 
-__all__ = ["VALUE_LIMIT", "Aggregator", "Checked", "layout_of"]
-
-VALUE_LIMIT = 2.0**20
-"""Largest magnitude an update may hold. No trained network comes near it; with it int64 cannot overflow."""
+__all__ = ["VALUE_LIMIT", "Aggregator", "Checked", "Clip", "layout_of"]
 
 _VALUE_BITS = 20
 _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
 
 
 @dataclass(frozen=True)
-class Checked:
-    """An update that passed every check: its values as one flat array, ordered by name, and what they cover."""
+class Clip:
+    """Shorten each update's change to at most ``limit`` (L2), measured from ``base``, the weights the round began with.
 
-    flat: Floats
-    coverage: Coverage
+    Global tensors named in ``without`` (moving statistics) do not count to its length; they are shortened with the rest.
+    """
+
+    limit: float
+    base: Mapping[str, Array]
+    without: frozenset[str] = frozenset()
 
 
 class Aggregator:
     """Weighted mean over the updates that hold each entry: ``sum(w_i * x_i) / sum(w_i)``.
 
     With weight 1 this is the per-unit average of EmbracingFL (section 2.3: over the clients that trained the unit),
-    with slices the per-entry average of width reduction. ``weight_limit`` bounds the sum of all weights of the round;
-    with VALUE_LIMIT it fixes the number of fraction bits, so the same round always rounds alike.
+    with slices the per-entry average of width reduction. Forms of changes give ``old + sum(w_i * change_i) / sum(w_i)``
+    (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with VALUE_LIMIT it fixes the number
+    of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all of them.
 
     With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
     the mean over non-zero changes of FIARSE's section 3 instead of the mean over holders (fiarse.md 8-A3). They differ
     where a held entry got no gradient at all, such as the rows of words that a device never saw.
+
+    ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
+    (:func:`server.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.
     """
 
     def __init__(
@@ -56,94 +68,135 @@ class Aggregator:
         *,
         weight_limit: int,
         device: str = "auto",
+        threads: int = 0,
         base: Mapping[str, Array] | None = None,
+        rule: Rule = MEAN,
+        clip: Clip | None = None,
     ) -> None:
+        if base is not None and rule.buffered:
+            raise ValueError(
+                f"the rule {rule.kind} counts every holder; leave out base or choose the rule mean"
+            )
         self.layout = layout
         self.weight_limit = max(1, weight_limit)
         self.fraction_bits = _SUM_BITS - _VALUE_BITS - (self.weight_limit - 1).bit_length()
         self.total_weight = 0
-        self._sums = accumulator(layout.size, device, None if base is None else flatten(layout, base))
-        self._covers: dict[int, tuple[Mapping[str, Region], Coverage]] = {}
+        self._device = device
+        self._threads = threads or cores()
+        self._base = None if base is None else flatten(layout, base).astype(np.float32, copy=False)
+        self._rule = rule
+        self._clip = clip
+        self._change = False
+        self._packed = False
+        self._average: Average | None = None
+        self._compiled: dict[tuple[int, int], tuple[Mapping[str, Region], Form, Pieces]] = {}
 
-    def coverage(self, regions: Mapping[str, Region]) -> Coverage:
+    def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
         """The compiled form of ``regions``, kept for the next update of the same tier."""
-        known = self._covers.get(id(regions))
-        if known is None:  # the entry keeps ``regions`` alive, so its id stays its own
-            known = self._covers[id(regions)] = (regions, cover(self.layout, regions))
-        return known[1]
+        key = id(regions), id(form)
+        known = self._compiled.get(key)
+        if known is None:  # the entry keeps both alive, so their ids stay their own
+            made = compiled(self.layout, regions, form)
+            known = self._compiled[key] = (regions, form, made)
+        return known[2]
 
-    def check(self, arrays: Mapping[str, Array], regions: Mapping[str, Region]) -> Checked:
+    def check(
+        self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
+    ) -> Checked:
         """The update, ready to add; UpdateRejected if a name, shape, dtype or value is not as it should be."""
-        coverage = self.coverage(regions)
-        _check_names(arrays, coverage.shapes)
-        for name, shape in coverage.shapes.items():
-            _check_form(name, arrays[name], shape)
-        parts = [arrays[name].reshape(-1) for name in coverage.shapes]
-        flat: Floats = np.concatenate(parts) if parts else np.empty(0, np.float32)
-        if flat.size and not (flat.max() <= VALUE_LIMIT and flat.min() >= -VALUE_LIMIT):  # false for NaN too
-            _raise_bad_value(arrays)
-        return Checked(flat, coverage)
+        return checked(arrays, self.pieces(regions, form))
 
     def add(self, checked: Checked, weight: int) -> None:
-        """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact."""
+        """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact, or if updates
+        of changes and of weights meet in one round."""
         if weight < 1 or self.total_weight + weight > self.weight_limit:
             raise ValueError(
                 f"weight {weight} after {self.total_weight} passes the limit {self.weight_limit}"
             )
-        self._sums.add(checked.flat, checked.coverage, weight, float(weight) * 2.0**self.fraction_bits)
+        average = self._average_for(checked.pieces.form)
+        factor = float(weight) * 2.0**self.fraction_bits
+        if self._clip is not None:
+            checked, share = self._clipped(checked, self._clip)
+            factor *= share
+        average.add(checked if self._packed else self._decoded(checked), weight, factor)
         self.total_weight += weight
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
-        """The new model: the mean where an update counts, the bits of ``old`` elsewhere."""
-        mean, held = self._sums.mean(2.0**self.fraction_bits)
-        new: Arrays = {}
-        for name, offset in self.layout.offsets.items():
-            before = old[name]
-            part = slice(offset, offset + before.size)
-            values = mean[part].astype(before.dtype).reshape(before.shape)
-            new[name] = np.where(held[part].reshape(before.shape), values, before)
+        """The new model: the average where an update counts, the bits of ``old`` elsewhere."""
+        if self._average is None:
+            return {name: old[name].copy() for name in self.layout.offsets}
+        self._average.finish()
+        new = {name: np.empty(old[name].shape, old[name].dtype) for name in self.layout.offsets}
+        calls = [partial(self._merge, self._average, name, old[name], new[name]) for name in new]
+        run(calls, self._threads)
         return new
 
-
-def _check_names(arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    missing, extra = sorted(shapes.keys() - arrays.keys()), sorted(arrays.keys() - shapes.keys())
-    if missing or extra:
-        raise UpdateRejected(
-            "wrong-names",
-            f"the update should hold the {len(shapes)} tensors of its tier; missing: {_few(missing)}; "
-            f"not asked for: {_few(extra)}; fetch the tier's bundle again",
-            missing=missing,
-            extra=extra,
+    def _merge(self, average: Average, name: str, old: Array, new: Array) -> None:
+        start = self.layout.offsets[name]
+        before: Floats = np.ascontiguousarray(old).reshape(-1)
+        after = new.reshape(-1)
+        wide = after if after.dtype in (np.float32, np.float64) else np.empty(after.size, np.float64)
+        average.merge(
+            slice(start, start + old.size), before.astype(wide.dtype, copy=False), wide, change=self._change
         )
+        if wide is not after:
+            after[:] = wide
 
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
-
-
-def _check_form(name: str, array: Array, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise UpdateRejected(
-            "wrong-shape",
-            f"tensor {name} should have shape {shape}, found {array.shape}; fetch the tier's bundle again",
-            name=name,
-        )
-    if array.dtype.kind != "f":
-        raise UpdateRejected(
-            "wrong-dtype", f"tensor {name} should be float32, found {array.dtype}; send floats", name=name
-        )
-
-
-def _raise_bad_value(arrays: Mapping[str, Array]) -> None:
-    for name in sorted(arrays):
-        if not np.isfinite(arrays[name]).all():
-            raise UpdateRejected(
-                "not-finite",
-                f"tensor {name} holds NaN or infinity: training diverged on this device; lower the learning rate",
-                name=name,
+    def _average_for(self, form: Form) -> Average:
+        """What takes updates of this round: made for the first one."""
+        if self._average is None:
+            self._change = form.change
+            self._average = self._begun()
+        if form.change != self._change:
+            kinds = ("changes", "weights") if self._change else ("weights", "changes")
+            raise ValueError(
+                f"the round's updates hold {kinds[0]} and one of codec {form.codec!r} holds {kinds[1]}; "
+                "give all tiers codecs of one sort"
             )
-    raise UpdateRejected(
-        "too-large",
-        f"the update holds values beyond {VALUE_LIMIT:.0f}: training diverged on this device; lower the learning rate",
-        limit=VALUE_LIMIT,
-    )
+        return self._average
+
+    def _begun(self) -> Average:
+        unit = 2.0**self.fraction_bits
+        if self._rule.buffered:
+            return Buffered(self.layout, self._rule, unit)
+        if self._base is not None:
+            return OverChanges(self._base, unit, change=self._change)
+        sums = accumulator(self.layout.size, self._device, self._threads)
+        self._packed = sums.packed
+        return OverHolders(self.layout, sums, unit)
+
+    def _decoded(self, update: Checked) -> Checked:
+        """The same update, dense."""
+        pieces = update.pieces
+        if not pieces.form.sections:
+            return update
+        arrays = decode(pieces.form, update.named, pieces.regions, self.layout.shapes)
+        return self._dense(arrays, pieces.regions)
+
+    def _dense(self, arrays: Mapping[str, Array], regions: Mapping[str, Region]) -> Checked:
+        pieces = self.pieces(regions)
+        return Checked(pieces, tuple(np.require(arrays[n], np.float32, "CA") for n in pieces.sources))
+
+    def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
+        """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""
+        form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
+        norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)
+        share = clip_factor(norm, clip.limit)
+        if form.change or share == 1.0:
+            return update, share
+        weights, base = self._decoded(update).named, extract(clip.base, regions)
+        pulled = {n: base[n] + np.float32(share) * (weights[n] - base[n]) for n in base}
+        return self._dense(pulled, regions), 1.0
+
+
+def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
+    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one)."""
+    if device == "cpu":
+        return CpuAccumulator(size, threads)
+    import torch
+
+    from server.cuda import TorchAccumulator
+
+    if device == "auto" and not torch.cuda.is_available():
+        return CpuAccumulator(size, threads)
+    return TorchAccumulator(size, torch.device("cuda" if device == "auto" else device))

@@ -14,12 +14,15 @@ import msgspec
 import numpy as np
 import torch
 
+from edgefl.codecs import catalog as codecs
+from edgefl.codecs.apply import applied
+from edgefl.codecs.codec import Codec
 from edgefl.config import Federation, TierTable
 from edgefl.data.dataset import Dataset
 from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
 from edgefl.programs import catalog
-from edgefl.programs.contract import Program
+from edgefl.programs.contract import Program, prefixed
 from edgefl.programs.forward import chunk_forward
 from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog as submodels
@@ -35,7 +38,8 @@ from exporters.recompute import Budget
 from server.checkpoints import write_whole
 from server.coordinator import Rules
 from server.events import Event, Exporting, Warned
-from server.plan import Evaluate, Plan, TierPlan
+from server.plan import AggregatePlan, DownlinkPlan, Evaluate, Plan, TierPlan
+from server.robust import Rule, buffered_bytes
 from server.roster import TierRule
 
 FORWARD_BATCH = 32
@@ -72,11 +76,14 @@ def compose(
         submodel = submodel_of(spec, tier, table)
         for warned in warnings(submodel, tier, initial):
             emit(warned)
-        tiers[tier] = TierPlan(
-            _bundle(federation, dataset, submodel, tier, out / "bundles", emit), submodel.place
-        )
-        late |= functions(federation, submodel)[0].late
+        bundle = _bundle(federation, dataset, submodel, tier, out / "bundles", emit)
+        program = program_of(federation, submodel)
+        tiers[tier] = TierPlan(bundle, submodel.place, program.form)
+        late |= program.late
     defaults = next(iter(tiers.values())).bundle.manifest.hyper
+    aggregate = _aggregate(federation)
+    if aggregate.rule.buffered:
+        emit(Warned(tier="", text=_memory_of(aggregate.rule, sum(array.size for array in initial.values()))))
     return Plan(
         federation=federation.federation.name,
         digest=run_digest(federation),
@@ -88,7 +95,10 @@ def compose(
         lr_decay_at=federation.round.lr_decay_at,
         late=late,
         count=federation.round.count,
-        evaluate=evaluation(spec, dataset, device),
+        trained=frozenset(name for name, _ in spec.module.named_parameters(remove_duplicate=False)),
+        aggregate=aggregate,
+        downlink=DownlinkPlan(**federation.downlink.model_dump()),
+        evaluate=evaluation(program_of(federation, OutputSide(spec, 0)), dataset, device),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
     )
@@ -180,6 +190,17 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
     )
 
 
+def _aggregate(federation: Federation) -> AggregatePlan:
+    table = federation.aggregate
+    rule = Rule(table.rule, table.trim) if table.rule == "trimmed_mean" else Rule(table.rule)
+    return AggregatePlan(rule, table.clip_norm, table.threads)
+
+
+def _memory_of(rule: Rule, entries: int) -> str:
+    each = buffered_bytes(2, entries) - buffered_bytes(1, entries)
+    return f"the rule {rule.kind} keeps every update until the round ends: {each / 2**20:.1f} MiB for each device"
+
+
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
     """Who belongs to a tier by name. One that says nothing at all takes the devices that bear its name."""
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)
@@ -230,12 +251,49 @@ def fetched(submodel: Submodel, tier: str) -> tuple[str, ...]:
 
 def functions(federation: Federation, submodel: Submodel) -> tuple[Program, list[Prefix]]:
     """What a bundle holds, before it is exported: the program of the trained units, and the frozen chunks."""
-    program = catalog.build(federation.program.name, Objective.of(submodel), **federation.program.arguments)
     prefix = [
         Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
         for chunk in submodel.prefix
     ]
-    return program, prefix
+    return program_of(federation, submodel), prefix
+
+
+def program_of(federation: Federation, submodel: Submodel) -> Program:
+    """The local training of a submodel, its update coded. ConfigError where program, codec and kind do not go together."""
+    codec = codecs.build(federation.codec.name, **federation.codec.options)
+    if codec.feedback and submodel.moves:
+        raise ConfigError(
+            f"codec {codec.name!r} keeps on each device what coding lost of every entry, and kind {submodel.kind!r} holds "
+            "other entries in each round; choose a codec without feedback, or a kind that stays in its place",
+            codec=codec.name,
+            kind=submodel.kind,
+        )
+    objective = Objective.of(submodel)
+    name, options = _trained_by(codec, federation)
+    program = catalog.build(name, objective, **options)
+    if program.own_inference and submodel.prefix:
+        raise ConfigError(
+            f"program {name!r} computes with its weights in a form of its own, and a tier with frozen units would run these "
+            "as they are; choose another program, or a kind that trains the whole depth, such as width",
+            program=name,
+            kind=submodel.kind,
+        )
+    return applied(codec, program, objective)
+
+
+def _trained_by(codec: Codec, federation: Federation) -> tuple[str, dict[str, Any]]:
+    """The program and its options: the federation's own, or the one in place of sgd that the codec belongs to."""
+    table, training = federation.program, codec.training
+    if training is None:
+        return table.name, table.arguments
+    if table.name not in ("sgd", training.program):
+        raise ConfigError(
+            f"codec {codec.name!r} goes with the local training {training.program!r}, and program.name is {table.name!r}; "
+            "leave program.name out, or choose a codec that codes the result of any training",
+            codec=codec.name,
+            program=table.name,
+        )
+    return training.program, {**table.arguments, **training.options}
 
 
 def _budget(federation: Federation, tier: str) -> Budget | None:
@@ -257,7 +315,14 @@ def data_spec(dataset: Dataset) -> DataSpec:
 def run_digest(federation: Federation) -> str:
     """Digest of every key that has a say in the trained weights: a run goes on under the same one only."""
     tables = federation.model_dump(
-        mode="json", exclude={"broker": True, "limits": True, "data": {"dir", "download"}}
+        mode="json",
+        exclude={
+            "broker": True,
+            "limits": True,
+            "data": {"dir", "download"},
+            "downlink": {"compression"},
+            "aggregate": {"threads"},
+        },
     )
     for tier in tables["tiers"].values():
         tier.pop("count")
@@ -271,6 +336,7 @@ def bundle_digest(federation: Federation, dataset: Dataset, submodel: Submodel, 
             "code": _code(federation),
             "model": federation.model.model_dump(mode="json"),
             "program": federation.program.model_dump(mode="json"),
+            "codec": federation.codec.model_dump(mode="json"),
             "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
             "submodel": submodel.identity,
             "memory_budget": _budget(federation, tier),
@@ -310,22 +376,24 @@ def _digest(values: object) -> str:
 # -- evaluation ------------------------------------------------------------------------------------------------
 
 
-def evaluation(spec: ModelSpec, dataset: Dataset, device: str = "auto") -> Evaluate:
-    """``weights -> {"accuracy", "loss"}`` of the whole model on the test set, in inference mode."""
+def evaluation(program: Program, dataset: Dataset, device: str = "auto") -> Evaluate:
+    """``weights -> {"accuracy", "loss"}`` on the test set, as ``program`` of the whole model has inference."""
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    objective = Objective.of(OutputSide(spec, 0))
     count = len(dataset.test_y)
     batches = np.array_split(np.arange(count), max(1, -(-count // EVALUATION_BATCH)))
 
     @torch.inference_mode()
     def evaluate(weights: Arrays) -> Mapping[str, float]:
-        named = {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
+        named = prefixed(
+            "weights", {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
+        )
         loss, correct = 0.0, 0.0
         for rows in batches:
             x = torch.from_numpy(dataset.floats(dataset.test_x[rows])).to(where)
             y = torch.from_numpy(dataset.test_y[rows]).to(where)
-            losses, found = objective.evaluate(named, x, y)
-            loss, correct = loss + float(losses.double().sum()), correct + float(found.double().sum())
+            batch = {"batch.0.x": x, "batch.0.y": y, "batch.0.mask": torch.ones(len(rows), device=where)}
+            found = program.evaluate(named | batch)
+            loss, correct = loss + float(found["metric.loss_sum"]), correct + float(found["metric.correct"])
         return {"accuracy": correct / count, "loss": loss / count}
 
     return evaluate

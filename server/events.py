@@ -61,7 +61,7 @@ class RoundOpened(Event, frozen=True, kw_only=True):
 
 
 class DeviceSeen(Event, frozen=True, kw_only=True):
-    """A device says where it stands. Times in milliseconds, sizes in bytes."""
+    """A device says where it stands. Times in milliseconds, sizes in bytes, as in :class:`RoundClosed`."""
 
     device: str
     tier: str
@@ -74,6 +74,8 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
     peak_bytes: int = 0
     down_bytes: int = 0
     up_bytes: int = 0
+    down_wire_bytes: int = 0
+    up_wire_bytes: int = 0
     idle_bytes: int = 0
     forward_ms: float = 0.0
 
@@ -90,8 +92,12 @@ class Rejected(Event, frozen=True, kw_only=True):
 class RoundClosed(Event, frozen=True, kw_only=True):
     """A round is over. ``accuracy`` and ``loss`` are the global model's on the test set, None if not evaluated.
 
-    ``down_bytes`` and ``up_bytes`` add up what the reporting devices fetched and sent; ``server_down_bytes`` is
-    what the server itself published. ``weights_sha256`` is the digest of the round's checkpoint file.
+    ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that brought
+    them blobs (by their own count) and of those that brought their updates here, second copies included (one that comes
+    after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets are in
+    (:mod:`edgefl.wire.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages held the updates
+    as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256`` is the digest of
+    the round's checkpoint file.
     """
 
     round: int
@@ -106,6 +112,9 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     down_bytes: int
     up_bytes: int
     server_down_bytes: int
+    down_wire_bytes: int = 0
+    up_wire_bytes: int = 0
+    up_float32_bytes: int = 0
     text: str = ""
 
 

@@ -7,20 +7,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from edgefl.codecs.catalog import CODECS
+from edgefl.codecs.form import Form
+from edgefl.codecs.size import float32_bytes
 from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, Update, UpdateChunk, decode
+from edgefl.wire.packets import Traffic
 from server.aggregator import Aggregator, Checked
 from server.assembly import LEAST_PIECE, Assembly, Complete, Missing
 from server.claims import Claim, addressed, weigh
-from server.coordinator import Answered, Assignment, Rules, State
+from server.coordinator import Answered, Assignment, OpenRound, Rules, State
 from server.events import DeviceSeen, Event, Rejected
 from server.journal import Journal
+from server.plan import TierPlan
 
 _MOST_METRICS = 64
 _MOST_TEXT = 1000
+_MOST_BYTES = 2**53
+"""That a device may say it fetched: any journal can add up a million of them."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,14 @@ class Intake:
     def __init__(
         self,
         rules: Rules,
+        tiers: Mapping[str, TierPlan],
         placements: Callable[[], Mapping[str, Placement]],
         journal: Journal,
         limits: Limits,
         emit: Callable[[Event], None],
     ) -> None:
         self._rules = rules
+        self._tiers = tiers
         self._placements = placements
         self._journal = journal
         self._emit = emit
@@ -51,19 +60,32 @@ class Intake:
             most_bytes=limits.max_pending_bytes,
             least_piece=min(LEAST_PIECE, limits.chunk_bytes // 2),
         )
+        self._came: dict[str, Traffic] = {}
+        """Per known device, what came since its last report and is not in the journal."""
 
-    def forget_unfinished(self) -> None:
-        """The round is over: what is not whole will not be."""
+    def end_round(self, ended: OpenRound) -> None:
+        """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
+        reporting = [each.device for each in ended.with_status("accepted") if each.device in self._came]
+        more = {device: self._came.pop(device) for device in reporting}
+        self._journal.add_traffic(self._rules.run, ended.number, more)
         self._assembly.clear()
 
     def take(
-        self, device: str, number: int, chunk: UpdateChunk, state: State, aggregator: Aggregator | None
+        self,
+        device: str,
+        number: int,
+        chunk: UpdateChunk,
+        came: Traffic,
+        state: State,
+        aggregator: Aggregator | None,
     ) -> Verdict:
-        """Take one chunk of ``device``'s update for round ``number``.
+        """Take one chunk of ``device``'s update for round ``number``; ``came`` is the size of its message.
 
         An answer that needs no assembling (a second copy, a closed round) is given at the first chunk, so that the
         device may save the rest, and again at the last.
         """
+        if device in state.devices:  # nobody else has a say in how much is kept
+            self._came[device] = self._came.get(device, Traffic()) + came
         try:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
@@ -104,6 +126,7 @@ class Intake:
         )
         weight = weigh(self._rules, state, claim)
         checked = self._checked(update, aggregator)
+        down, up = _fetched(update), self._came.pop(assignment.device)
         self._journal.accept(
             self._rules.run,
             number,
@@ -111,11 +134,13 @@ class Intake:
             sha256=whole.sha256,
             weight=weight,
             metrics=_finite(update.metrics),
-            sizes=(update.profile.down_bytes, len(whole.data)),
+            down=down,
+            up=up,
+            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.pieces.shapes),
             data=whole.data,
         )
         aggregator.add(checked, weight)
-        self._emit(_report(update, len(whole.data)))
+        self._emit(_report(update, down, up))
         ack = Ack(round=number, nonce=assignment.nonce, status="accepted")
         return Verdict(ack, Answered(assignment.device, accepted=True))
 
@@ -126,11 +151,13 @@ class Intake:
             aggregator.add(self._checked(update, aggregator), stored.weight)
 
     def _checked(self, update: Update, aggregator: Aggregator) -> Checked:
+        tier = self._tiers[update.tier]
+        _check_codec(update, tier.form)
         try:
-            arrays = tensors.load(update.tensors, max_bits=0)  # an update has no masks to unfold
+            arrays = tensors.load(update.tensors, max_bits=tier.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
-        return aggregator.check(arrays, self._placements()[update.tier].regions)
+        return aggregator.check(arrays, self._placements()[update.tier].regions, tier.form)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
@@ -175,6 +202,30 @@ def _repeated(assignment: Assignment, number: int) -> Ack:
     return Ack(round=number, nonce=assignment.nonce, status="rejected", reason="already-rejected", text=text)
 
 
+def _check_codec(update: Update, form: Form) -> None:
+    """UpdateRejected unless the update is coded as its tier is told to."""
+    if update.codec == form.codec and update.codec_version == form.version:
+        wrong = sorted(name for name, value in update.metrics.items() if not math.isfinite(value))
+        if form.sections and wrong:  # a NaN has no code, but it shows in what training reports
+            raise UpdateRejected(
+                "not-finite",
+                f"metric {wrong[0][:64]} is not finite: training diverged on this device; lower the learning rate",
+                name=wrong[0][:64],
+            )
+        return
+    found, wanted = (
+        f"{update.codec[:64]!r} version {update.codec_version}",
+        f"{form.codec!r} version {form.version}",
+    )
+    if update.codec not in CODECS:
+        text = (
+            f"the update is coded by {found}, which this server does not know; its tier is coded by {wanted}"
+        )
+        raise UpdateRejected("unknown-codec", text, codec=update.codec[:64])
+    text = f"the update is coded by {found}, its tier by {wanted}; fetch the tier's bundle again"
+    raise UpdateRejected("wrong-codec", text, codec=update.codec[:64])
+
+
 def _decoded(data: bytes) -> Update:
     try:
         return decode(Update, data)
@@ -187,7 +238,13 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name[:64]: float(metrics[name]) for name in names[:_MOST_METRICS]}
 
 
-def _report(update: Update, up_bytes: int) -> DeviceSeen:
+def _fetched(update: Update) -> Traffic:
+    """What the device says it downloaded, bounded by what a journal can hold."""
+    told = (update.profile.down_bytes, update.profile.down_wire_bytes)
+    return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in told))
+
+
+def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
     return DeviceSeen(
         device=update.device,
         tier=update.tier,
@@ -196,8 +253,10 @@ def _report(update: Update, up_bytes: int) -> DeviceSeen:
         loss=update.metrics.get("loss", float("nan")),
         step_ms=update.profile.step_ms,
         peak_bytes=update.profile.peak_bytes,
-        down_bytes=update.profile.down_bytes,
-        up_bytes=up_bytes,
+        down_bytes=down.payload,
+        up_bytes=up.payload,
+        down_wire_bytes=down.wire,
+        up_wire_bytes=up.wire,
         idle_bytes=update.profile.idle_bytes,
         forward_ms=update.profile.forward_ms,
     )

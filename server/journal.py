@@ -15,75 +15,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
+from edgefl.wire.packets import Traffic
+from server import tables
 from server.coordinator import Assignment, OpenRound
 from server.roster import Device
 
 MOST_REJECTED = 16
 """Refused updates recorded per device and round: nobody may fill the disk with them."""
-
-_BLOB = sa.LargeBinary(length=2**32 - 1)
-_tables = sa.MetaData()
-
-_runs = sa.Table(
-    "runs",
-    _tables,
-    sa.Column("run", sa.String(64), primary_key=True),
-    sa.Column("federation", sa.String(64), nullable=False, index=True),
-    sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),
-)
-_devices = sa.Table(
-    "devices",
-    _tables,
-    sa.Column("federation", sa.String(64), primary_key=True),
-    sa.Column("device", sa.String(64), primary_key=True),
-    sa.Column("hello", _BLOB, nullable=False),
-    sa.Column("tier", sa.String(64), nullable=False),
-    sa.Column("samples", sa.BigInteger, nullable=False),
-    sa.Column("online", sa.Boolean, nullable=False),
-    sa.Column("last_seen", sa.Float, nullable=False),
-)
-_rounds = sa.Table(
-    "rounds",
-    _tables,
-    sa.Column("run", sa.String(64), primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("model_version", sa.String(64), nullable=False),
-    sa.Column("opened", sa.Float, nullable=False),
-    sa.Column("deadline", sa.Float, nullable=False),
-    sa.Column("goal", sa.Integer, nullable=False),
-    sa.Column("units", _BLOB, nullable=False),
-    sa.Column("outcome", sa.JSON, nullable=False),
-)
-_assignments = sa.Table(
-    "assignments",
-    _tables,
-    sa.Column("run", sa.String(64), primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("device", sa.String(64), primary_key=True),
-    sa.Column("tier", sa.String(64), nullable=False),
-    sa.Column("seed", sa.String(20), nullable=False),  # text: some databases have no unsigned 64 bits
-    sa.Column("nonce", sa.String(64), nullable=False),
-    sa.Column("weight_limit", sa.BigInteger, nullable=False),
-    sa.Column("status", sa.String(16), nullable=False),
-)
-_updates = sa.Table(
-    "updates",
-    _tables,
-    sa.Column("run", sa.String(64), primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("device", sa.String(64), primary_key=True),
-    sa.Column("nonce", sa.String(64), primary_key=True),
-    sa.Column("sha256", sa.String(64), primary_key=True),
-    sa.Column("reason", sa.String(32), nullable=False),  # empty: accepted
-    sa.Column("text", sa.Text, nullable=False),
-    sa.Column("weight", sa.BigInteger, nullable=False),
-    sa.Column("metrics", sa.JSON, nullable=False),
-    sa.Column("down_bytes", sa.BigInteger, nullable=False),
-    sa.Column("up_bytes", sa.BigInteger, nullable=False),
-    sa.Column("bytes", _BLOB, nullable=True),
-)
 
 
 @dataclass(frozen=True)
@@ -107,13 +45,20 @@ class StoredUpdate:
 
 @dataclass(frozen=True)
 class Tally:
-    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one."""
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one.
+
+    Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
+    ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
+    """
 
     reports: int
     rejected: int
     train_loss: float | None
     down_bytes: int
     up_bytes: int
+    down_wire_bytes: int
+    up_wire_bytes: int
+    up_float32_bytes: int
 
 
 class Journal:
@@ -123,9 +68,9 @@ class Journal:
         self._federation = federation
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
-            sa.event.listen(self._engine, "connect", _use_write_ahead_log)
+            sa.event.listen(self._engine, "connect", tables.use_write_ahead_log)
         with self._guard():
-            _tables.create_all(self._engine)
+            tables.create(self._engine)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -149,14 +94,14 @@ class Journal:
 
     def latest_run(self) -> Run | None:
         """The federation's run, if one was ever begun."""
-        query = sa.select(_runs).where(_runs.c.federation == self._federation)
+        query = sa.select(tables.runs).where(tables.runs.c.federation == self._federation)
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
         return Run(row["run"], row["digest"], row["number"]) if row else None
 
     def begin_run(self, run: Run) -> None:
         with self._transaction() as connection:
-            connection.execute(_runs.insert().values(**vars(run), federation=self._federation))
+            connection.execute(tables.runs.insert().values(**vars(run), federation=self._federation))
 
     # -- devices ---------------------------------------------------------------------------------------------
 
@@ -169,7 +114,7 @@ class Journal:
         self._upsert_device(device, {})
 
     def _upsert_device(self, device: Device, more: Mapping[str, object]) -> None:
-        key = (_devices.c.federation == self._federation) & (_devices.c.device == device.name)
+        key = (tables.devices.c.federation == self._federation) & (tables.devices.c.device == device.name)
         values = {
             "tier": device.tier,
             "samples": device.samples,
@@ -178,14 +123,14 @@ class Journal:
             **more,
         }
         with self._transaction() as connection:
-            if connection.execute(_devices.update().where(key).values(**values)).rowcount == 0:
+            if connection.execute(tables.devices.update().where(key).values(**values)).rowcount == 0:
                 values = {"hello": b"", **values}
                 connection.execute(
-                    _devices.insert().values(federation=self._federation, device=device.name, **values)
+                    tables.devices.insert().values(federation=self._federation, device=device.name, **values)
                 )
 
     def devices(self) -> dict[str, Device]:
-        query = sa.select(_devices).where(_devices.c.federation == self._federation)
+        query = sa.select(tables.devices).where(tables.devices.c.federation == self._federation)
         with self._transaction() as connection:
             rows = connection.execute(query).mappings().all()
         return {
@@ -199,7 +144,7 @@ class Journal:
         """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later."""
         with self._transaction() as connection:
             connection.execute(
-                _rounds.insert().values(
+                tables.rounds.insert().values(
                     run=run,
                     round=opened.number,
                     state="open",
@@ -215,17 +160,17 @@ class Journal:
                 {**vars(assignment), "seed": str(assignment.seed), "run": run, "round": opened.number}
                 for assignment in opened.assignments.values()
             ]
-            connection.execute(_assignments.insert(), rows)
+            connection.execute(tables.assignments.insert(), rows)
 
     def current_round(self, run: str) -> OpenRound | None:
         """The round a killed server left open."""
-        which = (_rounds.c.run == run) & (_rounds.c.state == "open")
+        which = (tables.rounds.c.run == run) & (tables.rounds.c.state == "open")
         with self._transaction() as connection:
-            row = connection.execute(sa.select(_rounds).where(which)).mappings().first()
+            row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
             if row is None:
                 return None
-            query = sa.select(_assignments).where(
-                (_assignments.c.run == run) & (_assignments.c.round == row["round"])
+            query = sa.select(tables.assignments).where(
+                (tables.assignments.c.run == run) & (tables.assignments.c.round == row["round"])
             )
             assigned = connection.execute(query).mappings().all()
         assignments = {part["device"]: _assignment(part) for part in assigned}
@@ -235,7 +180,11 @@ class Journal:
 
     def published_units(self, run: str) -> list[bytes]:
         """What :meth:`open_round` was given for the last two rounds, the newest first."""
-        query = sa.select(_rounds.c.units).where(_rounds.c.run == run).order_by(_rounds.c.round.desc())
+        query = (
+            sa.select(tables.rounds.c.units)
+            .where(tables.rounds.c.run == run)
+            .order_by(tables.rounds.c.round.desc())
+        )
         with self._transaction() as connection:
             return [row[0] for row in connection.execute(query.limit(2))]
 
@@ -243,36 +192,42 @@ class Journal:
         """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go."""
         with self._transaction() as connection:
             connection.execute(
-                _rounds.update()
-                .where((_rounds.c.run == run) & (_rounds.c.round == number))
+                tables.rounds.update()
+                .where((tables.rounds.c.run == run) & (tables.rounds.c.round == number))
                 .values(state=state, outcome=dict(outcome))
             )
             connection.execute(
-                _updates.update()
-                .where((_updates.c.run == run) & (_updates.c.round == number))
+                tables.updates.update()
+                .where((tables.updates.c.run == run) & (tables.updates.c.round == number))
                 .values(bytes=None)
             )
-            connection.execute(_runs.update().where(_runs.c.run == run).values(number=number + 1))
+            connection.execute(tables.runs.update().where(tables.runs.c.run == run).values(number=number + 1))
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""
-        key = (_rounds.c.run == run) & (_rounds.c.round == number)
+        key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
-            known = connection.execute(sa.select(_rounds.c.outcome).where(key)).scalar_one()
-            connection.execute(_rounds.update().where(key).values(outcome={**known, **more}))
+            known = connection.execute(sa.select(tables.rounds.c.outcome).where(key)).scalar_one()
+            connection.execute(tables.rounds.update().where(key).values(outcome={**known, **more}))
 
     def outcome(self, run: str, number: int) -> tuple[str, dict[str, Any]]:
         """(state, outcome) of one round."""
-        which = (_rounds.c.run == run) & (_rounds.c.round == number)
+        which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
-            row = connection.execute(sa.select(_rounds.c.state, _rounds.c.outcome).where(which)).one()
+            row = connection.execute(
+                sa.select(tables.rounds.c.state, tables.rounds.c.outcome).where(which)
+            ).one()
         return row[0], row[1]
 
     def outcomes(self, run: str) -> list[tuple[int, str, dict[str, Any]]]:
         """(round, state, outcome) of every round so far, in order."""
-        query = sa.select(_rounds.c.round, _rounds.c.state, _rounds.c.outcome).where(_rounds.c.run == run)
+        query = sa.select(tables.rounds.c.round, tables.rounds.c.state, tables.rounds.c.outcome).where(
+            tables.rounds.c.run == run
+        )
         with self._transaction() as connection:
-            return [(row[0], row[1], row[2]) for row in connection.execute(query.order_by(_rounds.c.round))]
+            return [
+                (row[0], row[1], row[2]) for row in connection.execute(query.order_by(tables.rounds.c.round))
+            ]
 
     # -- updates ---------------------------------------------------------------------------------------------
 
@@ -285,17 +240,20 @@ class Journal:
         sha256: str,
         weight: int,
         metrics: Mapping[str, float],
-        sizes: tuple[int, int],
+        down: Traffic,
+        up: Traffic,
+        up_float32_bytes: int,
         data: bytes,
     ) -> None:
         """Keep an accepted update and mark its assignment; after this it may be acknowledged.
 
-        ``sizes`` are the bytes that the device fetched and sent for the round.
+        ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would
+        have sent as float32.
         """
         with self._transaction() as connection:
             _answer(connection, run, number, assignment.device, "accepted")
             connection.execute(
-                _updates.insert().values(
+                tables.updates.insert().values(
                     run=run,
                     round=number,
                     device=assignment.device,
@@ -305,8 +263,11 @@ class Journal:
                     text="",
                     weight=weight,
                     metrics=dict(metrics),
-                    down_bytes=max(0, min(sizes[0], 2**62)),
-                    up_bytes=sizes[1],
+                    down_bytes=down.payload,
+                    up_bytes=up.payload,
+                    down_wire_bytes=down.wire,
+                    up_wire_bytes=up.wire,
+                    up_float32_bytes=up_float32_bytes,
                     bytes=data,
                 )
             )
@@ -328,81 +289,98 @@ class Journal:
         ``final`` also ends the device's part in that round.
         """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
-        same = sa.and_(*(_updates.c[name] == value for name, value in key.items()))
-        empty = {"weight": 0, "metrics": {}, "down_bytes": 0, "up_bytes": 0, "bytes": None}
+        same = sa.and_(*(tables.updates.c[name] == value for name, value in key.items()))
+        empty = {"weight": 0, "metrics": {}, **dict.fromkeys(tables.SIZES, 0), "bytes": None}
         with self._transaction() as connection:
             if final:
                 _answer(connection, run, number, device, "rejected")
-            if connection.execute(sa.select(_updates.c.reason).where(same)).first() is not None:
+            if connection.execute(sa.select(tables.updates.c.reason).where(same)).first() is not None:
                 return False
-            of_round = sa.and_(*(_updates.c[name] == key[name] for name in ("run", "round", "device")))
-            query = sa.select(sa.func.count()).where(of_round & (_updates.c.reason != ""))
+            of_round = sa.and_(*(tables.updates.c[name] == key[name] for name in ("run", "round", "device")))
+            query = sa.select(sa.func.count()).where(of_round & (tables.updates.c.reason != ""))
             if connection.execute(query).scalar_one() >= MOST_REJECTED:
                 return False
-            connection.execute(_updates.insert().values(**key, **empty, reason=reason, text=text))
+            connection.execute(tables.updates.insert().values(**key, **empty, reason=reason, text=text))
             return True
+
+    def add_traffic(self, run: str, number: int, came: Mapping[str, Traffic]) -> None:
+        """What more the devices of accepted updates sent for that round."""
+        of_round = (
+            (tables.updates.c.run == run)
+            & (tables.updates.c.round == number)
+            & (tables.updates.c.reason == "")
+        )
+        with self._transaction() as connection:
+            for device, more in came.items():
+                values = {
+                    "up_bytes": tables.updates.c.up_bytes + more.payload,
+                    "up_wire_bytes": tables.updates.c.up_wire_bytes + more.wire,
+                    "up_float32_bytes": tables.updates.c.up_float32_bytes + more.payload,
+                }
+                key = of_round & (tables.updates.c.device == device)
+                connection.execute(tables.updates.update().where(key).values(**values))
 
     def tally(self, run: str, number: int) -> Tally:
         """What the updates of a round come to."""
-        query = sa.select(_updates.c.reason, _updates.c.metrics, _updates.c.down_bytes, _updates.c.up_bytes)
-        which = (_updates.c.run == run) & (_updates.c.round == number)
+        query = sa.select(
+            tables.updates.c.reason,
+            tables.updates.c.metrics,
+            *(tables.updates.c[name] for name in tables.SIZES),
+        )
+        which = (tables.updates.c.run == run) & (tables.updates.c.round == number)
         with self._transaction() as connection:
-            rows = connection.execute(query.where(which).order_by(_updates.c.device)).all()
+            rows = connection.execute(query.where(which).order_by(tables.updates.c.device)).all()
         accepted = [row for row in rows if not row[0]]
         losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
         return Tally(
             reports=len(accepted),
             rejected=len(rows) - len(accepted),
             train_loss=sum(losses) / len(losses) if losses else None,
-            down_bytes=sum(row[2] for row in accepted),
-            up_bytes=sum(row[3] for row in accepted),
+            **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
         )
 
     def was_accepted(self, run: str, number: int, device: str, nonce: str) -> bool:
         """Whether this answer of this device has been accepted before, in any round of the run."""
-        query = sa.select(_updates.c.sha256).where(
-            (_updates.c.run == run)
-            & (_updates.c.round == number)
-            & (_updates.c.device == device)
-            & (_updates.c.nonce == nonce)
-            & (_updates.c.reason == "")
+        query = sa.select(tables.updates.c.sha256).where(
+            (tables.updates.c.run == run)
+            & (tables.updates.c.round == number)
+            & (tables.updates.c.device == device)
+            & (tables.updates.c.nonce == nonce)
+            & (tables.updates.c.reason == "")
         )
         with self._transaction() as connection:
             return connection.execute(query).first() is not None
 
     def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
         """The accepted updates of an open round, one at a time: memory stays at one update."""
-        query = sa.select(_updates.c.device, _updates.c.sha256, _updates.c.weight).where(
-            (_updates.c.run == run) & (_updates.c.round == number) & (_updates.c.reason == "")
+        query = sa.select(tables.updates.c.device, tables.updates.c.sha256, tables.updates.c.weight).where(
+            (tables.updates.c.run == run)
+            & (tables.updates.c.round == number)
+            & (tables.updates.c.reason == "")
         )
         with self._transaction() as connection:
-            heads = connection.execute(query.order_by(_updates.c.device)).all()
+            heads = connection.execute(query.order_by(tables.updates.c.device)).all()
         for device, sha256, weight in heads:
-            which = (_updates.c.run == run) & (_updates.c.round == number) & (_updates.c.device == device)
-            body = sa.select(_updates.c.bytes).where(which & (_updates.c.sha256 == sha256))
+            which = (
+                (tables.updates.c.run == run)
+                & (tables.updates.c.round == number)
+                & (tables.updates.c.device == device)
+            )
+            body = sa.select(tables.updates.c.bytes).where(which & (tables.updates.c.sha256 == sha256))
             with self._transaction() as connection:
                 yield StoredUpdate(device, sha256, weight, connection.execute(body).scalar_one())
 
 
 def _answer(connection: Connection, run: str, number: int, device: str, status: str) -> None:
-    key = (_assignments.c.run == run) & (_assignments.c.round == number) & (_assignments.c.device == device)
-    connection.execute(_assignments.update().where(key).values(status=status))
+    key = (
+        (tables.assignments.c.run == run)
+        & (tables.assignments.c.round == number)
+        & (tables.assignments.c.device == device)
+    )
+    connection.execute(tables.assignments.update().where(key).values(status=status))
 
 
 def _assignment(row: Mapping[Any, Any]) -> Assignment:
     return Assignment(
         row["device"], row["tier"], int(row["seed"]), row["nonce"], row["weight_limit"], row["status"]
     )
-
-
-def _use_write_ahead_log(connection: Any, _record: object) -> None:
-    """Writers do not block readers, and a commit is on disk (FULL) before we acknowledge an update.
-
-    Updates are megabytes: with pages of 64 KiB instead of 4 they cost half the processor time.
-    """
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA page_size=65536")
-    cursor.execute("PRAGMA wal_autocheckpoint=256")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.codecs.form import DENSE, Form
 from edgefl.submodels.submodel import Placement
 from edgefl.wire.bundle import Bundle
+from edgefl.wire.compression import Compression
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
 from server.coordinator import Outcome, Rules
+from server.robust import MEAN, Rule
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
 """Metrics of a global model; ``accuracy`` and ``loss`` are shown to people."""
@@ -26,22 +29,48 @@ Place = Callable[[Arrays, int], Placement]
 
 @dataclass(frozen=True)
 class TierPlan:
-    """What a tier downloads, and its share of each round's weights.
+    """What a tier downloads, its share of each round's weights, and what the bytes of its updates mean.
 
     If that has a payload, the bundle's ``suffix`` is one name, and the payload is published under it.
     """
 
     bundle: Bundle
     place: Place
+    form: Form = DENSE
+
+    @property
+    def mask_bits(self) -> int:
+        """Most bits that the masks of an update may unfold to."""
+        manifest = self.bundle.manifest
+        return sum(port.mask for port in manifest.graph(manifest.finish).outputs_of("update"))
+
+
+@dataclass(frozen=True)
+class DownlinkPlan:
+    """How weights travel to the devices (:mod:`server.downlink`). ``compression`` is for every blob but manifests."""
+
+    encoding: Literal["float32", "float16", "int8"] = "float32"
+    keyframe_every: int = 10
+    compression: Compression = "zstd"
+
+
+@dataclass(frozen=True)
+class AggregatePlan:
+    """How the updates of a round become one change (:class:`server.aggregator.Aggregator`); ``clip_norm`` 0: no limit."""
+
+    rule: Rule = MEAN
+    clip_norm: float = 0.0
+    threads: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
     """One run of a federation. ``digest`` names the configuration: a run is resumed under the same one only.
 
-    ``initial`` holds float tensors by global name, each below one of ``units``. ``rules.run`` is filled in by the
-    service. ``count`` says whom an entry is averaged over (:class:`server.aggregator.Aggregator`). ``evaluate`` is
-    called every ``evaluate_every`` rounds (0: never) and after the last one.
+    ``initial`` holds float tensors by global name, each below one of ``units``; ``trained`` names its trainable
+    parameters, the others (moving statistics) travel as they are. ``rules.run`` is filled in by the service. ``count``
+    says whom an entry is averaged over (:class:`server.aggregator.Aggregator`). ``evaluate`` is called every
+    ``evaluate_every`` rounds (0: never) and after the last one.
     """
 
     federation: str
@@ -54,6 +83,9 @@ class Plan:
     lr_decay_at: tuple[float, ...] = ()
     late: Mapping[str, float] = field(default_factory=dict)
     count: Count = "holders"
+    trained: frozenset[str] = frozenset()
+    aggregate: AggregatePlan = AggregatePlan()
+    downlink: DownlinkPlan = DownlinkPlan()
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
     limits: Limits = Limits()  # noqa: RUF009  frozen

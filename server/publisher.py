@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, describe, split
+from edgefl.wire.blobs import BlobRef, split
+from edgefl.wire.compression import Compression, packed
 from edgefl.wire.messages import Round, encode
 from edgefl.wire.session import Delivery
-from edgefl.wire.tensors import Array
+from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.topics import Topics
 
 
@@ -30,10 +31,13 @@ class Publisher:
     Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
     """
 
-    def __init__(self, session: Publishes, topics: Topics, chunk_bytes: int) -> None:
+    def __init__(
+        self, session: Publishes, topics: Topics, chunk_bytes: int, compression: Compression = "none"
+    ) -> None:
         self._session = session
         self._topics = topics
         self._chunk = chunk_bytes
+        self._compression: Compression = compression
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
@@ -45,15 +49,25 @@ class Publisher:
         """References of the blobs that devices may fetch, by SHA-256."""
         return {sha256: ref for sha256, (ref, _) in self._blobs.items()}
 
-    def offer(self, data: bytes, chunk: int = 0) -> BlobRef:
-        """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice."""
-        sha256 = hashlib.sha256(data).hexdigest()
-        if sha256 not in self._blobs:
-            self._blobs[sha256] = (describe(data, chunk or self._chunk), data)
-            self._stale.pop(sha256, None)
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
+        """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice.
+
+        It travels compressed where that pays, unless it is to be ``plain``: then the reference has the digest of ``data``.
+        """
+        return self.put(*packed(data, chunk or self._chunk, "none" if plain else self._compression))
+
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef:
+        """Add a blob whose bytes are ready to travel."""
+        if ref.sha256 not in self._blobs:
+            self._blobs[ref.sha256] = (ref, data)
+            self._stale.pop(ref.sha256, None)
             if self.online:
-                self._send(sha256)
-        return self._blobs[sha256][0]
+                self._send(ref.sha256)
+        return self._blobs[ref.sha256][0]
+
+    def travelling(self, sha256: str) -> bytes:
+        """The bytes of a live blob as they travel."""
+        return self._blobs[sha256][1]
 
     def announce(self, message: Round) -> None:
         """Make ``message`` the retained ``rounds/current``. Offer what it names first."""
@@ -107,14 +121,18 @@ class Publisher:
             self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
 
 
+def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
+    """Each unit's tensors under their global names; a unit without tensors is left out."""
+    found = {
+        unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        for unit in units
+    }
+    return {unit: own for unit, own in found.items() if own}
+
+
 def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, bytes]:
     """One safetensors blob per unit with its tensors under their global names; a unit without tensors has none."""
-    blobs: dict[str, bytes] = {}
-    for unit in units:
-        own = {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
-        if own:
-            blobs[unit] = tensors.dump(own)
-    return blobs
+    return {unit: tensors.dump(own) for unit, own in of_units(weights, units).items()}
 
 
 def version_of(units: Mapping[str, bytes]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgefl.submodels.submodel import Placement
-from edgefl.wire import tensors
+from edgefl.wire import manifest as manifests
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.messages import Round, Task, encode
@@ -20,12 +20,14 @@ from edgefl.wire.signatures import Signer
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
 from server import coordinator
-from server.aggregator import Aggregator, layout_of
+from server.aggregator import Aggregator, Clip, layout_of
 from server.checkpoints import Checkpoints
 from server.coordinator import Assignment, OpenRound, State
+from server.downlink import Downlink, Part
 from server.journal import Journal, Run
 from server.plan import Plan
-from server.publisher import Publisher, unit_blobs, version_of
+from server.publisher import Publisher, of_units, unit_blobs, version_of
+from server.shelf import Shelf
 
 _Units = dict[str, BlobRef]
 
@@ -55,12 +57,16 @@ class Rounds:
         self._clock = clock
         self._topics = Topics(plan.federation)
         self._egress_before = 0
-        self.publisher = Publisher(session, self._topics, plan.limits.chunk_bytes)
+        self.publisher = Publisher(session, self._topics, plan.limits.chunk_bytes, plan.downlink.compression)
+        self._downlink = Downlink(
+            plan.downlink, self.publisher, Shelf(checkpoints.model.parent), plan.limits.max_blob_bytes
+        )
         self.aggregator: Aggregator | None = None
         known = journal.latest_run()
         self.resumed = known is not None
         self._start = known or self._begin()
         self._check_configuration(self._start)
+        self._check_counting()
         self.rules = replace(plan.rules, run=self._start.run)
         self._bundles = self._offer_bundles()
         sign = signer.sign if signer else None
@@ -69,8 +75,7 @@ class Rounds:
         self.weights: Arrays = {}
         self.placements: Mapping[str, Placement] = {}
         self.model_version = ""
-        self._units: _Units = {}
-        self._use_checkpoint(self._start.number - 1)
+        self._use_checkpoint(self._start.number - 1, self._downlink.resume)
 
     # -- beginning and resuming ------------------------------------------------------------------------------
 
@@ -86,6 +91,18 @@ class Rounds:
                 f"the journal holds run {run.run} of federation {self._plan.federation!r} under another "
                 "configuration; restore that configuration or choose another output folder",
                 run=run.run,
+            )
+
+    def _check_counting(self) -> None:
+        """Whoever compares what came back with the server's weights must have sent out these and no others."""
+        rounded = self._plan.downlink.encoding != "float32"
+        dense = any(not tier.form.change for tier in self._plan.tiers.values())
+        if rounded and dense and self._plan.count == "nonzero":
+            raise ConfigError(
+                f"round.count 'nonzero' finds out what a device changed by comparing its weights with the server's, and "
+                f"downlink.encoding {self._plan.downlink.encoding!r} gives it rounded ones: choose 'float32', "
+                "round.count 'holders', or a codec that sends changes",
+                encoding=self._plan.downlink.encoding,
             )
 
     def initial_state(self) -> State:
@@ -108,42 +125,67 @@ class Rounds:
         return state
 
     def _offer_bundles(self) -> dict[str, BlobRef]:
+        """The manifests name what travels: compressed graphs, where that pays. They themselves travel as they are, so
+        that the reference's digest, which is signed, is the manifest's."""
         refs: dict[str, BlobRef] = {}
         for tier, plan in self._plan.tiers.items():
-            refs[tier] = self.publisher.offer(plan.bundle.encoded)
-            for graph in plan.bundle.manifest.graphs:
-                self.publisher.offer(plan.bundle.blobs[graph.blob.sha256], graph.blob.chunk)
+            graphs = tuple(
+                msgspec.structs.replace(
+                    graph, blob=self.publisher.offer(plan.bundle.blobs[graph.blob.sha256], graph.blob.chunk)
+                )
+                for graph in plan.bundle.manifest.graphs
+            )
+            manifest = msgspec.structs.replace(plan.bundle.manifest, graphs=graphs)
+            refs[tier] = self.publisher.offer(manifests.encode(manifest), plain=True)
         return refs
 
-    def _use_checkpoint(self, number: int) -> None:
-        """Make the checkpoint of round ``number`` the current weights, and what the tiers get of them the next ones."""
+    def _use_checkpoint(self, number: int, publish: Callable[[int, Mapping[str, Part]], None]) -> None:
+        """Make the checkpoint of round ``number`` the current weights, and ``publish`` what the tiers get of them."""
         self.weights = self._checkpoints.load(number)
-        units = unit_blobs(self.weights, self._plan.units)
-        self.model_version = version_of(units)
+        self.model_version = version_of(unit_blobs(self.weights, self._plan.units))
         tiers = self._plan.tiers
         self.placements = {tier: plan.place(self.weights, number + 1) for tier, plan in tiers.items()}
-        blobs: dict[str, bytes] = {}
+        publish(number, self._parts())
+
+    def _parts(self) -> dict[str, Part]:
+        """Everything that a tier reads, by the name under which it is published."""
+        units = of_units(self.weights, self._plan.units)
+        parts: dict[str, Part] = {}
         for tier, placement in self.placements.items():
-            manifest = tiers[tier].bundle.manifest
+            manifest = self._plan.tiers[tier].bundle.manifest
             if placement.payload:
-                blobs[manifest.suffix[0]] = tensors.dump(placement.payload, placement.masks)
+                parts[manifest.suffix[0]] = Part.of_payload(placement, self._plan.trained)
             else:
                 fetched = (*manifest.suffix, *(unit for chunk in manifest.prefix for unit in chunk.units))
-                blobs |= {unit: units[unit] for unit in fetched if unit in units}
-        self._units = {name: self.publisher.offer(data) for name, data in blobs.items()}
+                parts |= {unit: Part(units[unit], self._plan.trained) for unit in fetched if unit in units}
+        return parts
+
+    @property
+    def _published(self) -> _Units:
+        """Every blob of the current weights."""
+        patches = self._downlink.patches
+        later = {f"{name}+{at}": ref for name, refs in patches.items() for at, ref in enumerate(refs, 1)}
+        return self._downlink.units | later
 
     def _new_aggregator(self, opened: OpenRound) -> Aggregator:
-        base = self.weights if self._plan.count == "nonzero" else None
+        plan, weights = self._plan.aggregate, self.weights
+        # Moving statistics are not trained: they say nothing about how far an update goes.
+        untrained = frozenset(weights) - self._plan.trained
         return Aggregator(
-            layout_of(self.weights), weight_limit=opened.weight_limit, device=self._device, base=base
+            layout_of(weights),
+            weight_limit=opened.weight_limit,
+            device=self._device,
+            threads=plan.threads,
+            base=weights if self._plan.count == "nonzero" else None,
+            rule=plan.rule,
+            clip=Clip(plan.clip_norm, weights, untrained) if plan.clip_norm else None,
         )
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def open(self, opened: OpenRound) -> None:
         """Journal the round, announce it, send every task."""
-        units = msgspec.msgpack.encode(self._units)
-        self._journal.open_round(self.rules.run, opened, units)
+        self._journal.open_round(self.rules.run, opened, msgspec.msgpack.encode(self._published))
         self.aggregator = self._new_aggregator(opened)
         self._egress_before = self._session.sent_bytes
         self.announce("open", opened, opened.number)
@@ -171,7 +213,7 @@ class Rounds:
         if outcome == "closed" and self.aggregator is not None:
             self.weights = self.aggregator.result(self.weights)
         digest = self._checkpoints.save(ended.number, self.weights)
-        self._use_checkpoint(ended.number)
+        self._use_checkpoint(ended.number, self._downlink.publish)
         told: dict[str, Any] = {
             **vars(self._journal.tally(self.rules.run, ended.number)),
             "seconds": self._clock() - ended.opened,
@@ -195,9 +237,10 @@ class Rounds:
             model_version=self.model_version,
             bundles=self._bundles,
             signatures=self._signatures,
-            units=self._units,
+            units=self._downlink.units,
+            patches=self._downlink.patches,
             hyper=self._plan.hyper_at(max(1, number)),
             deadline=current.deadline if current else 0.0,
         )
         self.publisher.announce(message)
-        self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._units.values()})
+        self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._published.values()})

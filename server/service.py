@@ -20,6 +20,7 @@ import msgspec
 from edgefl.wire import session as broker
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.messages import Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.packets import Traffic
 from edgefl.wire.session import Address, Down, Incoming, Up
 from edgefl.wire.signatures import Signer
 from edgefl.wire.topics import Topics
@@ -82,7 +83,7 @@ class Service:
         )
         self._rules = self._rounds.rules
         self._intake = Intake(
-            self._rules, lambda: self._rounds.placements, self._journal, plan.limits, self._emit
+            self._rules, plan.tiers, lambda: self._rounds.placements, self._journal, plan.limits, self._emit
         )
         self._down_since: float | None = clock()
         self._waiting_said: tuple[int, int] | None = None
@@ -171,7 +172,8 @@ class Service:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             match leaf, numbers:
                 case "updates", (number, _):
-                    self._chunk(device, number, decode(UpdateChunk, message.payload))
+                    came = Traffic.of(message.topic, len(message.payload), qos=1)
+                    self._chunk(device, number, decode(UpdateChunk, message.payload), came)
                 case "progress", ():
                     self._progress(device, decode(Progress, message.payload))
                 case "hello", ():
@@ -207,13 +209,13 @@ class Service:
         if known is not None and not known.online:
             self._advance(coordinator.DeviceStatus(device, online=True))
 
-    def _chunk(self, device: str, number: int, chunk: UpdateChunk) -> None:
+    def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:
         if not 0 <= number < _MOST_ROUNDS:
             raise ProtocolError(
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
             )
         self._alive(device)
-        verdict = self._intake.take(device, number, chunk, self._state, self._rounds.aggregator)
+        verdict = self._intake.take(device, number, chunk, came, self._state, self._rounds.aggregator)
         if verdict.ack is not None:
             self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
         if verdict.answered is not None:
@@ -258,8 +260,8 @@ class Service:
                     self._announce_state()
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> str:
+        self._intake.end_round(ended)
         version = self._rounds.end(ended, outcome, text, keep=self._scorer.pending)
-        self._intake.forget_unfinished()
         self._scorer.submit(ended.number, due=self._plan.evaluates(ended.number, outcome))
         return version
 

@@ -216,7 +216,7 @@ def _race(
             workers = [stack.enter_context(device), stack.enter_context(eager)]
             other, problem = _third(stack, folder, settings, submodel, environment)
             workers += [other] if other else []
-            _take_turns(workers, settings.repeat, lambda text: say(f"{model}: {text}"))
+            take_turns(workers, settings.repeat, lambda text: say(f"{model}: {text}"))
         except WorkerFailed as error:
             raise EdgeflError(
                 f"a process that measures {model!r} ended: {error}", model=model, log=error.log
@@ -235,7 +235,7 @@ def _third(
         return None, None
     try:
         step_ort_training.prepare(folder, submodel, settings.batch)
-        path = stack.enter_context(_import_path())
+        path = stack.enter_context(import_path())
         command = [settings.ort_training, "-m", "edgefl.bench.step_ort_training"]
         worker = Worker(
             [*command, str(folder), str(settings.threads)], {**environment, "PYTHONPATH": str(path)}
@@ -249,7 +249,7 @@ def _third(
 
 
 @contextlib.contextmanager
-def _import_path() -> Iterator[Path]:
+def import_path() -> Iterator[Path]:
     """A folder in which another environment finds our packages, and none of the packages installed beside them."""
     with tempfile.TemporaryDirectory(prefix="edgefl-path-") as name:
         for package in (edgefl, device_runtime):
@@ -257,7 +257,7 @@ def _import_path() -> Iterator[Path]:
         yield Path(name)
 
 
-def _take_turns(workers: Sequence[Worker], repeat: int, say: Callable[[str], None]) -> None:
+def take_turns(workers: Sequence[Worker], repeat: int, say: Callable[[str], None]) -> None:
     """Warm up, then ``repeat`` blocks of equally many steps for each worker, by turns."""
     say("warming up")
     slowest = max(min(worker.run(WARM_UP, count=False)) for worker in workers)

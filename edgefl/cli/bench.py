@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from edgefl.cli import bench_codecs
 from edgefl.cli.output import console, errors, print_json, print_table, size
 
 if TYPE_CHECKING:
     from edgefl.bench.submodels import SubmodelRow
     from edgefl.bench.train_step import StepRow
+
+# typer before 0.19, which flwr asks for, knows no Literal.
+Target = StrEnum("Target", ["onnx"])
+Match = StrEnum("Match", ["parameters", "macs"])
 
 _HELP = """
 Measure speed, memory and size on this machine, on real processes.
@@ -28,6 +34,10 @@ Examples:
   edgefl bench train-step --model resnet20 --batch 32 --json
 
   edgefl bench submodels --model resnet18 --json
+
+  edgefl bench aggregate --codec fedbat --json
+
+  edgefl bench encode --codec fedbat --json
 """
 _SUBMODELS = """
 What each kind of submodel costs a device at matched parameter counts.
@@ -73,6 +83,7 @@ def register(app: typer.Typer) -> None:
     group.command("round")(round_)
     group.command("train-step", help=_TRAIN_STEP)(train_step)
     group.command("submodels", help=_SUBMODELS)(submodels)
+    bench_codecs.register(group)
     app.add_typer(group, name="bench")
 
 
@@ -88,7 +99,7 @@ def memory(
 
     with console.status("training one round per tier and repetition"):
         rows = measure(model=model, batch=batch, steps=steps, repeat=repeat)
-    _print("memory", rows, as_json)
+    print_rows("memory", rows, as_json)
 
 
 def round_(
@@ -106,7 +117,7 @@ def round_(
     kind = ("mosquitto" if shutil.which("mosquitto", path=_PATH) else "amqtt") if broker == "auto" else broker
     with console.status(f"{rounds} rounds with {devices} devices"):
         row = measure(devices=devices, model=model, rounds=rounds, broker=kind)
-    _print("round", [row], as_json)
+    print_rows("round", [row], as_json)
 
 
 def train_step(
@@ -114,7 +125,7 @@ def train_step(
         list[str] | None, typer.Option(help="a model of `edgefl ls models`, may be repeated; default: eight")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
-    target: Annotated[Literal["onnx"], typer.Option(help="what is exported and measured")] = "onnx",
+    target: Annotated[Target, typer.Option(help="what is exported and measured")] = Target.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of every engine; a device's default is 1")] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps per engine")] = 5,
     tier: Annotated[str, typer.Option(help="the part that is trained; strong is all")] = "strong",
@@ -138,7 +149,7 @@ def train_step(
 
     settings = Settings(
         batch=batch,
-        target=target,
+        target=target.value,
         threads=threads,
         repeat=repeat,
         tier=tier,
@@ -160,7 +171,7 @@ def train_step(
             text = f"{row.model}: onnxruntime-training did not run: {row.ort_training_error}"
             errors.print(text, style="yellow", markup=False, highlight=False)
     if as_json:
-        _print("train-step", rows, as_json)
+        print_rows("train-step", rows, as_json)
     else:
         title = f"train-step: batch {batch}, threads {threads}"
         print_table(title, for_people(rows), _caption(rows))
@@ -178,8 +189,8 @@ def submodels(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
     match: Annotated[
-        Literal["parameters", "macs"], typer.Option(help="what a size is a share of, for all kinds alike")
-    ] = "parameters",
+        Match, typer.Option(help="what a size is a share of, for all kinds alike")
+    ] = Match.parameters,
     steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
     option: Annotated[
@@ -192,7 +203,7 @@ def submodels(
     from edgefl.wire.errors import EdgeflError
 
     options = model_options(option or ())
-    settings = Settings(batch=batch, steps=steps, threads=threads, match=match, options=options)
+    settings = Settings(batch=batch, steps=steps, threads=threads, match=match.value, options=options)
     spec = build(model, settings)
     rows, failed = [], []
     with errors.status("") as status:
@@ -209,7 +220,7 @@ def submodels(
                     failed.append(error)
                     errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
     if as_json:
-        _print("submodels", rows, as_json)
+        print_rows("submodels", rows, as_json)
     else:
         print_table(f"submodels of {model}: batch {batch}", [_submodel_columns(row) for row in rows])
     if failed:
@@ -292,7 +303,7 @@ def model_options(pairs: Sequence[str]) -> dict[str, Any]:
 _PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"
 
 
-def _print(name: str, rows: list[Any], as_json: bool) -> None:
+def print_rows(name: str, rows: list[Any], as_json: bool) -> None:
     import msgspec
 
     from edgefl.bench.machine import machine

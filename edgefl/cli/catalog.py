@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from enum import StrEnum
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from edgefl.cli.output import console, errors, print_json, print_table, size
+from edgefl.cli.updates import as_rows, for_people, tier_sizes
 
 if TYPE_CHECKING:
+    from edgefl.codecs.size import UpdateSize
     from edgefl.config import Federation
     from edgefl.wire.bundle import Bundle
+    from edgefl.wire.manifest import Manifest
+
+Catalog = StrEnum("Catalog", ["models", "kinds", "submodels", "programs", "codecs"])
 
 _LS = """
 List what edgefl knows.
@@ -22,6 +30,8 @@ Examples:
   edgefl ls models
 
   edgefl ls kinds
+
+  edgefl ls codecs
 
   edgefl ls submodels --json
 """
@@ -35,7 +45,7 @@ Examples:
   edgefl inspect bundles/weak.efl --json
 """
 _VALIDATE = """
-Check a federation file and list every problem in it.
+Check a federation file and list every problem in it. Tells how many bytes an update of each tier takes.
 
 Examples:
 
@@ -53,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     what: Annotated[
-        Literal["models", "kinds", "submodels", "programs", "codecs"],
+        Catalog,
         typer.Argument(help="what to list; kinds: of submodels, submodels: each model's preset tiers"),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
@@ -65,11 +75,18 @@ def ls(
         "programs": _programs,
         "codecs": _codecs,
     }
-    rows = listed[what]()
+    rows = listed[what.value]()
     if as_json:
         print_json(rows)
     else:
-        print_table(what, rows)
+        print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows])
+
+
+def _with_defaults(options: Any) -> dict[str, list[str]]:
+    """Options whose defaults are known as NAME=DEFAULT, in the words of the command line."""
+    if not isinstance(options, dict):
+        return {}
+    return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
 
 
 def _models() -> list[dict[str, Any]]:
@@ -140,7 +157,9 @@ def _programs() -> list[dict[str, Any]]:
 
 
 def _codecs() -> list[dict[str, Any]]:
-    return [{"name": "dense", "what": "float32 tensors of the trained units, safetensors"}]
+    from edgefl.cli.updates import codec_rows
+
+    return codec_rows()
 
 
 def inspect(
@@ -170,6 +189,7 @@ def _show(bundle: Bundle) -> None:
     console.print(
         f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})", markup=False
     )
+    console.print(f"update      {_update(manifest)}", markup=False, soft_wrap=True)
     rows = [
         {
             "graph": graph.name,
@@ -181,6 +201,15 @@ def _show(bundle: Bundle) -> None:
         for graph in manifest.graphs
     ]
     print_table("graphs", rows)
+
+
+def _update(manifest: Manifest) -> str:
+    """What a device sends back: the codec, the arrays of a coded update, and their bytes."""
+    ports = manifest.graph(manifest.finish).outputs_of("update")
+    arrays = [f"{port.label} {math.prod(port.shape):,} x {port.dtype}" for port in ports]
+    held = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
+    told = size(sum(port.nbytes for port in ports))
+    return f"codec {manifest.codec}, version {manifest.codec_version}: {held}; {told}"
 
 
 def _ports(ports: Any) -> str:
@@ -195,7 +224,9 @@ def validate(
     template: Annotated[
         bool, typer.Option(help="print a file with every key, its default and its meaning")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="the complete configuration as JSON")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="the complete configuration as JSON, and sizes as `updates`")
+    ] = False,
 ) -> None:
     from edgefl import config
 
@@ -205,24 +236,27 @@ def validate(
     if path is None:
         raise typer.BadParameter("give a federation file, or --template")
     loaded = config.load(path)
-    _check_cuts(loaded)
+    updates = _checked(loaded)
+    rows = as_rows(updates)
     if as_json:
-        print_json(loaded.model_dump())
-    else:
-        typer.echo(
-            f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(loaded.tiers)}"
-        )
+        print_json(loaded.model_dump() | {"updates": rows})
+        return
+    typer.echo(f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(updates)}")
+    print_table(f"updates, codec {loaded.codec.name}", for_people(rows))
 
 
-def _check_cuts(federation: Federation) -> None:
-    """ModelError or ConfigError if the model cannot be built for the data, or cut as the tiers say."""
+def _checked(federation: Federation) -> dict[str, UpdateSize]:
+    """The size of an update, by tier: those of the file, or the model's own. ModelError or ConfigError if the model
+    cannot be built for the data, or cut or trained as the tiers say."""
     from edgefl.lab.data import open_data
-    from server.compose import build_model, functions, submodel_of, warnings
+    from edgefl.lab.lab import completed
+    from server.compose import build_model, submodel_of, warnings
 
     spec = build_model(federation, open_data(federation))
     initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}
-    for tier, table in federation.tiers.items():
-        submodel = submodel_of(spec, tier, table)
-        functions(federation, submodel)
+    tiers = federation.tiers or completed(federation).tiers
+    submodels = {tier: submodel_of(spec, tier, table) for tier, table in tiers.items()}
+    for tier, submodel in submodels.items():
         for warned in warnings(submodel, tier, initial):
             errors.print(f"warning: {warned.text}", markup=False)
+    return tier_sizes(federation, spec, submodels)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.models.spec import ModelSpec
     from edgefl.wire.tensors import Arrays
+
+BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
 
 _HELP = """
 Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, images in, logits out.
@@ -60,11 +63,11 @@ def deploy(
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     out: Annotated[Path, typer.Option(help="the ONNX file")] = Path("model.onnx"),
     bn_eval: Annotated[
-        Literal["frozen", "batch", "moving"],
+        BnEvals,
         typer.Option(
             help="batch norm: the submodel's own statistics; for comparison those of each batch, or the moving ones"
         ),
-    ] = "frozen",
+    ] = BnEvals.frozen,
     batch: Annotated[int, typer.Option(min=1, help="images that go through at a time")] = 1,
     samples: Annotated[
         int, typer.Option(min=0, help="training images for the statistics; 0: all of them")
@@ -93,7 +96,7 @@ def deploy(
     dataset = open_data(federation)
     spec = build_model(federation, dataset)
     submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options, weights=trained)
-    workshop = Workshop(spec, dataset, trained, bn_eval, batch, samples)
+    workshop = Workshop(spec, dataset, trained, bn_eval.value, batch, samples)
     made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, made.artifact.model)

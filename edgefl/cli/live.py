@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.live import Live
@@ -12,18 +13,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.cli.output import console
+from edgefl.cli.output import console, size
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
+
+if TYPE_CHECKING:
+    from edgefl.codecs.size import UpdateSize
 
 _KIB = 1024
 
 
 class View:
-    """Keeps what was last said about each device and round, and draws it if ``live``."""
+    """Keeps what was last said about each device and round, and draws it if ``live``. ``updates``: sizes by tier."""
 
-    def __init__(self, federation: Federation, devices: list[str], *, live: bool) -> None:
+    def __init__(
+        self, federation: Federation, devices: list[str], updates: Mapping[str, UpdateSize], *, live: bool
+    ) -> None:
         self._federation = federation
+        self._updates = updates
+        self._coded = federation.codec.name != "dense"
         self._devices: dict[str, dict[str, Any]] = {
             name: {"tier": name.rpartition("-")[0]} for name in devices
         }
@@ -65,7 +73,7 @@ class View:
     def _say_plainly(self, closed: dict[str, Any] | None) -> None:
         """Without a terminal: each new stage of the start, then a line per round."""
         if closed is not None:
-            console.print(_round_line(closed), markup=False)
+            console.print(_round_line(closed, self._coded), markup=False, soft_wrap=True)
             return
         for note in self._notes[self._notes_said :]:
             console.print(note, markup=False, style="yellow")
@@ -111,7 +119,7 @@ class View:
             table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
         for name, row in self._devices.items():
             table.add_row(escape(name), *map(escape, _cells(row)))
-        history = Text("\n".join(_round_line(row) for row in self._rounds[-6:]))
+        history = Text("\n".join(_round_line(row, self._coded) for row in self._rounds[-6:]))
         notes = Text("\n".join(self._notes[-3:]), style="yellow")
         return Group(table, history, notes, Text(self._stage, style="dim"))
 
@@ -120,12 +128,28 @@ class View:
         accuracy = self._final.get("accuracy")
         if accuracy is not None:
             console.print(f"[bold green]final accuracy {accuracy:.1%}[/]")
+        for line in self._uplink():
+            console.print(line, markup=False, highlight=False)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
         console.print(
             f"what a weak device downloads:  edgefl inspect {folder}/bundles/weak.efl", soft_wrap=True
         )
         console.print(f"what each process said:        {folder}/logs", soft_wrap=True)
         console.print("your own model and data:       edgefl validate --template > federation.toml")
+
+    def _uplink(self) -> list[str]:
+        """What a round's updates took, headers included, and how much of it moving statistics did."""
+        rounds = len(self._rounds)
+        up = sum(row["up_bytes"] for row in self._rounds)
+        if not rounds or not up:
+            return []
+        told = _smaller(up, sum(row["up_float32_bytes"] for row in self._rounds)) if self._coded else ""
+        tiers = [report["tier"] for row in self._rounds for report in row["devices"].values()]
+        statistics = sum(self._updates[tier].statistics_bytes for tier in tiers if tier in self._updates)
+        lines = [f"uplink          {size(up / rounds)} per round{told}"]
+        if statistics:
+            lines.append(f"  of it, moving statistics of norms: {size(statistics / rounds)} per round")
+        return lines
 
 
 _KEPT = ("tier", "round", "stage", "step", "steps", "loss", "step_ms", "peak_bytes", "down_bytes", "up_bytes")
@@ -152,9 +176,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _round_line(row: dict[str, Any]) -> str:
+def _round_line(row: dict[str, Any], coded: bool) -> str:
     accuracy = "not evaluated" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.1%}"
     return (
         f"round {row['round']:>3}  {accuracy}  {row['reports']} reports  {row['seconds']:.1f} s  "
-        f"down {row['down_bytes'] / _KIB**2:.1f} MiB  up {row['up_bytes'] / _KIB**2:.1f} MiB  {row.get('text', '')}"
+        f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}"
+        f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {row.get('text', '')}"
     ).rstrip()
+
+
+def _smaller(coded: int, float32: int) -> str:
+    """How many times; nothing where no update came."""
+    return f" ({float32 / coded:.1f}x smaller than float32)" if coded else ""

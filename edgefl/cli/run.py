@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,10 @@ import typer
 from edgefl.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:
+    from edgefl.codecs.size import UpdateSize
     from edgefl.lab.lab import Lab
+
+Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
 _EXAMPLES = """
 Train on one machine: a broker, a server and device agents as separate processes, watched live.
@@ -27,6 +32,8 @@ Examples:
   edgefl run --rounds 5 --out runs/third --json
 
   edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
+
+  edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """
 
 
@@ -52,13 +59,23 @@ def run(
         typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
     ] = None,
     program: Annotated[str | None, typer.Option(help="a program of `edgefl ls programs`")] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
+    ] = None,
+    downlink: Annotated[
+        Downlink | None, typer.Option(help="how weights travel to the devices; int8: what changed in them")
+    ] = None,
     broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
     download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    from edgefl.cli.updates import sizes
     from edgefl.config import load
+    from edgefl.lab.codec import parse_codec
     from edgefl.lab.data import open_data, partition
+    from edgefl.lab.demo import demo_defaults
     from edgefl.lab.lab import Lab, completed, discard
     from edgefl.lab.tiers import parse_tiers
 
@@ -69,10 +86,12 @@ def run(
         "data.download": download or None,
         "model.name": model,
         "program.name": program,
+        "codec": None if codec is None else parse_codec(codec),
+        "downlink.encoding": None if downlink is None else downlink.value,
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
-    base = {} if config else demo_defaults(model)
+    base = {} if config else demo_defaults(chosen)
     federation = load(config, base | chosen)
     if tiers is not None:
         chosen["tiers"] = parse_tiers(tiers, federation.model.name)
@@ -83,32 +102,22 @@ def run(
         discard(out)
     out.mkdir(parents=True, exist_ok=True)
     dataset = open_data(federation)
+    updates = sizes(
+        federation, dataset
+    )  # before the folder holds a run: what cannot be trained leaves none behind
     lab = Lab(federation, out)
     lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
     if not as_json:
         console.print(
             f"[bold]{federation.federation.name}[/]: {federation.model.name} on {dataset.name}, {len(lab.devices)} devices"
         )
-    _watch(lab, as_json)
+    _watch(lab, updates, as_json)
 
 
-def demo_defaults(model: str | None) -> dict[str, object]:
-    """What `edgefl run` does without a file: sized so that two cores finish in a few minutes."""
-    return {
-        "federation.rounds": 30,
-        # Batch norm bears a large step; models without it do not.
-        "program.lr": 0.1 if model is None or model.startswith("resnet") else 0.02,
-        "data.train_samples": 6000,
-        "data.test_samples": 2000,
-        "data.alpha": 1.0,
-        "round.lr_decay_at": (0.6,),
-    }
-
-
-def _watch(lab: Lab, as_json: bool) -> None:
+def _watch(lab: Lab, updates: Mapping[str, UpdateSize], as_json: bool) -> None:
     from edgefl.cli.live import View
 
-    view = View(lab.federation, lab.devices, live=not as_json)
+    view = View(lab.federation, lab.devices, updates, live=not as_json)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         lab.start()

@@ -1,4 +1,4 @@
-"""Spreading labelled samples over clients: uniformly, or per label by a Dirichlet distribution."""
+"""Spreading labelled samples over clients: uniformly, by a Dirichlet distribution per label, or few labels to each."""
 
 from __future__ import annotations
 
@@ -59,6 +59,56 @@ def _draw(rng: np.random.Generator, labels: Array, clients: int, alpha: float) -
         for client, piece in enumerate(np.split(rows, cuts)):
             pieces[client].append(piece)
     return [np.sort(np.concatenate(parts)) for parts in pieces]
+
+
+def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> list[Array]:
+    """At most ``per_client`` labels to each client (Non-IID-2, fedbat.md 4.2); row numbers per client, sorted.
+
+    Client k owns the (k mod C)-th of the C labels and, where there are fewer clients than labels, every label that
+    would have none otherwise; the rest of its ``per_client`` distinct labels are drawn at random. The shuffled rows of
+    each label are divided among its owners in parts whose sizes differ by at most one. Every row is used once.
+    DataError if the labels cannot be owned so, or a client gets no row. Equal seeds give equal partitions.
+    """
+    _check(labels, clients, 1)
+    known = np.unique(labels)
+    _check_ownable(len(known), clients, per_client)
+    rng = np.random.default_rng(seed)
+    owned = [_owned(rng, client, clients, len(known), per_client) for client in range(clients)]
+    pieces: list[list[Array]] = [[] for _ in range(clients)]
+    for place, label in enumerate(known):
+        # In random order, so that it is not always the first clients who get one row more.
+        owners = rng.permutation([client for client in range(clients) if place in owned[client]])
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        for client, piece in zip(owners, np.array_split(rows, len(owners)), strict=True):
+            pieces[client].append(piece)
+    parts = [np.sort(np.concatenate(own)) for own in pieces]
+    if not all(len(part) for part in parts):
+        raise DataError(
+            f"{clients} clients of {per_client} labels each leave one without a row of {len(labels)}: use fewer clients, "
+            "more samples or more labels per client",
+            clients=clients,
+            per_client=per_client,
+        )
+    return parts
+
+
+def _owned(rng: np.random.Generator, client: int, clients: int, labels: int, count: int) -> set[int]:
+    """``count`` places of labels: the client's first one, those that only it can take, and random others."""
+    first = [client % labels, *range(client + clients, labels, clients)]
+    others = np.setdiff1d(np.arange(labels), first)
+    return {*first, *rng.choice(others, count - len(first), replace=False).tolist()}
+
+
+def _check_ownable(labels: int, clients: int, per_client: int) -> None:
+    fewest = -(-labels // clients)
+    if not fewest <= per_client <= labels:
+        raise DataError(
+            f"{clients} clients share {labels} labels with {fewest} to {labels} for each, found {per_client}: change "
+            "labels_per_device, or the number of clients",
+            labels=labels,
+            clients=clients,
+            per_client=per_client,
+        )
 
 
 def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:

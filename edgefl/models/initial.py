@@ -52,7 +52,7 @@ def initialised(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
             _lstm(part, generator)
         elif isinstance(part, BatchNorm):
             _batch_norm(part)
-        elif isinstance(part, nn.LayerNorm):
+        elif isinstance(part, nn.LayerNorm | nn.GroupNorm):
             part.weight.fill_(1.0)
             _zero(part.bias)
     return module

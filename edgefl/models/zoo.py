@@ -14,9 +14,10 @@ from torch import nn
 from edgefl.models.basic import bilstm, cnn, mlp
 from edgefl.models.blame import blamed, defined_at
 from edgefl.models.convnext import convnext
+from edgefl.models.fedbat_cnn import fedbat_cnn
 from edgefl.models.language import lstm_lm
 from edgefl.models.mobilenet import mobilenet
-from edgefl.models.resnet import resnet8, resnet18, resnet20
+from edgefl.models.resnet import resnet8, resnet10, resnet18, resnet20
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.transformer import bert, vit
@@ -28,9 +29,11 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
     "bilstm": bilstm,
     "cnn": cnn,
     "convnext": convnext,
+    "fedbat_cnn": fedbat_cnn,
     "lstm_lm": lstm_lm,
     "mlp": mlp,
     "mobilenet": mobilenet,
+    "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet8": resnet8,

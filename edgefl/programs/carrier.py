@@ -36,8 +36,17 @@ class Carrier(Protocol):
         """Uniform tensors that :meth:`effective` reads in training (``noise.*``)."""
         ...
 
+    @property
+    def update(self) -> Specs:
+        """What :meth:`pack` gives, by name: the regions of a placement."""
+        ...
+
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
         """(weights in the units' shapes, gates) from the tensors of :attr:`payload`."""
+        ...
+
+    def held(self, gates: Tensors) -> Tensors:
+        """Masks of the entries that the tier holds, bool, for the tensors that it does not hold whole."""
         ...
 
     def effective(
@@ -55,7 +64,7 @@ class Carrier(Protocol):
         ...
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """The update's tensors."""
+        """The update's tensors. ``weights`` may hold something else of the same shapes, such as codes."""
         ...
 
 
@@ -68,7 +77,7 @@ class Thresholded(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Whole:
     """The payload is the weights, and the weights are the update: full models, output sides, dense slices."""
 
@@ -86,8 +95,15 @@ class Whole:
     def noise(self) -> Specs:
         return {}
 
+    @property
+    def update(self) -> Specs:
+        return self.weights
+
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
         return payload, {}
+
+    def held(self, gates: Tensors) -> Tensors:
+        return {}
 
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool

@@ -6,14 +6,24 @@ import importlib
 from collections.abc import Callable, Mapping
 
 from edgefl.options import check_options
+from edgefl.programs.binary import binary
 from edgefl.programs.contract import Program
+from edgefl.programs.fedbat import fedbat
 from edgefl.programs.multi_exit import multi_exit
 from edgefl.programs.objective import Objective
 from edgefl.programs.sgd import sgd
+from edgefl.programs.swat import swat
 from edgefl.programs.tcbgd import tcbgd
 from edgefl.wire.errors import ConfigError
 
-PROGRAMS: Mapping[str, Callable[..., Program]] = {"sgd": sgd, "tcbgd": tcbgd, "multi_exit": multi_exit}
+PROGRAMS: Mapping[str, Callable[..., Program]] = {
+    "sgd": sgd,
+    "tcbgd": tcbgd,
+    "multi_exit": multi_exit,
+    "swat": swat,
+    "binary": binary,
+    "fedbat": fedbat,
+}
 
 
 def build(name: str, objective: Objective, **options: object) -> Program:

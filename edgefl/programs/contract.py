@@ -5,7 +5,7 @@ name is the *role* (who feeds or receives the tensor), the rest is the tensor's 
 
     weights.block1.conv1.weight      blobs of the round's model version
     state.momentum.block1.conv1.weight   the runtime, from the previous call
-    carry.residual.head.weight       the device's store, from its previous round
+    carry.residual.head.weight       the device's store, from its previous round (``start`` and ``finish`` read it)
     batch.0.x, batch.0.y             the data loader; a program may ask for several independent batches
     data.class_counts                facts about the device's own samples, which stay on it
     noise.dither                     uniform [0, 1) drawn by the runtime from a seeded generator
@@ -26,6 +26,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from edgefl.codecs.form import DENSE, Form
 
 Tensors = dict[str, Tensor]
 _Value = TypeVar("_Value")
@@ -106,8 +108,12 @@ class Phase:
 class Program:
     """A client's round: ``start``, the phases in order, ``finish``; ``evaluate`` reports a loss on held-out data.
 
-    ``hyper`` holds the default of every ``hyper.*`` scalar; the round announcement may override each. ``late`` names
-    those that the server announces as 0 until this fraction of the rounds has passed.
+    ``start`` and ``finish`` read ``weights.*`` and ``carry.*``: a change is what training left of the weights minus the
+    weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
+    scalar; the round announcement may override each. ``late`` names those that the server announces as 0 until this
+    fraction of the rounds has passed. ``form`` says what the bytes of ``update.*`` mean; ``masks`` names those that are
+    packed bits, with their number of bits. ``own_inference``: ``evaluate`` reads the weights in another form than they
+    travel in, so that units which this program does not train would not fit those that it does.
     """
 
     name: str
@@ -117,6 +123,9 @@ class Program:
     evaluate: Function
     hyper: Mapping[str, float] = field(default_factory=dict)
     late: Mapping[str, float] = field(default_factory=dict)
+    form: Form = DENSE
+    masks: Mapping[str, int] = field(default_factory=dict)
+    own_inference: bool = False
 
     @property
     def functions(self) -> tuple[Function, ...]:

@@ -81,7 +81,7 @@ def _step(
         state = prefixed("state.weights", weights | new | moved) | prefixed("state.momentum", velocity)
         return state | {"metric.loss": loss, "metric.correct": correct}
 
-    ports = _held(objective) | batch_ports(objective, batch)
+    ports = held_ports(objective) | batch_ports(objective, batch)
     if momentum:
         ports |= {f"state.momentum.{name}": objective.weights[name] for name in objective.trainable}
     ports |= prefixed("data", objective.facts) | prefixed("noise", noise) | {"hyper.lr": SCALAR}
@@ -116,7 +116,7 @@ def finish(objective: Objective) -> Function:
         weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         return prefixed("update", objective.carrier.pack(weights, gates))
 
-    return Function("finish", fn, _held(objective))
+    return Function("finish", fn, held_ports(objective))
 
 
 def evaluate(objective: Objective, batch: int) -> Function:
@@ -141,6 +141,6 @@ def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, T
     return {f"batch.{index}.x": objective.batch(batch), f"batch.{index}.y": objective.labels(batch)}
 
 
-def _held(objective: Objective) -> dict[str, TensorSpec]:
+def held_ports(objective: Objective) -> dict[str, TensorSpec]:
     """Ports of the weights in training, and of the gates beside them."""
     return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)

@@ -47,13 +47,16 @@ def run_round(
     hyper: Mapping[str, float] | None = None,
     carry: Mapping[str, Tensor] | None = None,
 ) -> RoundResult:
-    """``start``, every phase's steps, ``finish``; ``feed`` gives each step its batches and noise.
+    """``start``, every phase's steps, ``finish``; ``feed`` gives each step its batches and noise, ``finish`` its noise.
 
     ``weights`` may be the whole model's; ``hyper`` overrides the program's defaults; ``carry`` is what the
-    previous round left.
+    previous round left, zeros where it left nothing.
     """
     scalars = {name: torch.tensor(value) for name, value in {**program.hyper, **(hyper or {})}.items()}
-    common = prefixed("hyper", scalars) | prefixed("carry", carry or {}) | prefixed("weights", weights)
+    ports = {**program.start.inputs, **program.finish.inputs}
+    kept = {name: spec.zeros() for name, spec in ports.items() if role_of(name) == "carry"}
+    kept |= prefixed("carry", carry or {})
+    common = prefixed("hyper", scalars) | kept | prefixed("weights", weights)
     state, step, metrics = _role("state", _run(program.start, common)), 0, []
     for phase in program.phases:
         for _ in range(phase.steps):
@@ -61,7 +64,8 @@ def run_round(
             state = state | _role("state", out)
             metrics.append(select(out, "metric"))
             step += 1
-    final = _run(program.finish, common | state)
+    draws = any(role_of(name) == "noise" for name in program.finish.inputs)
+    final = _run(program.finish, common | state | (feed(program.finish, step) if draws else {}))
     return RoundResult(select(final, "update"), select(final, "carry"), tuple(metrics))
 
 

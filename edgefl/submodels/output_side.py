@@ -110,6 +110,10 @@ class OutputSide:
         return tuple(name for name, unit in self.suffix.named_children() if unit.state_dict())
 
     @property
+    def moves(self) -> bool:
+        return False
+
+    @property
     def identity(self) -> Mapping[str, object]:
         return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
 

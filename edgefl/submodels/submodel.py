@@ -132,6 +132,11 @@ class Submodel(Protocol):
         ...
 
     @property
+    def moves(self) -> bool:
+        """Whether the tier may hold other entries in each round, so that a device keeps nothing per entry."""
+        ...
+
+    @property
     def identity(self) -> Mapping[str, object]:
         """All that decides the tier's graphs, beside the model, in types that JSON knows."""
         ...

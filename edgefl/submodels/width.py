@@ -107,6 +107,10 @@ class Width:
         return ()
 
     @property
+    def moves(self) -> bool:
+        return self.rolling
+
+    @property
     def identity(self) -> Mapping[str, object]:
         trained = {"scaler": self.scaler, "widths": list(self.widths)}
         return {"kind": self.kind, "ratio": self.ratio, "rounding": self.rounding} | trained

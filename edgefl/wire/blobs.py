@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -14,16 +15,19 @@ DIGEST_BYTES = 32
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Name and shape of a blob. ``digests`` holds the raw SHA-256 of each chunk, concatenated.
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Name and shape of a blob as it travels. ``digests`` holds the raw SHA-256 of each chunk, concatenated.
 
-    It is empty for a blob of one chunk, whose digest is the blob's own.
+    It is empty for a blob of one chunk, whose digest is the blob's own. With ``codec`` the bytes that travel are a zstd
+    frame of ``raw`` bytes (:func:`edgefl.wire.compression.unpacked`); ``sha256``, ``size`` and ``digests`` are the frame's.
     """
 
     sha256: str
     size: int
     chunk: int
     digests: bytes = b""
+    codec: Literal["", "zstd"] = ""
+    raw: int = 0
 
     @property
     def count(self) -> int:
@@ -41,30 +45,36 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
 
     def _consistent(self) -> bool:
         expected = 0 if self.count == 1 else self.count * DIGEST_BYTES
-        return SHA256.fullmatch(self.sha256) is not None and len(self.digests) == expected
+        unfolds = self.raw > 0 if self.codec else self.raw == 0
+        return SHA256.fullmatch(self.sha256) is not None and len(self.digests) == expected and unfolds
 
     def check(self, limit: int) -> None:
-        """Raise BundleError if the reference contradicts itself or exceeds ``limit`` bytes."""
+        """Raise BundleError if the reference contradicts itself or exceeds ``limit`` bytes, also unfolded."""
         if self.size < 0 or self.chunk <= 0 or not self._consistent():
             raise BundleError(
                 f"blob reference {self.sha256[:12]!r} is malformed; ask the server to publish it again"
             )
-        if self.size > limit:
+        largest = max(self.size, self.raw)
+        if largest > limit:
             raise BundleError(
-                f"blob {self.sha256[:12]} has {self.size} bytes, more than the limit of {limit}: "
+                f"blob {self.sha256[:12]} has {largest} bytes, more than the limit of {limit}: "
                 "raise limits.max_blob_bytes or give this device a smaller tier",
-                size=self.size,
+                size=largest,
                 limit=limit,
             )
 
 
-def describe(data: bytes, chunk: int) -> BlobRef:
-    """The reference of ``data`` cut into chunks of ``chunk`` bytes."""
-    whole = hashlib.sha256(data).hexdigest()
-    if len(data) <= chunk:
-        return BlobRef(sha256=whole, size=len(data), chunk=chunk)
-    digests = b"".join(hashlib.sha256(piece).digest() for piece in split(data, chunk))
-    return BlobRef(sha256=whole, size=len(data), chunk=chunk, digests=digests)
+def describe(data: bytes, chunk: int, *, raw: int = 0) -> BlobRef:
+    """The reference of ``data`` cut into chunks of ``chunk`` bytes; ``raw``: what it unfolds to if it is a zstd frame."""
+    several = len(data) > chunk
+    return BlobRef(
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        chunk=chunk,
+        digests=b"".join(hashlib.sha256(piece).digest() for piece in split(data, chunk)) if several else b"",
+        codec="zstd" if raw else "",
+        raw=raw,
+    )
 
 
 def split(data: bytes, chunk: int) -> Iterator[bytes]:

@@ -2,10 +2,10 @@
 
 The manifest names no method. Every graph lists its ports with their role, and the runtime feeds roles::
 
-    weights -> start -> state
+    weights, carry -> start -> state
     for chunk in prefix:  weights of the chunk's units, batch -> forward -> record
     for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics
-    state -> finish -> update, carry
+    weights, carry, state -> finish -> update, carry
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError
 from edgefl.wire.messages import MALFORMED, VERSION, Message
@@ -26,13 +27,17 @@ DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record"]
 
 
-class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name."""
+class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name.
+
+    ``mask``: entries of a packed mask (uint8), which may travel in another form. 0: it is none.
+    """
 
     name: str
     role: Role
     dtype: str
     shape: tuple[int, ...]
+    mask: int = 0
 
     @property
     def label(self) -> str:
@@ -90,7 +95,10 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle's table of contents. Its own SHA-256 names the bundle."""
+    """A bundle's table of contents. Its own SHA-256 names the bundle.
+
+    ``codec`` and ``codec_version`` name what the bytes of an update mean: a device repeats them beside the update.
+    """
 
     v: int = VERSION
     model: str
@@ -107,6 +115,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     evaluate: str
     hyper: dict[str, float]
     graphs: tuple[Graph, ...]
+    codec: str = "dense"
+    codec_version: int = 1
 
     def graph(self, name: str) -> Graph:
         for graph in self.graphs:
@@ -143,6 +153,8 @@ def decode(data: bytes) -> Manifest:
 
 def _consistent(port: Port) -> bool:
     named = port.name.partition(".")[0] == port.role
+    if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
+        return False
     return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
 
 

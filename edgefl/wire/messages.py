@@ -31,7 +31,8 @@ class Round(Message, frozen=True, kw_only=True):
     """``rounds/current``, retained: the open round, or the closed one while nothing is open.
 
     ``run`` names one training run of the federation; a device drops what belongs to another run.
-    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``.
+    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``: with ``patches``,
+    to earlier ones, and the patches that lead from there to ``model_version``, in order (:mod:`edgefl.wire.patches`).
     ``deadline`` is seconds since the epoch. ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
     """
 
@@ -44,6 +45,7 @@ class Round(Message, frozen=True, kw_only=True):
     hyper: dict[str, float]
     deadline: float
     signatures: dict[str, bytes] = {}
+    patches: dict[str, tuple[BlobRef, ...]] = {}
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -95,7 +97,11 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes."""
+    """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes.
+
+    ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
+    headers (:mod:`edgefl.wire.packets`).
+    """
 
     step_ms: float
     forward_ms: float
@@ -103,10 +109,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     idle_bytes: int
     peak_bytes: int
     down_bytes: int
+    down_wire_bytes: int = 0
 
 
 class Update(Message, frozen=True, kw_only=True):
-    """The answer to a task, carried in :class:`UpdateChunk` pieces. ``tensors`` is safetensors bytes."""
+    """The answer to a task, carried in :class:`UpdateChunk` pieces. ``tensors`` is safetensors bytes.
+
+    ``codec`` and ``codec_version`` say what they mean, in the words of the bundle's manifest.
+    """
 
     run: str
     round: int
@@ -118,6 +128,8 @@ class Update(Message, frozen=True, kw_only=True):
     metrics: dict[str, float]
     profile: Profile
     tensors: bytes
+    codec: str = "dense"
+    codec_version: int = 1
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):

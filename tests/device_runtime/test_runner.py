@@ -434,7 +434,7 @@ def test_noise_reaches_every_graph_that_reads_it(device: Device, graph: str) -> 
 
 @pytest.mark.parametrize(
     ("graph", "name"),
-    [("start", "batch.0.x"), ("train", "weights.w"), ("finish", "carry.v")],
+    [("start", "batch.0.x"), ("train", "weights.w"), ("finish", "record.x")],
 )
 def test_an_input_nobody_feeds_is_refused_by_name(device: Device, graph: str, name: str) -> None:
     with_input(device.world, graph, tiny.port(name, ()))

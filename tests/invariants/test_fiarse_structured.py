@@ -33,8 +33,7 @@ from edgefl.submodels.submodel import extract
 from exporters.capture import capture
 from exporters.onnx import to_onnx
 from exporters.verify import verify
-from server.accumulator import layout_of
-from server.aggregator import Aggregator
+from server.aggregator import Aggregator, layout_of
 from tests.invariants.fiarse_training import (
     BATCH,
     Client,

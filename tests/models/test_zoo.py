@@ -128,7 +128,7 @@ def test_weights_are_floats_named_by_their_unit(name: str) -> None:
 def test_unknown_models_and_options_name_what_exists() -> None:
     with pytest.raises(
         ModelError,
-        match="bert, bilstm, cnn, convnext, lstm_lm, mlp, mobilenet, resnet18, resnet20, resnet8, vit",
+        match="bert, bilstm, cnn, convnext, fedbat_cnn, lstm_lm, mlp, mobilenet, resnet10, resnet18, resnet20, resnet8, vit",
     ):
         build("resnet99")
     with pytest.raises(ModelError, match=r"no option 'depth'.*widths"):

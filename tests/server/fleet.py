@@ -16,6 +16,7 @@ from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe, split, verified
 from edgefl.wire.bundle import Bundle
+from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
 from edgefl.wire.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.messages import (
@@ -310,7 +311,8 @@ def fetch(session: Session, federation: str, ref: BlobRef) -> bytes:
             _, index = topics.parse_blob(event.topic)
             assert ref.accepts(index, event.payload)
             pieces[index] = event.payload
-    return verified(ref, b"".join(pieces[index] for index in range(ref.count)))
+    travelled = verified(ref, b"".join(pieces[index] for index in range(ref.count)))
+    return unpacked(ref, travelled, 1 << 30)
 
 
 def retained(session: Session, federation: str) -> set[str]:

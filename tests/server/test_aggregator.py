@@ -6,14 +6,18 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section, Values
 from edgefl.submodels.submodel import Block, Entries, Region, extract, pieces
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Array, Arrays
-from server.accumulator import CpuAccumulator, TorchAccumulator, cover, flatten
-from server.aggregator import VALUE_LIMIT, Aggregator, layout_of
+from server.accumulator import CpuAccumulator
+from server.aggregator import VALUE_LIMIT, Aggregator, Clip, layout_of
+from server.cuda import TorchAccumulator
+from server.robust import Rule
 
 OLD: Arrays = {
     "a.weight": np.arange(24, dtype=np.float32).reshape(4, 6),
@@ -179,6 +183,8 @@ def bad(name: str, array: np.ndarray | None) -> Arrays:
         (bad("b.bias", np.zeros(4, np.float32)), "wrong-shape"),
         (bad("b.bias", np.zeros((3, 1), np.float32)), "wrong-shape"),
         (bad("b.bias", np.zeros(3, np.int64)), "wrong-dtype"),
+        (bad("b.bias", np.zeros(3, np.float64)), "wrong-dtype"),
+        (bad("b.bias", np.zeros(3, ">f4")), "wrong-dtype"),
         (bad("b.bias", np.array([0, np.nan, 0], np.float32)), "not-finite"),
         (bad("b.bias", np.array([0, np.inf, 0], np.float32)), "not-finite"),
         (bad("b.bias", np.array([0, -np.inf, 0], np.float32)), "not-finite"),
@@ -192,23 +198,28 @@ def test_a_bad_update_is_refused_with_a_reason(arrays: Arrays, reason: str) -> N
     assert refused.value.reason == reason
 
 
-@pytest.mark.parametrize("counted", ["holders", "nonzero"])
-def test_both_engines_give_the_same_bits(counted: str) -> None:
-    import torch
-
-    layout = layout_of(OLD)
-    base = flatten(layout, OLD) if counted == "nonzero" else None
-    cpu = torch.device("cpu")
-    engines = (CpuAccumulator(layout.size, base), TorchAccumulator(layout.size, cpu, base))
+def test_both_engines_give_the_same_bits() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=8, device="cpu")
+    engines = (CpuAccumulator(27 + 1), TorchAccumulator(27 + 1, torch.device("cpu")))
     rng = np.random.default_rng(3)
     for regions in (WHOLE, SLICE, SUFFIX, SINGLES, WHOLE):
-        coverage = cover(layout, regions)
-        values = rng.normal(size=coverage.size).astype(np.float32)
-        values[::3] = flatten(layout_of(held := extract(OLD, regions)), held)[::3]
+        checked = aggregator.check(drawn(rng, regions), regions)
         for engine in engines:
-            engine.add(values, coverage, 5, 5 * 2.0**30)
-    (one, held), (other, also) = (engine.mean(2.0**30) for engine in engines)
-    assert np.array_equal(held, also) and np.array_equal(one[held], other[held])
+            engine.add(checked.pieces, [checked, checked], np.array([5 * 2.0**30, 0.3 * 2.0**30]))
+    assert np.array_equal(engines[0].sums(), engines[1].sums()) and engines[0].sums().any()
+
+
+def test_an_engine_that_reads_dense_updates_only_gets_coded_ones_decoded() -> None:
+    form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, 0.3)),), change=True)
+    arrays = {"codes": np.array([7, 0, 255, 5, 1], np.uint8)}
+    found = []
+    for engine in (CpuAccumulator(28), TorchAccumulator(28, torch.device("cpu"))):
+        aggregator = Aggregator(layout_of(OLD), weight_limit=3, device="cpu")
+        average = aggregator._average_for(form)
+        aggregator._packed, average._sums = engine.packed, engine  # type: ignore[attr-defined]
+        aggregator.add(aggregator.check(arrays, WHOLE, form), 3)
+        found.append(aggregator.result(OLD))
+    assert all(found[0][name].tobytes() == found[1][name].tobytes() for name in OLD)
 
 
 def test_slices_that_cut_many_pieces_are_added_by_index() -> None:
@@ -216,10 +227,75 @@ def test_slices_that_cut_many_pieces_are_added_by_index() -> None:
     regions: dict[str, Region] = {"w": Block((None, range(1, 3)))}
     aggregator = Aggregator(layout_of(weights), weight_limit=2, device="cpu")
     ones = {"w": np.ones((3000, 2), np.float32)}
-    assert aggregator.coverage(regions).index is not None
+    assert aggregator.pieces(regions).index.size == 6000
+    assert np.array_equal(aggregator.pieces(regions).targets(), regions["w"].positions((3000, 4)))
     aggregator.add(aggregator.check(ones, regions), 2)
     new = aggregator.result(weights)["w"]
     assert (new[:, 1:3] == 1).all() and (new[:, [0, 3]] == 0).all()
+
+
+def test_updates_of_changes_and_of_weights_do_not_mix() -> None:
+    form = Form("halves", sections=(Section(tuple(OLD), Values("float16")),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
+    aggregator.add(aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE), 1)
+    with pytest.raises(ValueError, match="hold weights and one of codec 'halves' holds changes"):
+        aggregator.add(aggregator.check({"halves": np.zeros(28, np.float16)}, WHOLE, form), 1)
+
+
+def test_a_change_is_added_to_the_old_weights_and_counts_over_its_holders() -> None:
+    form = Form("halves", sections=(Section(tuple(SUFFIX), Values("float16")),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=4, device="cpu")
+    for change, weight in ((1.0, 3), (-1.0, 1)):
+        aggregator.add(aggregator.check({"halves": np.full(4, change, np.float16)}, SUFFIX, form), weight)
+    new = aggregator.result(OLD)
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    assert np.array_equal(new["b.bias"], (OLD["b.bias"].astype(np.float64) + 0.5).astype(np.float32))
+
+
+def test_with_a_base_a_change_of_zero_does_not_count() -> None:
+    form = Form("floats", sections=(Section(tuple(SUFFIX), Values()),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu", base=OLD)
+    for values in ([0, 2, 0, 4], [0, 0, 6, 8]):
+        aggregator.add(aggregator.check({"values": np.array(values, np.float32)}, SUFFIX, form), 1)
+    new = aggregator.result(OLD)
+    assert new["b.bias"].tolist() == [np.float32(0.1), 2.0, 9.0] and new["b.scale"] == 8.5
+
+
+def test_a_median_is_not_moved_by_one_bad_update_and_keeps_what_nobody_held() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=Rule("median"))
+    for value, weight in ((1.0, 1), (2.0, 1), (VALUE_LIMIT, 7)):
+        update = {name: np.full(OLD[name].shape, value, np.float32) for name in SUFFIX}
+        aggregator.add(aggregator.check(update, SUFFIX), weight)
+    new = aggregator.result(OLD)
+    assert (new["b.bias"] == 2).all() and new["b.scale"] == 2
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    with pytest.raises(ValueError, match="leave out base"):
+        Aggregator(layout_of(OLD), weight_limit=9, base=OLD, rule=Rule("median"))
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_a_change_longer_than_the_limit_is_shortened_to_it(change: bool) -> None:
+    step = {"b.bias": np.array([3, 0, 0], np.float32), "b.scale": np.array(4, np.float32)}
+    form, arrays = DENSE, {name: OLD[name] + step[name] for name in step}
+    if change:
+        form = Form("floats", sections=(Section(tuple(SUFFIX), Values()),), change=True)
+        arrays = {"values": np.array([3, 0, 0, 4], np.float32)}
+    for limit, share in ((1.0, 0.2), (100.0, 1.0)):
+        aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu", clip=Clip(limit, OLD))
+        aggregator.add(aggregator.check(arrays, SUFFIX, form), 1)
+        new = aggregator.result(OLD)
+        for name in SUFFIX:
+            np.testing.assert_allclose(new[name] - OLD[name], share * step[name], atol=1e-6)
+
+
+def test_models_of_other_float_types_are_averaged_in_their_own() -> None:
+    for dtype in (np.float64, np.float16):
+        old = {"w": np.array([1.5, -2.0], dtype)}
+        aggregator = Aggregator(layout_of(old), weight_limit=2, device="cpu")
+        for value in (1.0, 2.0):
+            aggregator.add(aggregator.check({"w": np.full(2, value, np.float32)}, {"w": None}), 1)
+        new = aggregator.result(old)["w"]
+        assert new.dtype == dtype and new.tolist() == [1.5, 1.5]
 
 
 def test_sixteen_resnet20_updates_take_well_under_100_ms() -> None:

@@ -17,13 +17,15 @@ from edgefl.cli.server import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said
+from edgefl.programs.objective import Objective
+from edgefl.programs.sgd import sgd
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.recompute import Budget
 from server.compose import _rules, build_model, bundle_digest, compose, evaluation, run_digest
 from server.events import Event, Warned
-from server.plan import Plan
+from server.plan import DownlinkPlan, Plan
 from server.roster import tier_of
 
 DATASET = digits().limited(train=40, test=70)
@@ -114,7 +116,7 @@ def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
     _say(warned)
     assert "tier 'weak' is [dead]" in capsys.readouterr().out
     event = msgspec.to_builtins(warned)
-    with View(federation(), ["weak-1"], live=True) as view:
+    with View(federation(), ["weak-1"], {}, live=True) as view:
         for _ in range(2):
             view.take(Said(event))
     assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1
@@ -129,6 +131,16 @@ def test_a_damaged_bundle_is_made_again(plan: Plan, out: Path) -> None:
     assert again.tiers["weak"].bundle == plan.tiers["weak"].bundle
 
 
+def test_a_plan_knows_how_weights_go_down_and_which_of_them_training_changes(tmp_path: Path) -> None:
+    told = {"encoding": "int8", "keyframe_every": 7, "compression": "none"}
+    model = {"name": "resnet8", "options": {"widths": [4, 4, 4]}}
+    config = federation(downlink=told, model=model, tiers={"weak": {"cut": 0}})
+    made = compose(config, DATASET, tmp_path)
+    assert made.downlink == DownlinkPlan("int8", 7, "none")
+    kept = {name.rpartition(".")[2] for name in made.initial.keys() - made.trained}
+    assert kept == {"running_mean", "running_var"} and made.trained < made.initial.keys()
+
+
 def test_the_seed_decides_the_initial_weights(plan: Plan) -> None:
     same = build_model(federation(), DATASET).weights
     other = build_model(federation(federation={"seed": 4}), DATASET).weights
@@ -139,6 +151,8 @@ def test_the_seed_decides_the_initial_weights(plan: Plan) -> None:
 def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> None:
     digest = run_digest(federation())
     assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 4096}))
+    assert digest == run_digest(federation(downlink={"compression": "none"}))
+    assert digest != run_digest(federation(downlink={"encoding": "int8"}))
     assert digest != run_digest(federation(program={"lr": 0.3}))
     assert digest != run_digest(federation(federation={"rounds": 11}))
 
@@ -229,7 +243,7 @@ def test_evaluation_is_inference_of_the_whole_model_on_all_test_samples(bn: str)
         federation(model={"name": "resnet8", "bn": bn, "options": {"widths": [4, 4, 4]}}), DATASET
     )
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
-    found = evaluation(spec, DATASET, "cpu")(weights)
+    found = evaluation(sgd(Objective.of(OutputSide(spec, 0))), DATASET, "cpu")(weights)
     with torch.inference_mode():
         logits = spec.module.eval()(torch.from_numpy(DATASET.floats(DATASET.test_x)))
     labels = torch.from_numpy(DATASET.test_y)

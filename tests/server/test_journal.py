@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from edgefl.wire.errors import StoreError
+from edgefl.wire.packets import Traffic
 from server.coordinator import Assignment, OpenRound
 from server.journal import Journal, Run
 from server.roster import Device
@@ -44,7 +46,9 @@ def accept(journal: Journal, device: str, data: bytes, number: int = 1) -> None:
         sha256="s",
         weight=3,
         metrics={"loss": 0.5},
-        sizes=(10, 20),
+        down=Traffic(10, 11),
+        up=Traffic(20, 22),
+        up_float32_bytes=500,
         data=data,
     )
 
@@ -77,7 +81,29 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
     assert again.was_accepted("run", 1, "a", "nonce-a") and not again.was_accepted("run", 1, "b", "nonce-b")
     tally = again.tally("run", 1)
     assert (tally.reports, tally.rejected, tally.train_loss) == (1, 1, 0.5)
-    assert (tally.down_bytes, tally.up_bytes) == (10, 20)
+    assert (tally.down_bytes, tally.up_bytes, tally.up_float32_bytes) == (10, 20, 500)
+    assert (tally.down_wire_bytes, tally.up_wire_bytes) == (11, 22)
+
+
+def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal, url: str) -> None:
+    journal.add_traffic("run", 1, {"a": Traffic(5, 6), "b": Traffic(100, 100), "c": Traffic(100, 100)})
+    tally = Journal(url, "demo").tally("run", 1)
+    assert (tally.up_bytes, tally.up_wire_bytes) == (25, 28)
+    assert (tally.down_bytes, tally.down_wire_bytes) == (10, 11)
+
+
+def test_a_database_of_an_earlier_release_is_opened_and_its_rounds_have_no_such_figures(
+    journal: Journal, url: str
+) -> None:
+    journal.close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        for column in ("down_wire_bytes", "up_wire_bytes"):
+            database.execute(f"ALTER TABLE updates DROP COLUMN {column}")
+    again = Journal(url, "demo")
+    tally = again.tally("run", 1)
+    assert (tally.up_bytes, tally.up_wire_bytes, tally.down_wire_bytes) == (20, 0, 0)
+    accept(again, "c", b"bytes of c")
+    assert again.tally("run", 1).up_wire_bytes == 22
 
 
 def test_an_update_is_accepted_once(journal: Journal) -> None:

@@ -11,13 +11,16 @@ import numpy as np
 
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Progress, Status, encode
+from edgefl.wire.messages import Progress, Round, Status, Task, encode
+from edgefl.wire.packets import Traffic
 from server.events import DeviceSeen, Finished, Rejected, RoundClosed, RoundOpened, Waiting
 from server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
+    ScriptedDevice,
+    chunks_of,
     expected_mean,
     fetch,
     plan_for,
@@ -149,3 +152,36 @@ def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -
     seen = server.wait_for(DeviceSeen, lambda event: event.device == "weak-0")
     assert (seen.tier, seen.stage, seen.loss) == ("weak", "reported", 1.5) and seen.up_bytes > 0
     server.wait_for(Finished)
+
+
+def test_second_copies_count_in_the_round_and_those_after_it_in_the_next(
+    device: MakeDevice, serve: Any
+) -> None:
+    one, other = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=2, min_devices=2)
+    for number in (1, 2):
+        opened = one.wait_open(round_number=number)
+        tasks = {each: each.tasks.get(timeout=PATIENCE_S) for each in (one, other)}
+        for answers in (1, 2):  # a second copy is answered at its first and at its last chunk
+            one.report(tasks[one], opened)
+            assert {one.acks.get(timeout=PATIENCE_S).status for _ in range(answers)} == {"accepted"}
+        other.report(tasks[other], opened)
+        assert other.acks.get(timeout=PATIENCE_S).status == "accepted"
+        closed = server.wait_for(RoundClosed)
+        sizes = {each: _sizes(each, tasks[each], opened) for each in (one, other)}
+        late = sizes[other] if number == 2 else Traffic()
+        expected = sizes[one] + sizes[one] + sizes[other] + late
+        assert (closed.up_bytes, closed.up_wire_bytes) == (expected.payload, expected.wire)
+        assert (closed.down_bytes, closed.down_wire_bytes) == (6, 0), "as the devices say"
+        if number == 1:
+            other.report(tasks[other], opened)
+            assert {other.acks.get(timeout=PATIENCE_S).status for _ in range(2)} == {"accepted"}
+
+
+def _sizes(device: ScriptedDevice, task: Task, opened: Round) -> Traffic:
+    """What an honest update of the device takes."""
+    data = encode(update_for(device.name, task, opened.model_version, trained(device.name, task)))
+    found = Traffic()
+    for chunk in chunks_of(data, task.nonce, device.limits.chunk_bytes):
+        found += Traffic.of(device.mine.update(task.round, chunk.index), len(encode(chunk)), qos=1)
+    return found

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgefl.codecs.form import Form
 from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Status, Task, UpdateChunk, encode
+from edgefl.wire.session import Address
 from server.events import Rejected, RoundClosed
 from server.journal import MOST_REJECTED
+from server.plan import DownlinkPlan
+from server.service import Service
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
     ScriptedDevice,
     expected_mean,
+    plan_for,
     silent,
     trained,
     update_for,
@@ -164,3 +172,17 @@ def test_refusals_are_recorded_in_bounded_number_and_size(
     assert len(server.seen_of(Rejected)) == MOST_REJECTED
     with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
         assert journal.execute("select max(length(text)) from updates").fetchone()[0] < 300
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_who_counts_changes_by_comparing_must_send_exact_weights(
+    encoding: Any, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    plan = plan_for(federation, limits)
+    wrong = replace(plan, count="nonzero", downlink=DownlinkPlan(encoding))
+    with pytest.raises(
+        ConfigError, match=f"downlink.encoding '{encoding}' gives it rounded ones: choose 'float32'"
+    ):
+        Service(wrong, Address("127.0.0.1", 1), tmp_path, emit=print)
+    changes = {name: replace(tier, form=Form("x", change=True)) for name, tier in plan.tiers.items()}
+    Service(replace(wrong, tiers=changes), Address("127.0.0.1", 1), tmp_path / "other", emit=print)

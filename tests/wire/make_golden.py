@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edgefl.wire import bundle, manifest, messages, tensors
+from edgefl.wire import bundle, manifest, messages, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
@@ -36,7 +36,11 @@ from edgefl.wire.topics import Topics
 
 FOLDER = Path(__file__).parent / "golden"
 
+ZSTD_RAW = (b"edgefl, " * 125)[:1000]
+ZSTD_FRAME = bytes.fromhex("28b52ffd60e8027d00004065646765666c2c200100dd57152e")
+
 BLOBS: dict[str, BlobRef] = {
+    "blobref_zstd": describe(ZSTD_FRAME, 131072, raw=len(ZSTD_RAW)),
     "blobref_one_chunk": describe(b"edgefl", 131072),
     "blobref_three_chunks": describe(bytes(range(10)), 4),
     "blobref_empty": describe(b"", 131072),
@@ -58,6 +62,20 @@ MASKED = {
 }
 """Masks of 1,000 entries (five held, sent as gaps of one and two bytes), of 20 (sent packed) and of 12 (none held)."""
 
+PATCH_OLD = {
+    "head.weight": np.array([[0.1, -0.2, 0.3], [1e-3, 5.0, -7.25]], dtype=np.float32),
+    "head.bias": np.array([-1.5, 2.25], dtype=np.float32),
+    "head.mean": np.array([0.5], dtype=np.float32),
+    "stem.scale": np.array(1.0, dtype=np.float32),
+}
+PATCH_GOAL = {
+    "head.weight": np.array([[0.15, -0.21, 0.3], [2e-3, 4.9, -7.35]], dtype=np.float32),
+    "head.bias": np.array([-1.5, 2.25], dtype=np.float32),
+    "head.mean": np.array([0.75], dtype=np.float32),
+    "stem.scale": np.array(0.9, dtype=np.float32),
+}
+PATCH = patches.patch(PATCH_OLD, PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) or b""
+
 MESSAGES: dict[str, Message] = {
     "round_open": Round(
         run="run-7",
@@ -69,6 +87,7 @@ MESSAGES: dict[str, Message] = {
         hyper={"lr": 0.05},
         deadline=1767225600.5,
         signatures={"weak": bytes(range(64))},
+        patches={"head": (describe(b"patch 1", 131072), describe(ZSTD_FRAME, 131072, raw=1000))},
     ),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),
@@ -110,6 +129,7 @@ MESSAGES: dict[str, Message] = {
             idle_bytes=40000000,
             peak_bytes=73400320,
             down_bytes=1,
+            down_wire_bytes=300,
         ),
         tensors=tensors.dump({"head.bias": TENSORS["head.bias"]}),
     ),
@@ -208,6 +228,9 @@ def vectors() -> dict[str, bytes]:
     found["bundle"] = bundle_bytes()
     found["tensors"] = tensors.dump(TENSORS)
     found["tensors_masked"] = tensors.dump(MASKED, MASK_COUNTS)
+    found["zstd_frame"] = ZSTD_FRAME
+    found["patch_old"], found["patch"] = tensors.dump(PATCH_OLD), PATCH
+    found["patch_new"] = tensors.dump(patches.patched(PATCH_OLD, PATCH))
     found["topics"] = "\n".join(topic_table()).encode()
     return {f"{name}.bin": data for name, data in sorted(found.items())}
 

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire import bundle, manifest, messages, tensors
+from edgefl.wire import bundle, manifest, messages, patches, tensors
 from edgefl.wire.blobs import BlobRef
+from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
 from edgefl.wire.manifest import DataSpec, Graph, Manifest, Port
-from edgefl.wire.messages import Profile, Task
+from edgefl.wire.messages import Message, Profile, Round, Task, Update
 from edgefl.wire.topics import Topics
 from tests.wire import make_golden
 from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, TENSORS
@@ -106,6 +107,51 @@ def test_masked_tensors_in_both_directions() -> None:
     for name, array in MASKED.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_patch_leads_to_the_same_bits() -> None:
+    old = tensors.load(golden("patch_old"))
+    new = patches.patched(old, golden("patch"))
+
+    assert tensors.dump(new) == golden("patch_new")
+    assert patches.patch(old, make_golden.PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) == golden(
+        "patch"
+    )
+
+
+def test_a_zstd_frame_unfolds() -> None:
+    ref = msgspec.msgpack.decode(golden("blobref_zstd"), type=BlobRef)
+
+    assert unpacked(ref, golden("zstd_frame"), 1 << 20) == make_golden.ZSTD_RAW
+
+
+FORMER = Path(__file__).parent / "former"
+"""Vectors as they were before fields were added: phones and servers of that time write them still."""
+
+
+@pytest.mark.parametrize(("name", "kind"), [("round_open", Round), ("update", Update)])
+def test_a_message_without_the_fields_added_since_is_read_with_their_defaults(
+    name: str, kind: type[Message]
+) -> None:
+    added = {"round_open": ("patches",), "update": ("codec", "codec_version")}[name]
+    found = messages.decode(kind, (FORMER / f"{name}.bin").read_bytes())
+
+    now = msgspec.to_builtins(MESSAGES[name], builtin_types=(bytes,))
+    then = msgspec.to_builtins(found, builtin_types=(bytes,))
+    defaults = {"patches": {}, "codec": "dense", "codec_version": 1}
+    assert {field: then.pop(field) for field in added} == {field: defaults[field] for field in added}
+    now.get("profile", {}).pop("down_wire_bytes", None)
+    assert then.get("profile", {}).pop("down_wire_bytes", 0) == 0
+    assert then == {field: value for field, value in now.items() if field not in added}
+
+
+def test_a_manifest_and_references_without_the_fields_added_since_are_read() -> None:
+    found = manifest.decode((FORMER / "manifest.bin").read_bytes())
+
+    assert (found.model, found.codec, found.codec_version) == ("tiny", "dense", 1)
+    assert found.graphs == make_golden.example_manifest().graphs
+    ref = msgspec.msgpack.decode((FORMER / "blobref_one_chunk.bin").read_bytes(), type=BlobRef)
+    assert ref == BLOBS["blobref_one_chunk"]
 
 
 def test_topics_read_as_in_their_vector() -> None:

@@ -77,6 +77,10 @@ class EarlyExit:
         return self.spec.sample
 
     @property
+    def moves(self) -> bool:
+        return False
+
+    @property
     def identity(self) -> Mapping[str, object]:
         return {
             "kind": self.kind,

@@ -64,6 +64,10 @@ class TopK:
         """The dense tensors of an update."""
         return tuple(name for name in self.dense if name not in self.frozen)
 
+    @cached_property
+    def update(self) -> dict[str, TensorSpec]:
+        return {VALUES: TensorSpec((self.kept,))} | {name: self.dense[name] for name in self.returned}
+
     @property
     def noise(self) -> dict[str, TensorSpec]:
         return {}
@@ -81,6 +85,9 @@ class TopK:
             gates[f"mask.{name}"] = mask.reshape(spec.shape)
             before, start = place[-1] + 1, start + mask.numel()
         return weights, gates
+
+    def held(self, gates: Tensors) -> Tensors:
+        return select(gates, "mask")
 
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
@@ -118,7 +125,7 @@ class TopK:
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
         """The kept entries in their order: each is scattered to its place, all others to one place behind the last."""
-        values = torch.zeros(self.kept + 1)
+        values = torch.zeros(self.kept + 1, dtype=next(iter(weights.values())).dtype)
         before = torch.zeros((), dtype=torch.int64)
         for name in self.maskable:
             mask = gates[f"mask.{name}"].reshape(-1)

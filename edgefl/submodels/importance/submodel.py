@@ -73,6 +73,10 @@ class Importance:
         return tuple(name for name, unit in named if unit.state_dict())
 
     @property
+    def moves(self) -> bool:
+        return self.carrier is not None
+
+    @property
     def identity(self) -> Mapping[str, object]:
         return {
             "kind": self.kind,

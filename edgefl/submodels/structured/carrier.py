@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from edgefl.programs.carrier import Whole
 from edgefl.programs.contract import Tensors, TensorSpec
 from edgefl.submodels.structured.gradient import Measure, direction, slope
 from edgefl.submodels.structured.groups import Group, Part
@@ -18,7 +19,7 @@ THETA = "submodel.theta"
 
 
 @dataclass(frozen=True, eq=False)
-class Channelwise:
+class Channelwise(Whole):
     """Dense slices and a threshold for each of ``groups``, whose parts lie in these slices; an update has the slices.
 
     The switches of TCB-GD: ``remask`` evaluates M_c = 1{s_c >= theta} anew in each step and takes channels that have
@@ -28,7 +29,6 @@ class Channelwise:
     momentum and decay from moving dropped channels.
     """
 
-    weights: Mapping[str, TensorSpec]
     groups: tuple[Group, ...]
     measure: Measure = "rms"
     remask: bool = False
@@ -45,10 +45,6 @@ class Channelwise:
     @cached_property
     def gates(self) -> dict[str, TensorSpec]:
         return self._thetas("theta")
-
-    @property
-    def noise(self) -> dict[str, TensorSpec]:
-        return {}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
         gates = {"theta": payload[THETA]} if THETA in payload else {}
@@ -85,9 +81,6 @@ class Channelwise:
             return new
         parts = [group.own + group.read for group in self.groups]
         return _where(self._masks(old, gates, parts), new, old)
-
-    def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        return {name: weights[name] for name in self.weights}
 
     def _thetas(self, name: str) -> dict[str, TensorSpec]:
         return {name: TensorSpec((len(self.groups),))} if self.groups else {}

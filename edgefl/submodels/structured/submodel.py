@@ -102,6 +102,10 @@ class Structured:
         return tuple(name for name, unit in named if unit.state_dict())
 
     @property
+    def moves(self) -> bool:
+        return bool(self._selected)
+
+    @property
     def identity(self) -> Mapping[str, object]:
         return {
             "kind": self.kind,

@@ -1,0 +1,141 @@
+"""FedBAT's operator S, its derivatives, and its step sizes (fedbat.md 2.2 to 2.4): what training and upload share.
+
+A step size alpha > 0 belongs to a group of tensors. Where all of a group is 0, alpha is 0 and so is S (8.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgefl.codecs.packing import pack_codes
+from edgefl.codecs.signs import above_zero
+
+Granularity = Literal["tensor", "module", "global"]
+
+EPS = 1e-8
+"""The least alpha' (8.6)."""
+LIMIT = 20.0
+"""Of |rho * alpha_e|, so that its exponential stays finite (8.20)."""
+
+
+def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
+    """The sign of S(m, alpha): +1.0 where ``zeta < (alpha + m) / (2 alpha)``, else -1.0; of m's shape (eq. 6, 7).
+
+    ``alpha`` () or m's shape, at least 0; ``zeta`` uniform in [0, 1). S is ``alpha * draw``. Beyond +-alpha the threshold
+    leaves [0, 1], which makes the sign certain, and at x = +-alpha no rounding gives anything but +-1 (2.2).
+    """
+    chance = (alpha + m) / (2 * above_zero(alpha))
+    return torch.where(zeta < chance, 1.0, -1.0)
+
+
+def inside(m: Tensor, alpha: Tensor) -> Tensor:
+    """dS/dm, bool: 1 where |m| <= alpha, 0 where m is clipped (eq. 8)."""
+    return m.abs() <= alpha
+
+
+def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
+    """dS/dalpha, straight-through: ``sign - m / alpha`` inside, sign(m) where m is clipped (eq. 9).
+
+    ``sign`` is the forward pass's own draw, which in a clipped entry is sign(m).
+    """
+    return torch.where(inside(m, alpha), sign - m / above_zero(alpha), sign)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which tensors share a step size: the number of each one's group, 0 .. count - 1."""
+
+    numbers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, names: Sequence[str], granularity: Granularity) -> Groups:
+        """A group per tensor, per module (what stands before the last dot), or one for all."""
+        module = {"tensor": lambda name: name, "module": _module, "global": lambda name: ""}[granularity]
+        places = {place: number for number, place in enumerate(dict.fromkeys(map(module, names)))}
+        return cls({name: places[module(name)] for name in names})
+
+    @property
+    def count(self) -> int:
+        return len(set(self.numbers.values()))
+
+    def sums(self, each: Mapping[str, Tensor]) -> Tensor:
+        """[count] sums of the scalars () of each group's tensors."""
+        return torch.stack([reduce(torch.add, members) for members in self._members(each)])
+
+    def largest(self, each: Mapping[str, Tensor]) -> Tensor:
+        """[count] largest of the scalars () of each group's tensors."""
+        return torch.stack([reduce(torch.maximum, members) for members in self._members(each)])
+
+    def spread(self, values: Tensor) -> dict[str, Tensor]:
+        """The scalar () of each tensor's group, from [count]."""
+        parts = values.unbind()
+        return {name: parts[number] for name, number in self.numbers.items()}
+
+    def _members(self, each: Mapping[str, Tensor]) -> list[list[Tensor]]:
+        return [[each[n] for n, number in self.numbers.items() if number == g] for g in range(self.count)]
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """alpha = alpha' * exp(rho * alpha_e), learned through alpha_e (eq. 10, 13); ``bounds`` keeps alpha between two numbers.
+
+    All of its tensors are [groups]. Bounds are an addition to the paper: they end what :meth:`growth` shows.
+    """
+
+    rho: float
+    bounds: tuple[float, float] | None = None
+
+    def of(self, scale: Tensor, log_scale: Tensor) -> Tensor:
+        """alpha, from alpha' (at least ``EPS`` of it) and alpha_e."""
+        alpha = scale.clamp(min=EPS) * torch.exp((self.rho * log_scale).clamp(-LIMIT, LIMIT))
+        return alpha if self.bounds is None else alpha.clamp(*self.bounds)
+
+    def descended(
+        self, scale: Tensor, log_scale: Tensor, alpha: Tensor, pull: Tensor, lr: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(alpha_e after a step, how many groups a limit held back); ``pull`` is dF/dalpha = sum g * dS/dalpha.
+
+        alpha_e <- alpha_e - lr * rho * alpha * pull. Where that crosses a limit, alpha_e stops there, so that the way back
+        is short.
+        """
+        moved = log_scale - lr * (self.rho * alpha * pull)
+        wanted = self.rho * moved
+        allowed = wanted.clamp(-LIMIT, LIMIT)
+        if self.bounds is not None:
+            least, most = (torch.log(bound / scale.clamp(min=EPS)) for bound in self.bounds)
+            allowed = torch.maximum(torch.minimum(allowed, most), least)
+        crossed = wanted != allowed
+        if self.rho:
+            moved = torch.where(crossed, allowed / self.rho, moved)
+        return moved, crossed.to(torch.float32).sum()
+
+    def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
+        """() how far learning has driven alpha at most: the largest alpha over what it began with."""
+        return (alpha / self.of(scale, torch.zeros_like(scale))).max()
+
+
+def pack_signs(signs: Sequence[Tensor]) -> Tensor:
+    """uint8: +1.0 as bit 1, -1.0 (and 0.0) as bit 0, each tensor from a byte of its own."""
+    return pack_codes([plus(sign) for sign in signs], 1)
+
+
+def plus(sign: Tensor) -> Tensor:
+    """The code of a sign: 1.0 for +, 0.0 otherwise."""
+    return (sign > 0).to(torch.float32)
+
+
+def unpack_codes(packed: Tensor, start: int, entries: int) -> Tensor:
+    """float32 [entries]: the bits of a tensor that begins at byte ``start`` of :func:`pack_signs`."""
+    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
+    rows = packed[start : start + -(-entries // 8), None] & powers
+    return (rows != 0).reshape(-1)[:entries].to(torch.float32)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,209 @@
+"""The codecs by name, with the papers' hyper-parameters as defaults (fedbat.md, sections 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from edgefl.codecs.codec import STATISTICS_BITS, Codec, Training
+from edgefl.codecs.form import Sparse, Values
+from edgefl.codecs.levels import NearestLevels, StochasticLevels
+from edgefl.codecs.signs import FixedSign, MeanSign, NoisySign, ScaledSign, Sign0, StochasticSign
+from edgefl.options import check_options
+from edgefl.wire.errors import ConfigError
+
+
+def dense(name: str) -> Codec:
+    """The weights as float32, by name."""
+    return Codec(name)
+
+
+def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
+    """The change of the round as float16 or bfloat16, after the codec's name."""
+    dtype: Literal["float16", "bfloat16"] = "float16" if name == "float16" else "bfloat16"
+    return Codec(name, Values(dtype), statistics=statistics, binarize_1d=binarize_1d)
+
+
+def int8(
+    name: str, *, feedback: bool = False, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
+) -> Codec:
+    """The nearest of 255 even levels up to the largest change of each tensor."""
+    return Codec(name, NearestLevels(8), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d)
+
+
+def fedpaq(name: str, *, bits: int = 4, statistics: int = STATISTICS_BITS, binarize_1d: bool = True) -> Codec:
+    """FedPAQ: unbiased levels of 2 to 8 bits."""
+    return Codec(name, StochasticLevels(bits), statistics=statistics, binarize_1d=binarize_1d)
+
+
+def signsgd(
+    name: str,
+    *,
+    alpha: float = 0.001,
+    sign0: Sign0 = "random",
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """SignSGD: the sign of the change, times an alpha that both sides know."""
+    return Codec(
+        name,
+        FixedSign(_positive(name, "alpha", alpha), sign0),
+        statistics=statistics,
+        binarize_1d=binarize_1d,
+    )
+
+
+def scaled_sign(
+    name: str,
+    *,
+    sign0: Sign0 = "random",
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """The sign of the change times its mean magnitude, without memory: the control of EF-SignSGD."""
+    return Codec(name, ScaledSign(sign0), statistics=statistics, binarize_1d=binarize_1d)
+
+
+def ef_signsgd(
+    name: str,
+    *,
+    sign0: Sign0 = "random",
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """EF-SignSGD: the scaled sign of the change and what the last rounds left of it, which the device keeps."""
+    return Codec(name, ScaledSign(sign0), feedback=True, statistics=statistics, binarize_1d=binarize_1d)
+
+
+def noisy_signsgd(
+    name: str,
+    *,
+    alpha: float = 0.01,
+    sigma: float = 0.01,
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """Noisy-SignSGD: the sign of the change and a normal number of deviation sigma."""
+    coder = NoisySign(_positive(name, "alpha", alpha), _positive(name, "sigma", sigma))
+    return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
+
+
+def stoc_signsgd(
+    name: str, *, alpha: float = 0.01, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
+) -> Codec:
+    """Stoc-SignSGD: the sign of the change and a uniform number up to its largest magnitude."""
+    coder = StochasticSign(_positive(name, "alpha", alpha))
+    return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
+
+
+def topk(
+    name: str,
+    *,
+    share: float = 0.03,
+    feedback: bool = False,
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """The largest entries of the change of each tensor: ZeroFL's upload after dense training."""
+    return Codec(
+        name, _sparse(name, share), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d
+    )
+
+
+def zerofl(
+    name: str,
+    *,
+    sparsity: float = 0.97,
+    activations: bool = True,
+    sparse_training: bool = True,
+    sparse_upload: bool = True,
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """ZeroFL: SWAT's sparse training, and the 1 - sparsity largest entries of the change (8.16: two switches)."""
+    training = (
+        Training("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
+    )
+    upload = _sparse(name, 1 - sparsity) if sparse_upload else None
+    return Codec(name, upload, statistics=statistics, binarize_1d=binarize_1d, training=training)
+
+
+def bifl(name: str, *, clip: bool = False) -> Codec:
+    """BiFL: a net with binary weights, of which each device sends sign and mean magnitude."""
+    training = Training("binary", {"clip": clip})
+    return Codec(name, MeanSign(), change=False, statistics=32, kernels_only=True, training=training)
+
+
+def bifl_full(name: str, *, clip: bool = False) -> Codec:
+    """BiFL-Full: the same training, the weights behind the signs as float32."""
+    return Codec(name, training=Training("binary", {"clip": clip}))
+
+
+def fedbat(
+    name: str,
+    *,
+    rho: float = 6.0,
+    phi: float = 0.5,
+    granularity: Literal["tensor", "module", "global"] = "tensor",
+    upload_mode: Literal["resample_final", "last_forward", "det_sign"] = "resample_final",
+    step_size: Literal["learned", "largest"] = "learned",
+    alpha_range: tuple[float, float] | None = None,
+    statistics: int = STATISTICS_BITS,
+    binarize_1d: bool = True,
+) -> Codec:
+    """FedBAT: the update is binarized while it is trained, by step sizes that are learned
+    (:func:`edgefl.programs.fedbat.fedbat` explains the options)."""
+    options = {
+        "rho": rho,
+        "phi": phi,
+        "granularity": granularity,
+        "upload_mode": upload_mode,
+        "step_size": step_size,
+        "alpha_range": alpha_range,
+        "statistics": statistics,
+        "binarize_1d": binarize_1d,
+    }
+    return Codec(name, training=Training("fedbat", options))
+
+
+CODECS: Mapping[str, Callable[..., Codec]] = {
+    "dense": dense,
+    "float16": half,
+    "bfloat16": half,
+    "int8": int8,
+    "fedpaq": fedpaq,
+    "signsgd": signsgd,
+    "scaled_sign": scaled_sign,
+    "ef_signsgd": ef_signsgd,
+    "noisy_signsgd": noisy_signsgd,
+    "stoc_signsgd": stoc_signsgd,
+    "fedbat": fedbat,
+    "topk": topk,
+    "zerofl": zerofl,
+    "bifl": bifl,
+    "bifl_full": bifl_full,
+}
+
+
+def build(name: str, **options: object) -> Codec:
+    """The codec ``name``. ConfigError, with what exists, for a wrong name or option."""
+    factory = CODECS.get(name)
+    if factory is None:
+        known = ", ".join(CODECS)
+        raise ConfigError(f"no codec {name!r}; there are: {known}", name=name, known=known)
+    check_options(f"codec {name!r}", factory, options)
+    return factory(name, **options)
+
+
+def _positive(codec: str, option: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{option} of codec {codec!r} is above 0, found {value}", codec=codec)
+    return value
+
+
+def _sparse(codec: str, share: float) -> Sparse:
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"codec {codec!r} sends a share of the entries in (0, 1], found {share}", codec=codec
+        )
+    return Sparse(share)

@@ -1,0 +1,108 @@
+"""What leads from the weights a device has to the next ones: codes of eight bits per entry, and the same bits on both sides.
+
+A patch is a safetensors blob: per tensor that training changes int8 codes under its name, in its shape; the other
+tensors that changed (moving statistics) as they are now; and under ``/scales`` one float32 per coded tensor, by
+ascending name. With A the tensor's scale::
+
+    server   d = w - r;  A = max |d|;  code = round(d / (A / 127))  in -127 .. 127
+    both     r <- r + (A / 127) * code
+
+A / 127, the product and the sum are each rounded to float32, so both sides have the same r. What rounding left over,
+w - r, is a part of the next d: the error is fed back without being stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from edgefl.wire import tensors
+from edgefl.wire.errors import BundleError, ProtocolError
+from edgefl.wire.tensors import Array, Arrays
+
+SCALES = "/scales"
+"""No tensor's name: those begin with their unit's, or are one the tier's kind made up."""
+
+_MOST = 127
+
+
+def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[str]) -> bytes | None:
+    """The patch from ``old`` towards ``new`` (float32, of the same names and shapes), in codes for the tensors ``coded``.
+
+    None if there is nothing to change.
+    """
+    codes: Arrays = {}
+    scales: list[np.float32] = []
+    for name in sorted(name for name in new if name in coded and new[name].dtype == np.float32):
+        change = np.asarray(new[name] - old[name])
+        scales.append(np.float32(np.abs(change).max(initial=0)))
+        codes[name] = _codes(change, scales[-1])
+    plain = {name: array for name, array in new.items() if name not in codes and _differs(old[name], array)}
+    if not plain and not any(code.any() for code in codes.values()):
+        return None
+    return tensors.dump({**codes, **plain, SCALES: np.array(scales, np.float32)})
+
+
+def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
+    """The weights after the patch ``data``; BundleError if it does not belong to ``weights``."""
+    try:
+        found = tensors.load(data, max_bits=0)
+    except ProtocolError as error:
+        raise _unfit(error.message) from error
+    scales = found.pop(SCALES, None)
+    coded = sorted(name for name, array in found.items() if array.dtype == np.int8)
+    if scales is None or scales.dtype != np.float32 or scales.shape != (len(coded),):
+        raise _unfit(f"it should hold {len(coded)} float32 scales")
+    if not np.isfinite(scales).all():
+        raise _unfit("a scale is not finite")
+    for name, array in found.items():
+        _check(name, array, weights)
+    steps = dict(zip(coded, scales / np.float32(_MOST), strict=True))
+    return {name: _moved(old, found.get(name), steps.get(name)) for name, old in weights.items()}
+
+
+def widened(weights: Mapping[str, Array]) -> Arrays:
+    """What travelled as float16 in float32, which graphs read; the rest as it is."""
+    half = np.dtype(np.float16)
+    return {n: array.astype(np.float32) if array.dtype == half else array for n, array in weights.items()}
+
+
+def halved(weights: Mapping[str, Array], coded: Collection[str]) -> Arrays:
+    """The tensors ``coded`` in float16; one with an entry beyond its range stays as it is."""
+    return {name: _half(array) if name in coded else array for name, array in weights.items()}
+
+
+def _half(array: Array) -> Array:
+    fits = np.abs(array).max(initial=0) <= np.finfo(np.float16).max
+    return array.astype(np.float16) if fits and array.dtype == np.float32 else array
+
+
+def _codes(change: Array, scale: np.float32) -> Array:
+    step = scale / np.float32(_MOST)
+    if step == 0:
+        return np.zeros(change.shape, np.int8)
+    return np.asarray(np.clip(np.rint(change / step), -_MOST, _MOST), np.int8)
+
+
+def _moved(old: Array, new: Array | None, step: np.float32 | None) -> Array:
+    if new is None:
+        return old
+    return new if step is None else np.asarray(old + new.astype(np.float32) * step)
+
+
+def _differs(old: Array, new: Array) -> bool:
+    return old.tobytes() != new.tobytes()  # also where NaN, or 0 became -0
+
+
+def _check(name: str, array: Array, weights: Mapping[str, Array]) -> None:
+    if name not in weights:
+        raise _unfit(f"the weights have no tensor {name!r}")
+    old = weights[name]
+    wanted = np.dtype(np.float32) if array.dtype == np.int8 else array.dtype
+    if array.shape != old.shape or old.dtype != wanted:
+        raise _unfit(f"tensor {name!r} is {array.dtype} {array.shape}, for one of {old.dtype} {old.shape}")
+
+
+def _unfit(why: str) -> BundleError:
+    return BundleError(f"a patch does not fit the weights it is for: {why}; the server must publish it again")

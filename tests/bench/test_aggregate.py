@@ -1,0 +1,167 @@
+"""`edgefl bench aggregate`: rows that can be trusted, with Flower and without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from edgefl.bench.aggregate import Settings, build, measure, too_large
+from edgefl.bench.aggregate_on_device import row_of
+from edgefl.bench.aggregate_ours import Ours
+from edgefl.bench.coded import CODECS, CodedModel, sized
+from edgefl.bench.copy_speed import CpuCopy
+from edgefl.cli import app
+from edgefl.codecs.decode import split
+from edgefl.models import zoo
+from edgefl.wire.errors import ConfigError
+
+FIELDS = [
+    *("codec", "device", "parameters", "clients", "updates_per_s", "flower_updates_per_s", "ratio"),
+    "copy_fraction",
+]
+SMALL = zoo.build("mlp", size=4, hidden=[9])
+with_flower = pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None, reason="needs flwr: pip install 'edgefl[bench]'"
+)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has no packages."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder / "bin" / "python"
+
+
+def invoke(*arguments: str) -> tuple[int, dict[str, object], str]:
+    ran = CliRunner().invoke(app, ["bench", "aggregate", *arguments, "--json"])
+    return ran.exit_code, json.loads(ran.stdout), " ".join(ran.stderr.split())
+
+
+def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(bare: Path) -> None:
+    arguments = ["--model", "mlp", "--option", "size=4", "--codec", "fedbat", "--clients", "3"]
+    code, told, problem = invoke(*arguments, "--repeat", "1", "--threads", "1", "--flower", str(bare))
+
+    assert code == 0 and "pip install 'edgefl[bench]'" in problem
+    assert told["bench"] == "aggregate" and "packages" in told["machine"]  # type: ignore[operator]
+    [row] = told["results"]  # type: ignore[misc]
+    assert list(row)[: len(FIELDS)] == FIELDS
+    assert (row["codec"], row["device"], row["clients"], row["threads"]) == ("fedbat", "cpu", 3, 1)
+    assert row["flower_updates_per_s"] is row["ratio"] is row["accumulate_ratio"] is row["difference"] is None
+    assert "No module named 'flwr'" in row["flower_error"] and "edgefl[bench]" in row["flower_error"]
+    assert row["updates_per_s"] == pytest.approx(3 / row["seconds"], rel=1e-2)
+    assert 0 < row["seconds_min"] <= row["seconds"] and 0 < row["accumulate_s_min"] <= row["accumulate_s"]
+    assert row["accumulate_s"] < row["seconds"] and row["copy_fraction"] > 0
+
+
+@with_flower
+@pytest.mark.parametrize("codec", ["dense", "fedbat"])
+def test_beside_flower_both_make_the_same_weights(codec: str) -> None:
+    row = measure(SMALL, codec, Settings(clients=9, threads=2, repeat=2))
+
+    assert row.flower_error is None and row.flower_s_min is not None and row.flower_s is not None
+    assert row.flower_updates_per_s == pytest.approx(9 / row.flower_s, rel=1e-2)
+    assert row.ratio == pytest.approx(row.flower_s / row.seconds, rel=1e-2) and row.ratio > 0
+    assert row.accumulate_ratio == pytest.approx(row.flower_s / row.accumulate_s, rel=1e-2)
+    assert row.difference is not None and row.difference < 1e-6
+
+
+def test_bytes_are_those_of_the_updates_and_of_the_sums_once_per_batch() -> None:
+    ours = Ours(CodedModel.of(SMALL, "dense"), clients=70, threads=1, device="cpu")
+
+    entries, update = ours.layout.size, 4 * ours.layout.size
+    assert ours.batches > 1
+    assert ours.update_bytes == update and ours.counted_bytes == 70 * update + 16 * entries * ours.batches
+
+    one_bit = Ours(CodedModel.of(SMALL, "fedbat"), clients=32, threads=1, device="cpu")
+    assert one_bit.batches == 1 and one_bit.update_bytes < update / 20
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "bfloat16", "signsgd", "zerofl", "bifl", "topk:share=0.2"])
+def test_random_updates_are_valid_and_not_alike(codec: str) -> None:
+    model = CodedModel.of(zoo.build("resnet8", size=8, widths=[3, 4, 5]), codec)
+    ours = Ours(model, clients=2, threads=1, device="cpu")
+
+    first, second = (ours.decoded(update) for update in ours.updates)
+    if model.form.sections:
+        shapes = ours.layout.shapes
+        sent = [part.name for part in split(model.form, ours.updates[0], model.regions, shapes)]
+        assert sorted(sent) == sorted(shapes)
+    assert np.isfinite(first).all() and not np.array_equal(first, second)
+    moved = [not np.array_equal(new, model.weights[name]) for name, new in ours.aggregated().items()]
+    assert all(moved)
+
+
+@pytest.mark.parametrize("parameters", [3_000, 100_000, 1_000_000])
+def test_a_synthetic_model_has_about_the_parameters_that_were_asked_for(parameters: int) -> None:
+    found = sum(tensor.numel() for tensor in sized(parameters).weights.values())
+
+    assert found == pytest.approx(parameters, rel=0.25 if parameters < 10_000 else 0.02)
+
+
+def test_a_copy_copies_everything_whatever_the_threads() -> None:
+    copy = CpuCopy(3, size=10_001)
+
+    assert copy.bytes_per_s() > 0
+    assert np.array_equal(copy.source, copy.target)
+
+
+def test_flower_is_left_out_where_its_arrays_would_not_fit_in_memory() -> None:
+    assert too_large(1000, 4, free=32_000) is None
+    assert too_large(10**9, 64, free=2**34) == (
+        "it needs 476.8 GiB for the decoded updates and their weighted copies, and 16.0 GiB are free; "
+        "choose fewer --clients"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_updates_on_the_device_are_refused() -> None:
+    ran = CliRunner().invoke(app, ["bench", "aggregate", "--device", "cuda", "--on-device"])
+
+    assert isinstance(ran.exception, ConfigError) and "CUDA" in str(ran.exception)
+
+
+def test_updates_on_the_device_are_asked_for_with_the_device() -> None:
+    ran = CliRunner().invoke(app, ["bench", "aggregate", "--on-device"])
+
+    assert isinstance(ran.exception, ConfigError) and "add --device cuda" in str(ran.exception)
+
+
+def test_a_row_of_updates_on_the_device_counts_their_bytes() -> None:
+    found = {"device": "GPU", "parameters": 100, "clients": 4, "updates_per_s": 8.0, "seconds": 0.5}
+    row = row_of({**found, "bytes": 1652, "copy_bytes_per_s": 6608.0, "copy_fraction": 0.5, "tunings": {}}, 3)
+
+    assert (row.gpu, row.device, row.update_bytes, row.counted_bytes) == ("GPU", "cuda", 13, 1652)
+    assert row.copy_fraction == row.counted_bytes / row.seconds / row.copy_bytes_per_s
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="torch finds none here; choose cpu"):
+        Settings(device="cuda")
+
+
+def test_an_interpreter_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="no Python interpreter 'no-such-python' for Flower"):
+        Settings(flower="no-such-python")
+
+
+def test_a_codec_that_does_not_exist_does_not_lose_the_others(bare: Path) -> None:
+    arguments = ["--parameters", "3000", "--codec", "nope", "--codec", "dense", "--clients", "2"]
+    code, told, problem = invoke(*arguments, "--repeat", "1", "--flower", str(bare))
+
+    assert code == ConfigError.exit_code and "no codec 'nope'" in problem
+    assert [row["codec"] for row in told["results"]] == ["dense"]  # type: ignore[attr-defined,index]
+
+
+def test_the_model_is_chosen_by_name_or_by_size() -> None:
+    assert build("resnet8", 0, Settings()).name == "resnet8"
+    assert build("resnet8", 3_000, Settings()).name == "mlp"

@@ -1,0 +1,61 @@
+"""What a run's last lines say of its uplink, from the server's events alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl.cli import live
+from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section
+from edgefl.codecs.size import update_size
+from edgefl.config import parse
+from edgefl.lab.lab import Said
+
+SHAPES = {"head.weight": (80, 100), "norm.running_mean": (1024,)}
+SIGNED = Form(
+    "scaled_sign",
+    1,
+    (
+        Section(("head.weight",), Codes(1, SIGNS), {"head.weight": 0}),
+        Section(("norm.running_mean",), Codes(6, tuple(map(float, range(64)))), {"norm.running_mean": 0}),
+    ),
+    change=True,
+)
+
+
+def last_lines(codec: str, form: Form, capsys: pytest.CaptureFixture[str]) -> str:
+    federation = parse({"codec": {"name": codec}, "tiers": {"strong": {"count": 1}}}, source="the test")
+    sizes = {"strong": update_size(form, SHAPES, {"norm.running_mean"})}
+    view = live.View(federation, ["strong-0"], sizes, live=False)
+    for number, up in ((1, 2048), (2, 4096)):
+        seen = {
+            "event": "deviceseen",
+            "device": "strong-0",
+            "tier": "strong",
+            "stage": "reported",
+            "round": number,
+        }
+        closed = {"event": "roundclosed", "round": number, "up_bytes": up, "up_float32_bytes": 30 * 2048}
+        view.take(Said(seen))
+        assert view.take(Said(closed)) is not None
+    view.take(Said({"event": "finished", "accuracy": 0.75, "model": "m"}))
+    view.conclude(Path("out"))
+    return capsys.readouterr().out
+
+
+def test_a_coded_run_tells_its_mean_uplink_and_the_ratio_over_all_rounds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = last_lines("scaled_sign", SIGNED, capsys)
+
+    assert "final accuracy 75.0%" in said
+    assert "uplink          3.0 KiB per round (20.0x smaller than float32)" in said
+    assert "moving statistics of norms: 0.8 KiB per round" in said  # 768 bytes of codes and a scale
+
+
+def test_a_dense_run_tells_its_uplink_and_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    said = last_lines("dense", DENSE, capsys)
+
+    assert "uplink          3.0 KiB per round\n" in said
+    assert "moving statistics of norms: 4.0 KiB per round" in said

@@ -1,0 +1,1 @@
+"""Codecs: the bytes of an update and what they mean."""

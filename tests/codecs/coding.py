@@ -1,0 +1,131 @@
+"""Coded updates without a device: a codec's ``finish`` in torch, and what the server makes of its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgefl.codecs import catalog as codecs
+from edgefl.codecs.apply import applied
+from edgefl.codecs.codec import Codec
+from edgefl.codecs.decode import decode
+from edgefl.models import zoo
+from edgefl.models.spec import ModelSpec
+from edgefl.programs import catalog as programs
+from edgefl.programs.contract import Program, Tensors, TensorSpec, prefixed, select
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog as kinds
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.tensors import Array, Arrays
+from server.aggregator import Aggregator, layout_of
+
+Reals = npt.NDArray[np.float64]
+
+
+def small() -> ModelSpec:
+    """124 parameters with batch norm in 6 tensors, 12 moving statistics; no size is a multiple of 8."""
+    return zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """The local round of one codec on one submodel; only its ``finish`` is ever run."""
+
+    codec: Codec
+    submodel: Submodel
+
+    @classmethod
+    def of(
+        cls, codec: str, spec: ModelSpec | None = None, kind: str = "output_side", /, **options: object
+    ) -> Coding:
+        cut = {"gamma": 0.25} if kind != "output_side" else {}
+        return cls(codecs.build(codec, **options), kinds.build(spec or small(), kind, **cut))
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective.of(self.submodel)
+
+    @cached_property
+    def program(self) -> Program:
+        training = self.codec.training
+        name, options = (training.program, dict(training.options)) if training else ("sgd", {})
+        return applied(
+            self.codec, programs.build(name, self.objective, batch=2, steps=2, **options), self.objective
+        )
+
+    @property
+    def regions(self) -> dict[str, None]:
+        """Those of a submodel that holds whole tensors."""
+        return dict.fromkeys(self.objective.carrier.update)
+
+    @cached_property
+    def weights(self) -> Tensors:
+        return {name: tensor.detach().clone() for name, tensor in self.submodel.spec.weights.items()}
+
+    @property
+    def arrays(self) -> Arrays:
+        """The round's weights."""
+        return {name: tensor.numpy() for name, tensor in self.weights.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
+
+    def finish(self, left: Tensors, *, seed: int = 0, carry: Tensors | None = None) -> tuple[Arrays, Tensors]:
+        """(the update's arrays, what stays on the device) of training that left ``left``; nothing was carried at first."""
+        ports = self.program.finish.inputs
+        uniform = noise(ports, seed)
+        held = {name: spec.zeros() for name, spec in ports.items() if name.startswith("carry.")}
+        held |= carry or {}
+        out = self.program.finish(
+            prefixed("weights", self.weights) | prefixed("state.weights", left) | uniform | held
+        )
+        update = {name: tensor.numpy() for name, tensor in select(out, "update").items()}
+        return update, prefixed("carry", select(out, "carry"))
+
+    def decoded(self, update: Mapping[str, Array]) -> Arrays:
+        return decode(self.program.form, update, self.regions, self.shapes)
+
+    def averaged(self, *updates: tuple[Mapping[str, Array], int], old: Arrays | None = None) -> Arrays:
+        """The new weights after these (update, samples)."""
+        weights = self.arrays if old is None else old
+        aggregator = Aggregator(layout_of(weights), weight_limit=sum(n for _, n in updates), device="cpu")
+        for update, samples in updates:
+            aggregator.add(aggregator.check(update, self.regions, self.program.form), samples)
+        return aggregator.result(weights)
+
+    def moved(self, seed: int, size: float = 0.01) -> Tensors:
+        """Weights that training could have left: every entry changed by about ``size``, variances still above 0."""
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: (tensor + size * torch.randn(tensor.shape, generator=generator)).abs()
+            if name.endswith("running_var")
+            else tensor + size * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in self.weights.items()
+        }
+
+    def with_zeros(self, left: Tensors, every: int = 3) -> Tensors:
+        """``left``, where each third entry of a tensor did not change."""
+        kept = {name: tensor.clone() for name, tensor in left.items()}
+        for name, tensor in kept.items():
+            tensor.reshape(-1)[::every] = self.weights[name].reshape(-1)[::every]
+        return kept
+
+
+def noise(ports: Mapping[str, TensorSpec], seed: int) -> Tensors:
+    """Uniform numbers for the ports of that role."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.rand(spec.shape, generator=generator)
+        for name, spec in ports.items()
+        if name.startswith("noise.")
+    }
+
+
+def difference(after: Mapping[str, Array], before: Mapping[str, Array], name: str) -> Reals:
+    return after[name].astype(np.float64) - before[name].astype(np.float64)

@@ -1,0 +1,177 @@
+"""Coded updates as a user trains with them: mixed fleets over a real broker, killed and started again in mid-round."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from tests.e2e.runs import Run, run_to_the_end
+
+pytestmark = pytest.mark.e2e
+ROUNDS = 4
+ARGUMENTS = ["--rounds", str(ROUNDS), "--seed", "7"]
+
+_BASE = """
+[federation]
+name = "e2e"
+[model]
+name = "fedbat_cnn"
+options = { widths = [8, 16] }
+[program]
+batch = 8
+steps = 6
+lr = 0.05
+[data]
+name = "digits"
+train_samples = 320
+test_samples = 200
+[tiers.strong]
+count = 1
+[tiers.weak]
+cut = 1
+chunks = 1
+count = 1
+[tiers.half]
+kind = "width"
+gamma = 0.25
+count = 1
+[limits]
+checkpoint_steps = 1
+ack_timeout_s = 3
+"""
+_SPARSE = """[tiers.sparse]
+kind = "importance"
+gamma = 0.25
+count = 1
+"""
+
+
+def config(codec: str, options: str = "", *, sparse: bool) -> str:
+    tiers = _BASE.replace("[limits]", (_SPARSE if sparse else "") + "[limits]")
+    return f'{tiers}[codec]\nname = "{codec}"\noptions = {{ {options} }}\n'
+
+
+CODED = {
+    "ef_signsgd": config("ef_signsgd", sparse=False),
+    "topk": config("topk", "share = 0.1", sparse=True),
+}
+
+
+@dataclass(frozen=True)
+class Calm:
+    """A run nobody disturbed."""
+
+    codec: str
+    folder: Path
+    rounds: list[dict[str, Any]]
+
+    def beside(self, folder: Path) -> Run:
+        """The same run once more, under way; its bundles need no second export."""
+        shutil.copytree(self.folder / "bundles", folder / "bundles")
+        return Run.start(folder, ARGUMENTS, CODED[self.codec])
+
+
+_runs: dict[str, Calm] = {}
+
+
+@pytest.fixture
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """The undisturbed run of a codec, made once."""
+    codec: str = request.param
+    if codec not in _runs:
+        folder = tmp_path_factory.mktemp(codec) / "run"
+        _runs[codec] = Calm(codec, folder, run_to_the_end(folder, ARGUMENTS, CODED[codec]))
+    return _runs[codec]
+
+
+def of(*codecs: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("calm", codecs, indirect=True)
+
+
+@of("ef_signsgd", "topk")
+def test_mixed_fleet_trains_one_model_by_coded_updates(calm: Calm) -> None:
+    tiers = 3 if calm.codec == "ef_signsgd" else 4
+    assert [(row["reports"], row["rejected"]) for row in calm.rounds] == [(tiers, 0)] * ROUNDS
+    assert float(calm.rounds[-1]["train_loss"]) < 0.98 * float(calm.rounds[0]["train_loss"])
+    assert len({row["weights_sha256"] for row in calm.rounds}) == ROUNDS
+
+
+@of("ef_signsgd")
+def test_a_bit_per_entry_is_a_small_part_of_a_dense_update(calm: Calm) -> None:
+    # An update that is sent again is counted again: on a busy machine some are.
+    names = calm.rounds[-1]["devices"]
+    up = {name: min(row["devices"][name]["up_bytes"] for row in calm.rounds) for name in names}
+    model = tensors.load((calm.folder / "model.safetensors").read_bytes())
+    dense = sum(array.nbytes for array in model.values())
+    # A thousand parameters only: names and numbers of the message weigh as much as the bits.
+    assert up["strong-0"] < dense / 3
+    assert up["half-0"] < up["strong-0"]
+
+
+def rows(run: Run, device: str, table: str) -> int:
+    """How many rows the store of a running device has in a table."""
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"file:{_store(run.folder, device)}?mode=ro", uri=True, timeout=0.1)) as db,
+    ):
+        return int(db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+    return 0
+
+
+def carried(folder: Path, device: str) -> dict[str, np.ndarray]:
+    """What a device keeps for its next round."""
+    with closing(sqlite3.connect(f"file:{_store(folder, device)}?mode=ro", uri=True)) as db:
+        ((data,),) = db.execute("SELECT data FROM carry").fetchall()
+    return dict(tensors.load(data))
+
+
+def _store(folder: Path, device: str) -> Path:
+    return folder / "devices" / device / "store" / "store.sqlite3"
+
+
+@of("ef_signsgd", "topk")
+def test_a_server_killed_in_mid_round_ends_with_the_same_bits(tmp_path: Path, calm: Calm) -> None:
+    run = calm.beside(tmp_path / "run")
+    run.wait_until(lambda: len(run.rounds) >= 1, "first round")
+    # In mid-round: somebody trains, and what others have sent is in the journal or on its way.
+    run.wait_until(lambda: rows(run, "strong-0", "checkpoint") == 1, "checkpoint of strong-0")
+    run.kill("server")
+
+    again = run.finish()
+
+    assert [row["round"] for row in again] == list(range(1, ROUNDS + 1))
+    assert again[-1]["weights_sha256"] == calm.rounds[-1]["weights_sha256"]
+
+
+@of("ef_signsgd")
+def test_residual_survives_a_device_that_is_killed_and_started_again(tmp_path: Path, calm: Calm) -> None:
+    run = calm.beside(tmp_path / "run")
+    run.wait_until(lambda: len(run.rounds) >= 2, "second round")
+    for device in ("half-0", "strong-0"):
+        run.kill(device)
+
+    again = run.finish()
+
+    # Every bit sent in rounds 3 and 4 depends on the residual of the rounds before.
+    assert again[-1]["weights_sha256"] == calm.rounds[-1]["weights_sha256"]
+    for device in ("half-0", "strong-0", "weak-0"):
+        kept, expected = carried(run.folder, device), carried(calm.folder, device)
+        assert kept.keys() == expected.keys() and all(name.startswith("residual.") for name in kept)
+        assert all(np.array_equal(kept[name], expected[name]) for name in kept)
+        assert any(array.any() for array in kept.values())
+
+
+def test_a_kind_that_a_codec_cannot_code_ends_the_run_with_what_to_choose(tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", ARGUMENTS, config("ef_signsgd", sparse=True))
+
+    assert run.process.wait(120) == 2
+    said = run.errors()
+    assert "'ef_signsgd'" in said and "choose a codec without feedback" in said and "Traceback" not in said

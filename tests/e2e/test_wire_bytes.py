@@ -1,0 +1,143 @@
+"""What a round reports to have moved is what the broker's side counts, to the byte, in both directions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.submodels.submodel import Placement
+from edgefl.wire.limits import Limits
+from edgefl.wire.session import Incoming
+from server.coordinator import Rules
+from server.events import DeviceSeen, RoundClosed
+from server.plan import DownlinkPlan, Plan, TierPlan
+from server.roster import TierRule
+from tests.conftest import Mosquitto, SessionFactory
+from tests.device_runtime import tiny
+from tests.device_runtime.scripted import DEVICE, RunningAgent
+from tests.e2e.tap import Publish, Tap
+from tests.server.fleet import RunningServer
+
+pytestmark = pytest.mark.e2e
+ROUNDS = 3
+PATIENCE_S = 30.0
+
+
+class CountingMosquitto(Mosquitto):
+    """Says every second what it has counted."""
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        config = Path(command[-1])
+        config.write_text(config.read_text() + "sys_interval 1\n")
+        return command
+
+
+@dataclass
+class Watched:
+    """A run of one real device and the real server, all of it through the tap."""
+
+    tap: Tap
+    broker: Mosquitto
+    closed: list[RoundClosed]
+    reported: list[DeviceSeen]
+
+
+def plan(federation: str, limits: Limits, downlink: DownlinkPlan) -> Plan:
+    bundle, weights = tiny.make_bundle(), tiny.weights()
+    placement = Placement({"head.w": None})
+    return Plan(
+        federation=federation,
+        digest="d" * 64,
+        rules=Rules(
+            run="", seed=7, rounds=ROUNDS, tiers=(TierRule("weak", (DEVICE,)),), deadline_s=PATIENCE_S
+        ),
+        tiers={"weak": TierPlan(bundle, lambda _weights, _number: placement)},
+        units=tuple(weights),
+        initial={name: array for unit in weights.values() for name, array in unit.items()},
+        hyper={"lr": 0.1},
+        trained=frozenset({"stem.w", "mid.w", "head.w"}),
+        downlink=downlink,
+        limits=limits,
+    )
+
+
+@pytest.fixture(params=["float32", "int8"])
+def watched(
+    request: pytest.FixtureRequest, tmp_path: Path, federation: str, limits: Limits
+) -> Iterator[Watched]:
+    broker = CountingMosquitto(tmp_path)
+    broker.start()
+    limits = msgspec.structs.replace(limits, chunk_bytes=600)
+    tap = Tap(broker.address)
+    compression = "none" if request.param == "float32" else "zstd"
+    made = plan(federation, limits, DownlinkPlan(request.param, 10, compression))
+    server = RunningServer.start(made, tap.address, tmp_path / "out")
+    agent = RunningAgent(federation, tap.address, tmp_path, limits, until_done=True)
+    server.join()
+    assert agent.ended() is None
+    reports = [event for event in server.seen_of(DeviceSeen) if event.stage == "reported"]
+    yield Watched(tap, broker, server.seen_of(RoundClosed), reports)
+    tap.close()
+    broker.stop()
+
+
+def totals(packets: list[Publish]) -> tuple[int, int]:
+    return sum(packet.payload for packet in packets), sum(packet.wire for packet in packets)
+
+
+def by_report(packets: list[Publish]) -> list[list[Publish]]:
+    """The messages of updates that each report takes in: up to the one that made the round's update whole.
+
+    A device may send an update twice; a copy that comes after its round belongs to the next report.
+    """
+    reports: list[list[Publish]] = []
+    waiting: list[Publish] = []
+    for number in range(1, ROUNDS + 1):
+        missing = {packet.topic for packet in packets if f"/updates/{number}/" in packet.topic}
+        while missing:
+            waiting.append(packets.pop(0))
+            missing.discard(waiting[-1].topic)
+        reports.append(waiting)
+        waiting = []
+    return reports
+
+
+def test_reported_bytes_are_those_that_crossed_the_broker(watched: Watched) -> None:
+    tap = watched.tap
+    assert [event.round for event in watched.closed] == [1, 2, 3]
+    reports = by_report(tap.packets("out", "/updates/"))
+    assert len(reports[0]) > 1, "an update should take several messages here"
+    assert [(event.up_bytes, event.up_wire_bytes) for event in watched.closed] == [totals(r) for r in reports]
+    sent = tap.packets("in", "/updates/")
+    assert sum(event.up_wire_bytes for event in watched.closed) <= totals(sent)[1]
+    assert {packet.topic: packet.wire for packet in sent} == {p.topic: p.wire for r in reports for p in r}
+    down = [(event.down_bytes, event.down_wire_bytes) for event in watched.closed]
+    fetched = totals(tap.packets("out", "/blobs/"))
+    assert (sum(one for one, _ in down), sum(both for _, both in down)) == fetched
+    assert down[0] > down[1] > (0, 0), "the bundle is fetched once"
+    assert [(r.up_bytes, r.down_bytes) for r in watched.reported] == [
+        (event.up_bytes, event.down_bytes) for event in watched.closed
+    ]
+
+
+def test_the_broker_counts_the_same_payloads(watched: Watched, connect: SessionFactory) -> None:
+    """All topics together: it keeps no account of each."""
+    received, _ = totals(watched.tap.packets("in"))
+    sent, _ = totals(watched.tap.packets("out"))
+    reader = connect(watched.broker.address)  # not through the tap
+    reader.subscribe(["$SYS/broker/publish/bytes/received", "$SYS/broker/publish/bytes/sent"])
+    deadline, to_reader, agreed = time.monotonic() + PATIENCE_S, 0, set()
+    while agreed != {"received", "sent"}:
+        event = reader.inbox.get(timeout=max(0.1, deadline - time.monotonic()))
+        if isinstance(event, Incoming):
+            kind = event.topic.rpartition("/")[2]
+            told, own = int(event.payload), to_reader if kind == "sent" else 0
+            if told == (received if kind == "received" else sent) + own:
+                agreed.add(kind)
+            to_reader += len(event.payload)

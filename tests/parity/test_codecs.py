@@ -1,0 +1,318 @@
+"""Coding on devices: every codec's ``finish`` in onnxruntime beside torch, and whole coded rounds with what they keep."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from device_runtime import data as local
+from device_runtime.data import Batches, LabelSpec
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.graphs import Settings
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from device_runtime.runner import RoundResult, RoundRunner
+from edgefl.codecs.decode import decode, widen
+from edgefl.config import Federation, parse
+from edgefl.models import zoo
+from edgefl.models.exits import early_exits
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import Function, Program, Tensors, select
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog as kinds
+from edgefl.submodels.submodel import Placement, Submodel
+from edgefl.wire import tensors
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.manifest import DataSpec
+from exporters.bundle import Label, build_bundle
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import verify
+from server.compose import fetched, program_of
+from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
+
+ALL = {
+    "float16": {},
+    "bfloat16": {},
+    "int8": {},
+    "fedpaq": {"bits": 3},
+    "signsgd": {},
+    "scaled_sign": {},
+    "ef_signsgd": {},
+    "noisy_signsgd": {},
+    "stoc_signsgd": {},
+    "fedbat": {},
+    "topk": {"share": 0.1},
+    "zerofl": {"sparsity": 0.8},
+    "bifl": {},
+}
+MOST = ("bfloat16", "fedpaq", "scaled_sign", "topk")
+"""One of each way to lie in an update: floats, codes with noise, with a sum and noise, and a mask."""
+
+OPTIONS = [
+    ("int8", {"feedback": True, "statistics": 32}),
+    ("topk", {"feedback": True, "binarize_1d": False}),
+    ("fedbat", {"granularity": "global", "upload_mode": "last_forward", "binarize_1d": False}),
+    ("fedbat", {"step_size": "largest", "upload_mode": "det_sign", "statistics": 32}),
+    ("ef_signsgd", {"sign0": "plus"}),
+]
+
+
+@cache
+def spec() -> ModelSpec:
+    return zoo.build("fedbat_cnn", size=4, widths=(3, 4), classes=3, seed=1)
+
+
+def submodel(kind: str, cut: int = 1) -> Submodel:
+    if kind == "early_exit":
+        return kinds.build(early_exits(base="fedbat_cnn", size=4, widths=(3, 4), classes=3), kind, exit=2)
+    return kinds.build(spec(), kind, **({"cut": cut} if kind == "output_side" else {"gamma": 0.25}))
+
+
+def federation(codec: str, options: dict[str, object], program: str = "sgd") -> Federation:
+    table = {
+        "codec": {"name": codec, "options": options},
+        "program": {"name": program, "batch": 2, "steps": 3},
+    }
+    return parse(table, source="parity")
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[list[str]]:
+    """Nothing is left for a person to read: what the exporter says of an op is settled where the op is made."""
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Handler(logging.WARNING)
+    logging.getLogger("onnx_ir").addHandler(handler)
+    yield said
+    logging.getLogger("onnx_ir").removeHandler(handler)
+    assert not said
+
+
+def exported(codec: str, options: dict[str, object], kind: str) -> None:
+    """Export ``finish`` and compare it with torch: bytes to the bit, where no function of the engine's own decides."""
+    training = "multi_exit" if kind == "early_exit" else "sgd"
+    # What trains with weights in a form of its own has no frozen units.
+    program = program_of(
+        federation(codec, options, training), submodel(kind, cut=0 if codec in ("zerofl", "bifl") else 1)
+    )
+    model = to_onnx(capture(program.finish))
+
+    report = verify(program.finish, model, 3)
+
+    bytewise = {"update.codes", "update.mask"} | ({"update.halves"} if codec == "bfloat16" else set())
+    assert bytewise & report.errors.keys() or codec == "float16"
+    for name in bytewise & report.errors.keys():
+        assert report.errors[name] == 0 or name in report.rounding, name
+    assert not report.rounding or codec == "noisy_signsgd", "an erf of the engine's own decides a sign"
+
+
+@pytest.mark.parametrize("kind", ["output_side", "importance"])
+@pytest.mark.parametrize("codec", ALL)
+def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str) -> None:
+    if kind == "importance" and codec in ("ef_signsgd", "bifl"):
+        kind = "width"
+    exported(codec, ALL[codec], kind)
+
+
+@pytest.mark.parametrize("kind", ["width", "importance_structured", "early_exit"])
+@pytest.mark.parametrize("codec", MOST)
+def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str) -> None:
+    exported(codec, ALL[codec], kind)
+
+
+@pytest.mark.parametrize(("codec", "options"), OPTIONS)
+def test_options_of_a_codec_give_the_same_bytes_on_the_device(codec: str, options: dict[str, object]) -> None:
+    exported(codec, options, "output_side")
+
+
+# -- whole rounds ----------------------------------------------------------------------------------------------
+
+
+class Tier:
+    """A coded tier with its bundle, on the device and in torch."""
+
+    def __init__(self, codec: str, options: dict[str, object], kind: str) -> None:
+        self.submodel = kinds.build(spec(), kind, **({} if kind == "output_side" else {"gamma": 0.25}))
+        self.program: Program = program_of(federation(codec, options), self.submodel)
+        self.names = fetched(self.submodel, "tier")
+        self.bundle: Bundle = build_bundle(
+            self.program,
+            [],
+            self.names,
+            label=Label("fedbat_cnn", "tier"),
+            data=DataSpec(shape=spec().sample.shape, dtype="float32", classes=spec().classes),
+        )
+        self.data = local_data(spec(), 9, seed=5).fitted(
+            self.bundle.manifest.data, LabelSpec.of(self.bundle.manifest)
+        )
+        self.weights = {name: tensor.detach().numpy() for name, tensor in spec().weights.items()}
+        self.placement: Placement = self.submodel.place(self.weights, 1)
+
+    @property
+    def payload(self) -> dict[str, np.ndarray]:
+        return dict(self.placement.payload or self.weights)
+
+    def on_device(self, seed: int, carry: dict[str, np.ndarray], folder: Path) -> RoundResult:
+        blobs, units = dict(self.bundle.blobs), {}
+        for unit in self.names:
+            own = (
+                self.payload
+                if self.placement.payload
+                else {name: array for name, array in self.weights.items() if name.startswith(f"{unit}.")}
+            )
+            content = tensors.dump(own, self.placement.masks)
+            units[unit] = describe(content, CHUNK_BYTES)
+            blobs[units[unit].sha256] = content
+        job = Job(
+            run="run",
+            round=1,
+            tier="tier",
+            seed=seed,
+            nonce="nonce",
+            samples=0,
+            model_version="version",
+            bundle=self.bundle.ref(CHUNK_BYTES),
+            units=units,
+            hyper={},
+        )
+        runner = RoundRunner(
+            engine=OnnxEngine(),
+            manifest=self.bundle.manifest,
+            blobs=MemoryBlobs(blobs),
+            memory=NoMemory(),
+            profiler=Profiler(),
+            settings=Settings(folder=folder, checkpoint_steps=2),
+        )
+        return runner.run(job, self.data, carry)
+
+    def in_torch(self, seed: int, carry: Tensors) -> tuple[Tensors, Tensors]:
+        """(update, what is kept) of the same functions, with the batches and the noise that the device draws."""
+        manifest = self.bundle.manifest
+        batches = Batches(seed, len(self.data), manifest.batch)
+        known = {f"hyper.{name}": torch.tensor(value) for name, value in self.program.hyper.items()}
+        known |= {f"weights.{name}": torch.from_numpy(array.copy()) for name, array in self.payload.items()}
+        known |= {
+            name: spec.zeros()
+            for name, spec in self.program.finish.inputs.items()
+            if name.startswith("carry.")
+        }
+        known |= carry
+
+        def call(function: Function, graph: str, draw: int) -> Tensors:
+            ports = manifest.graph(graph).inputs_of("noise")
+            noise = {
+                port.name: torch.from_numpy(local.noise(seed, draw, number, port.shape, port.dtype))
+                for number, port in enumerate(ports)
+            }
+            out = function({name: (known | noise)[name] for name in function.inputs if name in known | noise})
+            known.update({name: tensor for name, tensor in out.items() if name.startswith("state.")})
+            return out
+
+        call(self.program.start, manifest.start, manifest.steps)
+        step = 0
+        for phase, described in zip(self.program.phases, manifest.phases, strict=True):
+            for _ in range(phase.steps):
+                rows = batches.indices(0, step)
+                known |= {
+                    "batch.0.x": torch.from_numpy(self.data.rows(rows)),
+                    "batch.0.y": torch.from_numpy(self.data.labels(rows)),
+                }
+                call(phase.function, described.graph, step)
+                step += 1
+        out = call(self.program.finish, manifest.finish, manifest.steps + 1)
+        return select(out, "update"), {name: t for name, t in out.items() if name.startswith("carry.")}
+
+    def decoded(self, update: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        shapes = {name: array.shape for name, array in self.weights.items()}
+        return decode(self.program.form, update, self.placement.regions, shapes)
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind"),
+    [
+        ("ef_signsgd", "output_side"),
+        ("fedpaq", "importance"),
+        ("topk", "importance_structured"),
+        ("fedbat", "output_side"),
+        ("fedbat", "importance"),
+        ("bfloat16", "width"),
+    ],
+)
+def test_coded_rounds_on_the_device_equal_those_in_torch(tmp_path: Path, codec: str, kind: str) -> None:
+    tier = Tier(codec, dict(ALL[codec]), kind)
+    kept: dict[str, np.ndarray] = {}
+    carry: Tensors = {}
+    for number in range(2):
+        result = tier.on_device(11 + number, kept, tmp_path)
+        expected, carry = tier.in_torch(11 + number, carry)
+
+        update = {name: tensor.numpy() for name, tensor in expected.items()}
+        assert {n: (a.dtype, a.shape) for n, a in result.update.items()} == {
+            n: (a.dtype, a.shape) for n, a in update.items()
+        }
+        found, told = tier.decoded(dict(result.update)), tier.decoded(update)
+        for name, array in told.items():
+            # A change that lies on a threshold may fall to either side of it; few do.
+            scale = np.abs(array).max(initial=1e-6)
+            assert np.mean(np.abs(found[name] - array) > 1e-3 * scale) <= 0.1, name
+        kept = dict(result.carry)
+        assert {f"carry.{name}" for name in kept} == set(carry)
+        assert bool(kept) is (codec == "ef_signsgd")
+    manifest = tier.bundle.manifest
+    assert (manifest.codec, manifest.codec_version) == (tier.program.form.codec, 1)
+
+
+def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Path) -> None:
+    tier = Tier("ef_signsgd", {"sign0": "plus"}, "output_side")
+    first = tier.on_device(11, {}, tmp_path)
+
+    afresh = tier.on_device(11, {}, tmp_path)
+    again = tier.on_device(11, dict(first.carry), tmp_path)
+
+    assert np.array_equal(afresh.update["codes"], first.update["codes"])
+    assert not np.array_equal(again.update["scales"], first.update["scales"])
+    for name, residual in first.carry.items():
+        own = name.removeprefix("residual.")
+        u = first.carry[name] + tier.decoded(dict(first.update))[own] + residual
+        told = tier.decoded(dict(again.update))[own]
+        assert np.mean(np.sign(told) != np.sign(u)) <= 0.1, name
+
+
+def test_a_device_knows_objective_names_only_by_their_ports() -> None:
+    tier = Tier("ef_signsgd", {}, "output_side")
+    finish = tier.bundle.manifest.graph(tier.bundle.manifest.finish)
+    residuals = {port.label for port in finish.inputs_of("carry")}
+    assert residuals == {f"residual.{name}" for name in Objective.of(tier.submodel).trainable}
+    assert {port.label for port in finish.outputs_of("carry")} == residuals
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("codec", ["float16", "bfloat16", "int8", "fedpaq", "scaled_sign", "topk"])
+def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(codec: str, number: float) -> None:
+    """The server refuses such an update; it cannot where an engine's maximum or order passes over NaN."""
+    program = program_of(
+        federation(codec, {"share": 0.02} if codec == "topk" else {}), submodel("output_side")
+    )
+    session = onnxruntime.InferenceSession(to_onnx(capture(program.finish)))
+    for name in program.form.sections[0].names:
+        example = program.finish.example(3)
+        example[f"state.weights.{name}"].reshape(-1)[-1] = number
+        outputs = session.run(None, {port.name: example[port.name].numpy() for port in session.get_inputs()})
+        arrays = dict(zip((port.name for port in session.get_outputs()), outputs, strict=True))
+        floats = [
+            widen(arrays[key]) for key in ("update.scales", "update.values", "update.halves") if key in arrays
+        ]
+        assert not all(np.isfinite(array).all() for array in floats), name

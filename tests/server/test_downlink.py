@@ -1,0 +1,335 @@
+"""What devices are given: the same bits as the server believes, whoever missed rounds and whoever was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.graphs import Graphs
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from edgefl.submodels.submodel import Block, Entries, Placement
+from edgefl.wire import bits, tensors
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.compression import unpacked
+from edgefl.wire.errors import BundleError
+from edgefl.wire.messages import Round
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.topics import Topics
+from server.downlink import Downlink, Part
+from server.plan import DownlinkPlan
+from server.publisher import Publisher
+from server.shelf import Shelf
+from tests.server.fleet import bundle
+
+LIMIT = 1 << 24
+NAMES = frozenset({"stem.w", "head.w"})
+
+
+class Nobody:
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Any:
+        raise AssertionError("nothing is published before the broker is there")
+
+
+class Server:
+    """A downlink and the model it publishes; ``again`` is what starts after a kill."""
+
+    def __init__(self, folder: Path, encoding: Any = "int8", every: int = 4, **settings: Any) -> None:
+        self.folder = folder
+        self.plan = DownlinkPlan(encoding, every, **settings)
+        self.publisher = Publisher(Nobody(), Topics("demo"), 1000, self.plan.compression)
+        self.downlink = Downlink(self.plan, self.publisher, Shelf(folder), LIMIT)
+
+    def again(self) -> Server:
+        return Server(self.folder, self.plan.encoding, self.plan.keyframe_every)
+
+    def publish(self, number: int) -> None:
+        self.downlink.publish(number, units(number))
+        self.forget_old()
+
+    def resume(self, number: int) -> None:
+        self.downlink.resume(number, units(number))
+
+    def forget_old(self) -> None:
+        """As after an announcement: what it does not name is no longer to be had."""
+        patches = [ref for line in self.downlink.patches.values() for ref in line]
+        self.publisher.keep_only(ref.sha256 for ref in [*self.downlink.units.values(), *patches])
+
+    def announced(self, number: int) -> Round:
+        return Round(
+            run="run",
+            round=number,
+            state="open",
+            model_version=f"v{number}",
+            bundles={"strong": describe(b"", 8)},
+            units=self.downlink.units,
+            patches=self.downlink.patches,
+            hyper={},
+            deadline=0.0,
+        )
+
+
+def model(number: int) -> Arrays:
+    """Weights after round ``number``: a random walk, statistics among them."""
+    weights: Arrays = {"stem.w": np.zeros((30, 20), np.float32), "head.w": np.zeros((50, 40), np.float32)}
+    weights["stem.mean"] = np.zeros(20, np.float32)
+    for at in range(number + 1):
+        rng = np.random.default_rng(at)
+        for name, array in weights.items():
+            weights[name] = array + rng.normal(size=array.shape).astype(np.float32) * 0.1
+    return weights
+
+
+def units(number: int) -> dict[str, Part]:
+    weights = model(number)
+    return {
+        unit: Part({n: a for n, a in weights.items() if n.startswith(unit)}, NAMES)
+        for unit in ("stem", "head")
+    }
+
+
+@dataclass
+class Device:
+    """A store, and what it had to fetch; reads units through the runtime's own code."""
+
+    store: dict[str, bytes] = field(default_factory=dict)
+    fetched: int = 0
+    server: Server | None = None
+
+    def get(self, ref: BlobRef) -> bytes:
+        if ref.sha256 not in self.store:
+            assert self.server is not None
+            self.store[ref.sha256] = self.server.publisher.travelling(ref.sha256)
+            self.fetched += ref.size
+        return unpacked(ref, self.store[ref.sha256], LIMIT)
+
+    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
+        return [self.get(ref) for ref in refs]
+
+    def read(self, server: Server, number: int, names: Sequence[str] = ("stem", "head")) -> Arrays:
+        self.server, self.fetched = server, 0
+        graphs = Graphs(OnnxEngine(), bundle("strong").manifest, self, Profiler())
+        return graphs.fetch(job(server.announced(number)), names)
+
+
+def job(announced: Round) -> Job:
+    return Job(
+        run="run",
+        round=announced.round,
+        tier="strong",
+        seed=0,
+        nonce="n",
+        samples=0,
+        model_version=announced.model_version,
+        bundle=announced.bundles["strong"],
+        units=announced.units,
+        hyper={},
+        patches=announced.patches,
+    )
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[n].dtype == other[n].dtype and one[n].tobytes() == other[n].tobytes() for n in one
+    )
+
+
+def believed(server: Server) -> Arrays:
+    """What the server takes its devices to have."""
+    return {name: array for line in server.downlink._lines.values() for name, array in line.r.items()}
+
+
+def test_devices_that_stay_come_late_or_miss_rounds_all_have_the_bits_that_the_server_believes(
+    tmp_path: Path,
+) -> None:
+    server, faithful, now_and_then = Server(tmp_path), Device(), Device()
+    for number in range(10):
+        server.publish(number)
+        expected = believed(server)
+        assert same(faithful.read(server, number), expected)
+        assert same(Device().read(server, number), expected)
+        if number in (1, 3, 6, 9):
+            assert same(now_and_then.read(server, number), expected)
+
+
+def test_the_model_of_the_devices_is_exact_at_keyframes_and_stays_close_between(tmp_path: Path) -> None:
+    server, device = Server(tmp_path), Device()
+    for number in range(9):
+        server.publish(number)
+        got, exact = device.read(server, number), model(number)
+        if number % 4 == 0:
+            assert same(got, exact)
+        worst = max(float(np.abs(got[name] - exact[name]).max()) for name in exact)
+        assert worst <= 0.5 / 127 * 0.6, "errors must not add up over rounds"
+        assert got["stem.mean"].tobytes() == exact["stem.mean"].tobytes()
+
+
+def test_a_device_that_stays_fetches_a_quarter(tmp_path: Path) -> None:
+    server, device = Server(tmp_path, every=10), Device()
+    fetched = []
+    for number in range(5):
+        server.publish(number)
+        device.read(server, number)
+        fetched.append(device.fetched)
+    whole = sum(len(tensors.dump(part.arrays)) for part in units(0).values())
+    assert all(whole / bytes_ > 3.5 for bytes_ in fetched[1:]), fetched
+
+
+def test_float16_halves_the_trained_tensors_and_leaves_statistics_alone(tmp_path: Path) -> None:
+    server = Server(tmp_path, "float16")
+    server.publish(3)
+    got, exact = Device().read(server, 3), model(3)
+    for name in NAMES:
+        assert got[name].tobytes() == exact[name].astype(np.float16).astype(np.float32).tobytes()
+    assert got["stem.mean"].tobytes() == exact["stem.mean"].tobytes()
+    assert server.downlink.patches == {} and not (tmp_path / "published").exists()
+
+
+def test_float32_gives_the_exact_model(tmp_path: Path) -> None:
+    server = Server(tmp_path, "float32")
+    server.publish(3)
+    assert same(Device().read(server, 3), model(3))
+
+
+@pytest.mark.parametrize("killed_after", range(7))
+def test_a_server_killed_between_keyframes_goes_on_with_the_same_bytes(
+    tmp_path: Path, killed_after: int
+) -> None:
+    calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
+    for number in range(9):
+        calm.publish(number)
+        killed.publish(number)
+        if number == killed_after:
+            before = {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live}
+            killed = killed.again()
+            killed.resume(number)
+            assert {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live} == before
+        assert killed.announced(number) == calm.announced(number)
+        assert same(believed(killed), believed(calm))
+
+
+def test_a_server_killed_before_the_end_of_its_round_was_journaled_publishes_the_same_again(
+    tmp_path: Path,
+) -> None:
+    calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
+    for number in range(9):
+        calm.publish(number)
+        killed.publish(number)
+        if number:
+            killed = killed.again()
+            killed.resume(number - 1)
+            killed.publish(number)
+            killed.forget_old()
+    assert killed.announced(8) == calm.announced(8)
+
+
+@pytest.mark.parametrize("damage", ["lost", "half"])
+def test_a_server_that_lost_its_record_begins_with_a_keyframe(tmp_path: Path, damage: str) -> None:
+    server = Server(tmp_path)
+    for number in range(3):
+        server.publish(number)
+    for file in (tmp_path / "published").iterdir():
+        if damage == "lost":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:500])
+    again = server.again()
+    again.resume(2)
+    assert again.downlink.patches == {} and same(Device().read(again, 2), model(2))
+
+
+def test_records_that_nobody_needs_any_more_go(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for number in range(15):
+        server.publish(number)
+    assert {file.stem for file in (tmp_path / "published").iterdir()} == {
+        "round-0012",
+        "round-0013",
+        "round-0014",
+    }
+
+
+def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for number in range(3):
+        still = {**units(number), "stem": units(0)["stem"]}
+        server.downlink.publish(number, still)
+    assert set(server.downlink.patches) == {"head"} and len(server.downlink.patches["head"]) == 2
+
+
+def test_another_patch_is_other_content_for_a_device_with_work_begun(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.publish(0)
+    first = job(server.announced(1))
+    server.publish(1)
+    second = job(server.announced(1))
+    assert first.units == second.units and first.content != second.content
+
+
+def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> None:
+    server, device = Server(tmp_path, compression="none"), Device()
+    server.publish(0)
+    server.publish(1)
+    bad = tensors.dump({"head.w": np.zeros(3, np.int8), "/scales": np.ones(1, np.float32)})
+    device.store[server.downlink.patches["head"][0].sha256] = bad
+    with pytest.raises(BundleError, match=r"patch does not fit.*'head.w' is int8 \(3,\)"):
+        device.read(server, 1)
+
+
+# -- payloads of tiers -----------------------------------------------------------------------------------------
+
+
+def slice_of(number: int, rows: range) -> dict[str, Part]:
+    weights = model(number)
+    regions = {"head.w": Block((rows, None)), "stem.mean": None}
+    payload = {"head.w": weights["head.w"][list(rows)], "stem.mean": weights["stem.mean"]}
+    return {"half/submodel": Part.of_payload(Placement(regions, payload), NAMES)}
+
+
+def test_a_payload_that_stays_where_it_is_travels_as_patches(tmp_path: Path) -> None:
+    server, device = Server(tmp_path), Device()
+    for number in range(3):
+        server.downlink.publish(number, slice_of(number, range(10)))
+        got = device.read(server, number, ["half/submodel"])
+        assert same(got, believed(server))
+    assert len(server.downlink.patches["half/submodel"]) == 2
+
+
+def test_a_payload_that_moves_travels_whole_in_float16(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for number in range(3):
+        server.downlink.publish(number, slice_of(number, range(number, number + 10)))
+    got = Device().read(server, 3, ["half/submodel"])
+    assert server.downlink.patches == {}
+    expected = model(2)["head.w"][2:12].astype(np.float16).astype(np.float32)
+    assert got["head.w"].tobytes() == expected.tobytes()
+    assert got["stem.mean"].tobytes() == model(2)["stem.mean"].tobytes()
+    server.downlink.publish(3, slice_of(3, range(2, 12)))
+    assert same(Device().read(server, 3, ["half/submodel"]), believed(server))
+    assert len(server.downlink.patches["half/submodel"]) == 1, "patches start from what was sent"
+
+
+@pytest.mark.parametrize("names", [("head.w",), ("head.w", "stem.mean")])
+def test_values_behind_a_mask_travel_whole_and_rounded_only_if_all_are_trained(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    server = Server(tmp_path)
+    held = np.arange(2020) % 7 == 0
+    for number in range(3):
+        values = np.random.default_rng(number).normal(size=int(held.sum())).astype(np.float32)
+        payload = {"submodel.mask": bits.pack(held), "submodel.values": values, "submodel.theta": values[:2]}
+        regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
+        placement = Placement(regions, payload, {"submodel.mask": held.size})
+        server.downlink.publish(number, {"thin/submodel": Part.of_payload(placement, NAMES)})
+    got = Device().read(server, 3, ["thin/submodel"])
+    rounded = values.astype(np.float16).astype(np.float32) if names == ("head.w",) else values
+    assert got["submodel.values"].tobytes() == rounded.tobytes()
+    assert got["submodel.mask"].tobytes() == bits.pack(held).tobytes()
+    assert got["submodel.theta"].tobytes() == values[:2].tobytes()
+    assert server.downlink.patches == {}
