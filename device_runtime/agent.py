@@ -22,19 +22,15 @@ from device_runtime import data as local_data
 from device_runtime import job as jobs
 from device_runtime.engine.base import Engine
 from device_runtime.fetch import Fetcher
-from device_runtime.graphs import Settings, Step
+from device_runtime.graphs import Step
 from device_runtime.job import Job
 from device_runtime.memory import peak_bytes, resident_bytes, return_memory_early
 from device_runtime.outbox import Outbox
-from device_runtime.profiler import Profiler
-from device_runtime.runner import RoundResult, RoundRunner
 from device_runtime.store import Outgoing, PastRound, Store
-from edgefl.wire import manifest as manifests
-from edgefl.wire import signatures, tensors
+from device_runtime.work import Work
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted
 from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Manifest
-from edgefl.wire.messages import Ack, Hello, Profile, Progress, Round, Status, Task, Update, decode, encode
+from edgefl.wire.messages import Ack, Hello, Progress, Round, Status, Task, Update, decode, encode
 from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
 from edgefl.wire.topics import Topics
 
@@ -94,6 +90,19 @@ class Agent:
         )
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
         self._outbox = Outbox(self._session, self._mine, self._store, limits, self._settled)
+        self._work = Work(
+            device=config.device,
+            folder=config.folder,
+            limits=limits,
+            server_key=config.server_key,
+            engine=engine,
+            data=self._data,
+            fetcher=self._fetcher,
+            store=self._store,
+            begins=self._begins,
+            watch=self._watch,
+            aborted=self._round_is_over,
+        )
         self._announced: Round | None = None
         self._task: Task | None = None
         self._job: Job | None = None
@@ -162,7 +171,7 @@ class Agent:
         # Retained: a server that starts after its devices must still learn of them.
         self._session.publish(self._mine.hello, encode(hello), retain=True)
         self._fetcher.poke()
-        self._outbox.wake()
+        self._outbox.send_again()
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
@@ -190,7 +199,7 @@ class Agent:
     def _remind(self) -> None:
         """The server speaks of a round while an update waits: it may have lost what we sent; send it again."""
         if self._store.outgoing() is not None:
-            self._outbox.wake()
+            self._outbox.send_again()
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
@@ -223,7 +232,7 @@ class Agent:
             return
         self._job = job
         self._worker = threading.Thread(
-            target=self._work, args=(job,), name=f"round-{job.round}", daemon=True
+            target=self._attempt, args=(job,), name=f"round-{job.round}", daemon=True
         )
         self._worker.start()
 
@@ -257,10 +266,11 @@ class Agent:
             self._store.open_job(jobs.encode(now), fresh=now.content != job.content)
         return now
 
-    def _work(self, job: Job) -> None:
+    def _attempt(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
         try:
-            self._run_round(job)
+            self._work.run(job)
+            self._outbox.wake()
         except RoundAborted as error:
             self._say("aborted", error.message, round=job.round)
         except DataError as error:
@@ -276,75 +286,8 @@ class Agent:
             "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
         )
 
-    def _run_round(self, job: Job) -> None:
-        profiler = Profiler()
-        if self._config.server_key:
-            signatures.check(self._config.server_key, job.bundle.sha256, job.signature)
-        manifest = manifests.decode(self._fetcher.get(job.bundle))
-        self._check_formats(manifest)
-        data = self._data.fitted(manifest.data, local_data.LabelSpec.of(manifest))
-        self._say(
-            "round",
-            f"round {job.round} as {job.tier}: {len(data)} samples, {manifest.steps} steps",
-            round=job.round,
-        )
-        settings = Settings(
-            folder=self._config.folder,
-            checkpoint_steps=self._config.limits.checkpoint_steps,
-            watch=lambda step: self._watch(job, step),
-            aborted=self._round_is_over,
-        )
-        runner = RoundRunner(
-            engine=self._engine,
-            manifest=manifest,
-            blobs=self._fetcher,
-            memory=self._store,
-            profiler=profiler,
-            settings=settings,
-        )
-        carry_name = f"{job.run}/{manifest.program}/{job.tier}"
-        carry = self._store.carry(carry_name)
-        result = runner.run(job, data, tensors.load(carry) if carry else {})
-        received = self._fetcher.take_received()
-        profile = Profile(
-            step_ms=profiler.median_ms("step"),
-            forward_ms=profiler.total_ms("forward"),
-            load_ms=profiler.total_ms("load"),
-            idle_bytes=profiler.idle_bytes,
-            peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
-            down_bytes=received.payload,
-            down_wire_bytes=received.wire,
-        )
-        self._hand_over(job, manifest, result, profile, carry_name)
-
-    def _check_formats(self, manifest: Manifest) -> None:
-        wrong = {graph.format for graph in manifest.graphs} - {self._engine.format}
-        if wrong:
-            raise ProtocolError(
-                f"the bundle holds {sorted(wrong)} graphs, this device runs {self._engine.format}"
-            )
-
-    def _hand_over(
-        self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile, carry_name: str
-    ) -> None:
-        update = Update(
-            run=job.run,
-            round=job.round,
-            device=self._config.device,
-            nonce=job.nonce,
-            tier=job.tier,
-            model_version=job.model_version,
-            samples=result.samples,
-            metrics=result.metrics,
-            profile=profile,
-            tensors=tensors.dump(result.update, result.masks),
-            codec=manifest.codec,
-            codec_version=manifest.codec_version,
-        )
-        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
-        carry = tensors.dump(result.carry) if result.carry else None
-        self._store.finish_job(outgoing, carry, carry_name)
-        self._outbox.wake()
+    def _begins(self, job: Job, rows: int, steps: int) -> None:
+        self._say("round", f"round {job.round} as {job.tier}: {rows} samples, {steps} steps", round=job.round)
 
     def _settled(self, outgoing: Outgoing, ack: Ack) -> None:
         """The outbox thread: the server accepted or refused an update."""

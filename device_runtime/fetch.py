@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,36 +83,36 @@ class Fetcher:
 
     def get(self, ref: BlobRef) -> bytes:
         """The blob ``ref``, from the store or the broker, unfolded if it travelled compressed."""
-        return self.get_all([ref])[0]
+        return next(self.get_all([ref]))
 
-    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
-        """The blobs ``refs``, whole and checked. BundleError if the broker keeps giving wrong or no bytes, or if they do
-        not unfold to what they should."""
+    def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
+        """The blobs ``refs``, whole and checked: all are in the store before this returns, and are read one by one.
+
+        BundleError if the broker keeps giving wrong or no bytes, or if they do not unfold to what they should.
+        """
         limit = self._limits.max_blob_bytes
         for ref in refs:
             ref.check(limit)
-        travelled = self._whole(refs)
-        return [unpacked(ref, data, limit) for ref, data in zip(refs, travelled, strict=True)]
+        self._bring(refs)
+        return (unpacked(ref, self._whole(ref, refs), limit) for ref in refs)
 
-    def _whole(self, refs: Sequence[BlobRef]) -> list[bytes]:
-        """The blobs as they travel."""
+    def _bring(self, refs: Sequence[BlobRef]) -> None:
+        """Have all chunks of ``refs`` in the store."""
+        once = {ref.sha256: ref for ref in refs}.values()
+        missing = [(ref, index) for ref in once for index in self._store.missing_chunks(ref)]
+        if missing:
+            self._store.make_room(list(once))
+            self._collect(_Window(waiting=missing))
+
+    def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
+        """The blob as it travels. If it has to be fetched again, those ``beside`` it stay."""
         for _ in range(self._limits.fetch_retries):
-            missing = [(ref, index) for ref in refs for index in self._store.missing_chunks(ref)]
-            if missing:
-                self._store.make_room(list(refs))
-                self._collect(_Window(waiting=missing))
             try:
-                return [verified(ref, self._store.blob(ref)) for ref in refs]
+                return verified(ref, self._store.blob(ref))
             except BundleError:
-                for ref in refs:
-                    self._drop_if_damaged(ref)
-        raise BundleError(f"blob {refs[0].sha256[:12]} is damaged on every attempt; it is refused")
-
-    def _drop_if_damaged(self, ref: BlobRef) -> None:
-        try:
-            verified(ref, self._store.blob(ref))
-        except BundleError:
-            self._store.drop_blob(ref)
+                self._store.drop_blob(ref)
+                self._bring([*beside, ref])
+        raise BundleError(f"blob {ref.sha256[:12]} is damaged on every attempt; it is refused")
 
     def _collect(self, window: _Window) -> None:
         self.fetches += 1

@@ -20,8 +20,9 @@ Source = FittedData | Record
 
 
 def record_tag(job: Job) -> str:
-    """What a record belongs to: the run, the model version, the bundle (which cuts the model) and the rows."""
-    return f"run {job.run}, model {job.model_version}, bundle {job.bundle.sha256}, samples {job.samples}"
+    """What a record belongs to: the run, the model as it was put together, the bundle (which cuts it) and the rows."""
+    model = f"model {job.model_version} as {job.weights}"
+    return f"run {job.run}, {model}, bundle {job.bundle.sha256}, samples {job.samples}"
 
 
 class MultiStepForward:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +26,9 @@ class Blobs(Protocol):
 
     def get(self, ref: BlobRef) -> bytes: ...
 
-    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]: ...
+    def get_all(self, refs: Sequence[BlobRef]) -> Iterable[bytes]:
+        """All of them are brought here first, and then read one by one."""
+        ...
 
 
 class Memory(Protocol):
@@ -102,28 +104,19 @@ class Graphs:
 
     def fetch(self, job: Job, units: Sequence[str]) -> Arrays:
         """The weights of some units, by global name."""
-        missing = [unit for unit in units if unit not in job.units]
+        lines = {unit: job.line(unit) for unit in units}
+        missing = [unit for unit, line in lines.items() if not line]
         if missing:
             raise BundleError(
                 f"round {job.round} announces no weights for units {missing}; export the bundle again"
             )
-        found = self._whole(job, units)
-        self._patch(job, found)
-        weights = {name: array for unit in units for name, array in found[unit].items()}
+        # One request for all of it: a store that is nearly full must not drop one part to make room for another.
+        blobs = iter(self._blobs.get_all([ref for line in lines.values() for ref in line]))
+        weights: Arrays = {}
+        for line in lines.values():
+            weights |= _put_together(len(line), blobs)
         self.residency.hold(units, weights)
         return weights
-
-    def _whole(self, job: Job, units: Sequence[str]) -> dict[str, Arrays]:
-        """Per unit its whole blob, in float32 where it travelled in float16."""
-        blobs = self._blobs.get_all([job.units[unit] for unit in units])
-        return {unit: widened(tensors.load(blob)) for unit, blob in zip(units, blobs, strict=True)}
-
-    def _patch(self, job: Job, found: dict[str, Arrays]) -> None:
-        """Bring the units up to date; one patch of each is in memory at a time."""
-        for at in range(max((len(job.line(unit)) for unit in found), default=1) - 1):
-            refs = {unit: job.line(unit)[1 + at] for unit in found if len(job.line(unit)) > 1 + at}
-            for unit, blob in zip(refs, self._blobs.get_all([*refs.values()]), strict=True):
-                found[unit] = patched(found[unit], blob)
 
     def weight_feeds(self, spec: Graph, weights: Arrays) -> Arrays:
         """The ``weights`` inputs of a graph; BundleError if one is missing or has another shape."""
@@ -136,6 +129,14 @@ class Graphs:
             check_port(port, weights[port.label])
             feeds[port.name] = weights[port.label]
         return feeds
+
+
+def _put_together(count: int, blobs: Iterator[bytes]) -> Arrays:
+    """A unit's tensors from the next ``count`` blobs: whole, in float32 where they travelled in float16, and patches."""
+    found = widened(tensors.load(next(blobs)))
+    for _ in range(count - 1):
+        found = patched(found, next(blobs))
+    return found
 
 
 def labelled(arrays: Arrays, role: str) -> Arrays:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
@@ -22,7 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[str, BlobRef]
     hyper: dict[str, float]
     signature: bytes = b""
-    patches: dict[str, tuple[BlobRef, ...]] = {}
+    lines: dict[str, tuple[BlobRef, ...]] = {}
 
     @classmethod
     def of(cls, task: Task, announced: Round) -> Job | None:
@@ -42,7 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             units=announced.units,
             hyper=announced.hyper,
             signature=announced.signatures.get(task.tier, b""),
-            patches=announced.patches,
+            lines=announced.lines,
         )
 
     def following(self, announced: Round) -> Job | None:
@@ -60,11 +62,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
         """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can go on."""
-        return self.bundle.sha256, {name: tuple(ref.sha256 for ref in self.line(name)) for name in self.units}
+        names = self.units.keys() | self.lines.keys()
+        return self.bundle.sha256, {
+            name: tuple(ref.sha256 for ref in self.line(name)) for name in sorted(names)
+        }
+
+    @property
+    def weights(self) -> str:
+        """Names the weights that the round gives to devices: SHA-256 over the digests of what makes up the units.
+
+        The model version is that of the server's own weights, and the same ones may be announced with other patches.
+        """
+        whole = hashlib.sha256()
+        for name, digests in self.content[1].items():
+            whole.update(f"{name}={','.join(digests)}\n".encode())
+        return whole.hexdigest()
 
     def line(self, unit: str) -> tuple[BlobRef, ...]:
-        """The unit's whole blob, and the patches to it in order."""
-        return (self.units[unit], *self.patches.get(unit, ()))
+        """The unit's whole blob, and the patches to it in order; empty if the round does not announce it."""
+        if unit in self.lines:
+            return self.lines[unit]
+        return (self.units[unit],) if unit in self.units else ()
 
     def is_open(self, announced: Round) -> bool:
         """Whether ``announced`` is this job's round, and still open."""

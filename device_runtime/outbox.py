@@ -44,12 +44,16 @@ class Outbox:
 
     def stop(self) -> None:
         self._stopping.set()
-        self.wake()
+        self.send_again()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def wake(self) -> None:
-        """There is something to send, or a reason to send it again."""
+        """There is something to send. If it is being sent already, this changes nothing."""
+        self._work.set()
+
+    def send_again(self) -> None:
+        """There is a reason to send what waits once more: what was sent may be lost."""
         self._acks.put(None)
         self._work.set()
 
@@ -121,7 +125,7 @@ class Outbox:
         return None
 
     def _drain(self) -> None:
-        """Forget wake-ups that came before this sending, but no words of the server."""
+        """Forget reasons to send again that came before this sending, but no words of the server."""
         kept = []
         while not self._acks.empty():
             if (ack := self._acks.get_nowait()) is not None:

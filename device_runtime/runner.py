@@ -5,7 +5,7 @@
     prefix: per chunk fetch its units, run forward over the local data, write the record, drop the units
     weights of the suffix, carry -> start -> state
     per phase, per step: state, batch, data, noise, hyper -> state, metrics
-    weights of the suffix, carry, state -> finish -> update, carry
+    weights of the suffix, carry, state -> finish -> update, carry, metrics
 
 The runner knows graphs, roles and ports, and no method by name.
 """
@@ -34,7 +34,8 @@ from edgefl.wire.tensors import Array, Arrays
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps."""
+    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps,
+    and those of ``finish`` as they are."""
 
     update: Arrays
     masks: dict[str, int]
@@ -103,7 +104,8 @@ class RoundRunner:
             update=labelled(outputs, "update"),
             masks={port.label: port.mask for port in finish.outputs_of("update") if port.mask},
             carry=labelled(outputs, "carry"),
-            metrics={name: total / steps for name, total in sums.items()},
+            metrics={name: total / steps for name, total in sums.items()}
+            | {name: float(value) for name, value in labelled(outputs, "metric").items()},
             samples=len(data),
         )
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
+from device_runtime import carry as carries
 from device_runtime import checkpoint as checkpoints
 from device_runtime.checkpoint import Checkpoint
 from edgefl.wire.blobs import BlobRef
@@ -41,7 +42,6 @@ CREATE TABLE IF NOT EXISTS chunks(
   PRIMARY KEY(sha256, idx));
 CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS carry(name TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
 """
 
@@ -106,7 +106,9 @@ class Store:
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             self._drop_former_layout()
-            self._db.executescript(_SCHEMA + checkpoints.SCHEMA)
+            self._db.executescript(_SCHEMA + checkpoints.SCHEMA + carries.SCHEMA)
+            with self._db:
+                carries.adopt_former(self._db)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(
                 f"{self.folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
@@ -269,7 +271,7 @@ class Store:
             row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
             db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
             if carry is not None:
-                db.execute("INSERT OR REPLACE INTO carry VALUES(?, ?)", (carry_name, carry))
+                carries.add(db, carry_name, outgoing.nonce, carry)
             db.execute("DELETE FROM job")
             checkpoints.delete(db)
 
@@ -283,8 +285,12 @@ class Store:
         return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None
 
     def settle(self, past: PastRound) -> None:
-        """The server has spoken: the update leaves the outbox and enters the history, in one step."""
+        """The server has spoken: the update leaves the outbox and enters the history, in one step.
+
+        With it goes the carry that its round replaced, or, unless the server accepted it, the one that it left.
+        """
         with self._transaction() as db:
+            carries.settle(db, past.nonce, accepted=past.outcome == "accepted")
             db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
             db.execute(
                 "INSERT OR REPLACE INTO history VALUES(?, ?, ?)",
@@ -296,7 +302,9 @@ class Store:
             )
 
     def carry(self, name: str) -> bytes | None:
-        return self._one("SELECT data FROM carry WHERE name = ?", name)
+        """What the last round of this name left, its update accepted or waiting; None before the first."""
+        with self._reading() as db:
+            return carries.newest(db, name)
 
     # -- history ---------------------------------------------------------------------------------------------
 

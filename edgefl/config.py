@@ -107,6 +107,12 @@ class RoundTable(_Table):
         description="whom an entry is averaged over: all updates that hold it, or only those that changed it",
     )
     samples: int = Field(0, ge=0, description="local samples a device may use per round; 0 means all")
+    most_samples: int = Field(
+        1 << 20,
+        ge=1,
+        le=1 << 24,
+        description="most that an update weighs, with weighting samples: devices' own claims, so keep it close to the truth",
+    )
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: never"
     )
@@ -169,15 +175,30 @@ class AggregateTable(_Table):
 
     rule: Literal["mean", "median", "trimmed_mean"] = Field(
         "mean",
-        description="of each entry, over the devices that hold it; all but mean keep every update in memory",
+        description=(
+            "of each entry, over the devices that hold it; all but mean keep every update in memory, and count each "
+            "once, whatever round.weighting is"
+        ),
     )
     trim: float = Field(
-        0.1, ge=0, lt=0.5, description="share of the values that trimmed_mean leaves out at either end"
+        0.1,
+        ge=0,
+        lt=0.5,
+        description=(
+            "share of the values that trimmed_mean leaves out at either end, rounded down: 0.1 is none, and protects from "
+            "none, where fewer than 10 devices hold an entry; 0.34 is one from 3 devices on"
+        ),
     )
     clip_norm: float = Field(
         0, ge=0, description="largest L2 norm of an update's change; a longer one is scaled down. 0: none"
     )
     threads: int = Field(0, ge=0, description="threads that add updates up; 0: one per core")
+
+    @model_validator(mode="after")
+    def _trims_something(self) -> AggregateTable:
+        if self.rule == "trimmed_mean" and not self.trim:
+            raise ValueError('trimmed_mean with trim 0 leaves out nothing; set trim = 0.34, or rule = "mean"')
+        return self
 
 
 class DownlinkTable(_Table):

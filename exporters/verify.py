@@ -36,7 +36,8 @@ class Report:
     tolerance, beside a float64 run of the same function.
 
     ``rounding`` has the outputs beyond the tolerance even then, with the relative error of torch's own float32 on the
-    same example: they are right as far as float32 can tell, and not to be read as errors of the graph.
+    same example: they are right as far as float32 can tell, and not to be read as errors of the graph. Of whole numbers
+    both say the share that differs.
     ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more.
     """
 
@@ -169,7 +170,7 @@ def _judge(
     if expected.size == 0:
         return 0.0, None
     if expected.dtype.kind != "f":
-        return _judge_whole(function, name, expected, found, yardstick), None
+        return _judge_whole(function, name, expected, found, yardstick)
     scale = float(np.max(np.abs(expected)))
     tolerance = RELATIVE * scale + ABSOLUTE
     # Not "error > tolerance", here and below: NaN is never accepted.
@@ -186,16 +187,20 @@ def _judge(
     raise _wrong(function, name, error, allowed, error / unit, why)
 
 
-def _judge_whole(function: Function, name: str, expected: Array, found: Array, yardstick: Rounding) -> float:
-    """The share of whole numbers that differ: none, or where a threshold made them of floats, no more than rounding
-    moves across it in torch itself."""
+def _judge_whole(
+    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+) -> tuple[float, float | None]:
+    """The share of whole numbers that differ and, where only rounding excuses it, the share that differs in torch itself.
+
+    None may, or where a threshold made them of floats, no more than rounding moves across it.
+    """
     differing, allowed = distance(expected, found), 0.0
     if not differing:
-        return 0.0
+        return 0.0, None
     for strayed in yardstick.strays(name):
         allowed = FACTOR * strayed
         if differing <= allowed and strayed <= CEILING * expected.size:
-            return differing / expected.size
+            return differing / expected.size, strayed / expected.size
     raise _wrong(function, name, differing, allowed, math.inf, f"{differing:.0f} whole numbers differ")
 
 

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from edgefl.codecs.decode import widen
 from edgefl.codecs.form import Codes, Sparse, Values
 from edgefl.wire.tensors import Array
-from server import kernels
-from server.pieces import FIRST, LENGTH, Integers, Pieces, Work
+from server import kernels, scans
+from server.kernels import FIRST, LENGTH
+from server.pieces import Integers, Pieces, Work
 
 _SPANS = 4
 """Spans of blocks per thread: one that is slowed down takes fewer."""
@@ -52,9 +53,9 @@ class Checked:
 
 
 class Accumulator(Protocol):
-    """Integer sums over a flat model. ``packed``: whether it reads every form, or dense updates only."""
+    """Integer sums over a flat model of ``size`` entries."""
 
-    packed: bool
+    size: int
 
     def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
         """Add ``rint(float64(value) * factor)`` of each entry of the updates, all of which have these ``pieces``."""
@@ -62,13 +63,15 @@ class Accumulator(Protocol):
     def sums(self) -> Integers:
         """The sums so far, int64 [size]; not to be changed."""
 
+    def reset(self) -> None:
+        """Back to zero: memory that was written to before is the faster one to add into."""
+
 
 class CpuAccumulator:
     """Checked updates of any form, added by :mod:`server.kernels` on ``threads`` cores (0: as many as there are)."""
 
-    packed = True
-
     def __init__(self, size: int, threads: int = 0) -> None:
+        self.size = size
         self._sums = np.zeros(size, np.int64)
         self._threads = threads or cores()
 
@@ -83,6 +86,9 @@ class CpuAccumulator:
 
     def sums(self) -> Integers:
         return self._sums
+
+    def reset(self) -> None:
+        self._sums.fill(0)
 
     def _calls(
         self, pieces: Pieces, work: Work, updates: Sequence[Checked], factors: npt.NDArray[np.float64]
@@ -159,7 +165,7 @@ def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:
     counts = np.empty((len(updates), len(work.blocks)), np.int64)
     firsts, lengths = work.blocks[:, FIRST].copy(), work.blocks[:, LENGTH].copy()
     for update, row in zip(updates, counts, strict=True):
-        kernels.count_bits(update.arrays[source].ctypes.data, firsts, lengths, row)
+        scans.count_bits(update.arrays[source].ctypes.data, firsts, lengths, row)
     return work.kept + np.cumsum(counts, axis=1) - counts
 
 

@@ -12,6 +12,7 @@ they travel: the dense update of a coded one is never built. ::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,18 +20,17 @@ from functools import partial
 import numpy as np
 
 from edgefl.codecs.decode import decode
-from edgefl.codecs.form import DENSE, Form
+from edgefl.codecs.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from edgefl.submodels.submodel import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from server.accumulator import Accumulator, Checked, CpuAccumulator, cores, run
 from server.averaging import Average, Buffered, OverChanges, OverHolders
-from server.checks import VALUE_LIMIT, checked
+from server.checks import checked
 from server.pieces import Floats, Layout, Pieces, compiled, flatten, layout_of
 from server.robust import MEAN, Rule, change_norm, clip_factor
 
-__all__ = ["VALUE_LIMIT", "Aggregator", "Checked", "Clip", "layout_of"]
+__all__ = ["Aggregator", "Checked", "Clip", "layout_of"]
 
-_VALUE_BITS = 20
 _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
 
 
@@ -51,8 +51,9 @@ class Aggregator:
 
     With weight 1 this is the per-unit average of EmbracingFL (section 2.3: over the clients that trained the unit),
     with slices the per-entry average of width reduction. Forms of changes give ``old + sum(w_i * change_i) / sum(w_i)``
-    (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with VALUE_LIMIT it fixes the number
-    of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all of them.
+    (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with the largest value of a form it
+    fixes the number of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all
+    of them.
 
     With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
     the mean over non-zero changes of FIARSE's section 3 instead of the mean over holders (fiarse.md 8-A3). They differ
@@ -60,6 +61,9 @@ class Aggregator:
 
     ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
     (:func:`server.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.
+
+    ``sums`` are those of an earlier round of this layout and device, as :meth:`released` gives them. After that an
+    aggregator is of no more use: RuntimeError.
     """
 
     def __init__(
@@ -72,24 +76,34 @@ class Aggregator:
         base: Mapping[str, Array] | None = None,
         rule: Rule = MEAN,
         clip: Clip | None = None,
+        sums: Accumulator | None = None,
     ) -> None:
         if base is not None and rule.buffered:
             raise ValueError(
                 f"the rule {rule.kind} counts every holder; leave out base or choose the rule mean"
             )
+        if sums is not None and sums.size != layout.size:
+            raise ValueError(f"sums of {sums.size} entries cannot take a model of {layout.size}")
         self.layout = layout
         self.weight_limit = max(1, weight_limit)
-        self.fraction_bits = _SUM_BITS - _VALUE_BITS - (self.weight_limit - 1).bit_length()
         self.total_weight = 0
         self._device = device
         self._threads = threads or cores()
         self._base = None if base is None else flatten(layout, base).astype(np.float32, copy=False)
         self._rule = rule
         self._clip = clip
+        self._sums = sums
         self._change = False
-        self._packed = False
+        self._released = False
         self._average: Average | None = None
         self._compiled: dict[tuple[int, int], tuple[Mapping[str, Region], Form, Pieces]] = {}
+
+    @property
+    def fraction_bits(self) -> int:
+        """Bits below 1 of the sums, once the round's first update has said whether they are of weights or of changes:
+        all updates of a round are of the same sort, so it does not matter which one came first."""
+        largest = CHANGE_LIMIT if self._change else VALUE_LIMIT
+        return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
 
     def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
         """The compiled form of ``regions``, kept for the next update of the same tier."""
@@ -109,6 +123,7 @@ class Aggregator:
     def add(self, checked: Checked, weight: int) -> None:
         """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact, or if updates
         of changes and of weights meet in one round."""
+        self._check_in_use()
         if weight < 1 or self.total_weight + weight > self.weight_limit:
             raise ValueError(
                 f"weight {weight} after {self.total_weight} passes the limit {self.weight_limit}"
@@ -118,11 +133,12 @@ class Aggregator:
         if self._clip is not None:
             checked, share = self._clipped(checked, self._clip)
             factor *= share
-        average.add(checked if self._packed else self._decoded(checked), weight, factor)
+        average.add(checked if average.packed else self._decoded(checked), weight, factor)
         self.total_weight += weight
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
         """The new model: the average where an update counts, the bits of ``old`` elsewhere."""
+        self._check_in_use()
         if self._average is None:
             return {name: old[name].copy() for name in self.layout.offsets}
         self._average.finish()
@@ -161,9 +177,21 @@ class Aggregator:
             return Buffered(self.layout, self._rule, unit)
         if self._base is not None:
             return OverChanges(self._base, unit, change=self._change)
-        sums = accumulator(self.layout.size, self._device, self._threads)
-        self._packed = sums.packed
-        return OverHolders(self.layout, sums, unit)
+        if self._sums is None:
+            self._sums = accumulator(self.layout.size, self._device, self._threads)
+        else:
+            self._sums.reset()
+        return OverHolders(self.layout, self._sums, unit)
+
+    def released(self) -> Accumulator | None:
+        """The sums, for the aggregator of the next round; this one is of no more use. None if it made none."""
+        self._check_in_use()
+        self._released = True
+        return self._sums
+
+    def _check_in_use(self) -> None:
+        if self._released:
+            raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
 
     def _decoded(self, update: Checked) -> Checked:
         """The same update, dense."""

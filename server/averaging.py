@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
-from server import kernels
+from server import kernels, scans
 from server.accumulator import Accumulator, Checked
-from server.pieces import LENGTH, TARGET, Floats, Integers, Layout, Pieces
-from server.robust import Rule, combine
+from server.kernels import LENGTH, TARGET
+from server.pieces import Floats, Integers, Layout, Pieces
+from server.robust import BLOCK, Rule, combine
 
 _BATCH = 64
 """Updates that wait at most, whatever their size."""
@@ -19,11 +20,12 @@ _BATCH = 64
 _WAITING = 16
 """Bytes per entry of the model that updates may wait with: four dense updates, as much as two further sums."""
 
-_CHUNK = 1 << 16
-
 
 class Average(Protocol):
-    """Takes checked updates one by one, and merges them into the model at the end."""
+    """Takes checked updates one by one, and merges them into the model at the end. ``packed``: of any form, else dense."""
+
+    @property
+    def packed(self) -> bool: ...
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
         """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
@@ -38,6 +40,8 @@ class Average(Protocol):
 
 class OverHolders:
     """The weighted mean over the updates that hold an entry. Updates wait packed, and are added many at a time."""
+
+    packed = True
 
     def __init__(self, layout: Layout, sums: Accumulator, unit: float) -> None:
         self._sums = sums
@@ -79,11 +83,13 @@ class OverHolders:
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
         sums, weights = self._final
         own = weights if weights.size == 1 else weights[part]
-        kernels.mean(sums[part], own, self._unit, old, change, new)
+        scans.mean(sums[part], own, self._unit, old, change, new)
 
 
 class OverChanges:
     """The weighted mean over the updates in which an entry differs from ``base`` (changes: from 0). Dense updates only."""
+
+    packed = False
 
     def __init__(self, base: npt.NDArray[np.float32], unit: float, *, change: bool) -> None:
         self._base = np.zeros_like(base) if change else base
@@ -110,11 +116,13 @@ class OverChanges:
         """Nothing waits."""
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        kernels.mean(self._sums[part], self._weights[part], self._unit, old, change, new)
+        scans.mean(self._sums[part], self._weights[part], self._unit, old, change, new)
 
 
 class Buffered:
     """A rule that looks at all updates at once: each is kept as float32 [model], NaN where it holds nothing."""
+
+    packed = False
 
     def __init__(self, layout: Layout, rule: Rule, unit: float) -> None:
         self._size = layout.size
@@ -124,7 +132,9 @@ class Buffered:
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
         row = np.full(self._size, np.nan, np.float32)
-        flat = _flat(update.arrays) * np.float32(factor / (weight * self._unit))
+        flat, share = _flat(update.arrays), factor / (weight * self._unit)
+        if share != 1.0:
+            flat *= np.float32(share)
         start, pieces = 0, update.pieces
         for length, at in pieces.blocks[:, [LENGTH, TARGET]].tolist():
             listed = at - pieces.model
@@ -138,8 +148,9 @@ class Buffered:
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
         new[:] = old
-        for start in range(part.start, part.stop if self._rows else part.start, _CHUNK):
-            stop = min(part.stop, start + _CHUNK)
+        width = max(1, BLOCK // max(1, len(self._rows)))
+        for start in range(part.start, part.stop if self._rows else part.start, width):
+            stop = min(part.stop, start + width)
             values = np.stack([row[start:stop] for row in self._rows])
             result, held = combine(values, ~np.isnan(values), self._rule)
             here = slice(start - part.start, stop - part.start)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.codecs.decode import widen
-from edgefl.codecs.form import Codes, Sparse
+from edgefl.codecs.form import Codes, Form, Sparse
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Array
-from server import kernels
+from server import scans
 from server.accumulator import Checked
-from server.pieces import Pieces
-
-VALUE_LIMIT = 2.0**20
-"""Largest magnitude an update may hold. No trained network comes near it; with it int64 cannot overflow."""
-
-_MOST = {"float16": 0x7BFF, "uint16": 0x4980}
-"""Patterns of the largest finite float16, and of VALUE_LIMIT as bfloat16."""
+from server.pieces import Pieces, reach
 
 _FETCH = "fetch the tier's bundle again"
 _DIVERGED = "training diverged on this device; lower the learning rate"
@@ -34,12 +29,12 @@ def checked(arrays: Mapping[str, Array], pieces: Pieces) -> Checked:
     update = Checked(pieces, tuple(np.require(arrays[name], requirements="CA") for name in pieces.sources))
     if not pieces.form.sections:
         for name, array in update.named.items():
-            _check_floats(name, array)
+            _check_floats(name, array, pieces.form)
         return update
     named = update.named
     for name in ("values", "halves", "scales"):
         if name in named:
-            _check_floats(name, named[name])
+            _check_floats(name, named[name], pieces.form)
     if "scales" in named:
         _check_scales(named["scales"], pieces)
     if "mask" in named:
@@ -84,24 +79,40 @@ def _check_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
         )
 
 
-def _check_floats(name: str, array: Array) -> None:
-    if _within(array):
+def _check_floats(name: str, array: Array, form: Form) -> None:
+    if _within(array, form.limit):
         return
     if not np.isfinite(array if array.dtype == np.float32 else widen(array)).all():
         raise UpdateRejected("not-finite", f"tensor {name} holds NaN or infinity: {_DIVERGED}", name=name)
-    raise UpdateRejected(
+    raise _too_large(f"tensor {name} holds {_kind(form)}s", form, name=name)
+
+
+def _too_large(what: str, form: Form, **context: object) -> UpdateRejected:
+    return UpdateRejected(
         "too-large",
-        f"tensor {name} holds values beyond {VALUE_LIMIT:.0f}: {_DIVERGED}",
-        name=name,
-        limit=VALUE_LIMIT,
+        f"{what} beyond {form.limit:.0f}, the most that a {_kind(form)} may be: training diverged on this device, or its "
+        "data are not normalised; lower the learning rate, or bring the data near 0 to 1",
+        limit=form.limit,
+        **context,
     )
 
 
-def _within(array: Array) -> bool:
+def _kind(form: Form) -> str:
+    return "change" if form.change else "weight"
+
+
+def _within(array: Array, limit: float) -> bool:
     """Whether all values are finite and within the limit. 16 bits are compared as they are: magnitudes sort alike."""
     if array.dtype == np.float32:
-        return bool(kernels.within(array.ctypes.data, array.size, VALUE_LIMIT))
-    return bool(kernels.halves_within(array.ctypes.data, array.size, _MOST[array.dtype.name]))
+        return bool(scans.within(array.ctypes.data, array.size, limit))
+    return bool(scans.halves_within(array.ctypes.data, array.size, _pattern(limit, array.dtype)))
+
+
+def _pattern(limit: float, dtype: np.dtype[Any]) -> int:
+    """The 16 bits of the largest number of ``dtype`` (uint16: bfloat16) that is finite and at most ``limit``."""
+    if dtype == np.uint16:
+        return int(np.float32(limit).view(np.uint32)) >> 16
+    return int(np.float16(min(limit, float(np.finfo(np.float16).max))).view(np.uint16))
 
 
 def _check_scales(scales: npt.NDArray[np.float32], pieces: Pieces) -> None:
@@ -113,14 +124,10 @@ def _check_scales(scales: npt.NDArray[np.float32], pieces: Pieces) -> None:
         )
     for work in pieces.works:
         if isinstance(work.encoding, Codes) and work.encoding.scale is None:
-            reach = max(abs(level) for level in work.encoding.levels)
-            largest = float(scales[work.scale : work.scale + work.rows].max(initial=0.0)) * reach
-            if largest > VALUE_LIMIT:
-                raise UpdateRejected(
-                    "too-large",
-                    f"a scale of the update stands for {largest}, beyond {VALUE_LIMIT:.0f}: {_DIVERGED}",
-                    limit=VALUE_LIMIT,
-                )
+            own = scales[work.scale : work.scale + work.rows]
+            largest = reach(work.encoding, float(own.max(initial=0.0)))
+            if not largest <= pieces.form.limit:
+                raise _too_large(f"a scale of the update stands for {largest:.6g},", pieces.form)
 
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
@@ -130,7 +137,7 @@ def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
     firsts = np.cumsum(lengths) - lengths
     end = int(lengths.sum())
     found = np.empty(len(spans), np.int64)
-    kernels.count_bits(mask.ctypes.data, firsts, lengths, found)
+    scans.count_bits(mask.ctypes.data, firsts, lengths, found)
     for (name, length, kept), count in zip(spans, found.tolist(), strict=True):
         if count != kept:
             raise UpdateRejected(

@@ -71,11 +71,11 @@ def weigh(rules: Rules, state: State, claim: Claim) -> int:
             )
     if not rules.weighted:
         return 1
-    if not 1 <= claim.samples <= assignment.weight_limit:
+    if claim.samples < 1 or min(claim.samples, rules.most_samples) > assignment.weight_limit:
         raise UpdateRejected(
             "wrong-samples",
             f"the update claims {claim.samples} samples, the device has {assignment.weight_limit} by its hello; "
             "say hello again when local data change",
             samples=claim.samples,
         )
-    return claim.samples
+    return min(claim.samples, assignment.weight_limit)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import msgspec
 import numpy as np
 import torch
 
@@ -37,6 +33,8 @@ from exporters.bundle import Label, Prefix, build_bundle
 from exporters.recompute import Budget
 from server.checkpoints import write_whole
 from server.coordinator import Rules
+from server.digests import code_of, digest_of, run_digest
+from server.downlink import check_counting
 from server.events import Event, Exporting, Warned
 from server.plan import AggregatePlan, DownlinkPlan, Evaluate, Plan, TierPlan
 from server.robust import Rule, buffered_bytes
@@ -69,17 +67,20 @@ def compose(
     """
     spec = build_model(federation, dataset)
     tables = dict(federation.tiers) or {"strong": TierTable()}
-    initial = _arrays(spec)
+    initial = _arrays(spec, rounded=federation.downlink.encoding != "float32")
+    held = {tier: submodel_of(spec, tier, table) for tier, table in tables.items()}
+    programs = {tier: program_of(federation, submodel) for tier, submodel in held.items()}
+    forms = {tier: program.form for tier, program in programs.items()}
+    own = [tier for tier, submodel in held.items() if not submodel.units]
+    check_counting(federation.round.count, federation.downlink.encoding, forms, own)
     tiers: dict[str, TierPlan] = {}
     late: dict[str, float] = {}
-    for tier, table in tables.items():
-        submodel = submodel_of(spec, tier, table)
+    for tier, submodel in held.items():
         for warned in warnings(submodel, tier, initial):
             emit(warned)
         bundle = _bundle(federation, dataset, submodel, tier, out / "bundles", emit)
-        program = program_of(federation, submodel)
-        tiers[tier] = TierPlan(bundle, submodel.place, program.form)
-        late |= program.late
+        tiers[tier] = TierPlan(bundle, submodel.place, forms[tier])
+        late |= programs[tier].late
     defaults = next(iter(tiers.values())).bundle.manifest.hyper
     aggregate = _aggregate(federation)
     if aggregate.rule.buffered:
@@ -152,12 +153,18 @@ def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
     return spec
 
 
-def _arrays(spec: ModelSpec) -> Arrays:
+def _arrays(spec: ModelSpec, *, rounded: bool) -> Arrays:
     for name, tensor in spec.weights.items():
         if not tensor.is_floating_point():
             raise ModelError(
                 f"tensor {name} of {spec.name} is {tensor.dtype}, and only floats can be averaged: "
                 "register it as a buffer with persistent=False",
+                name=name,
+            )
+        if rounded and tensor.dtype != torch.float32:
+            raise ModelError(
+                f"tensor {name} of {spec.name} is {tensor.dtype}, and only float32 can be rounded on its way to devices: "
+                "make the model float32, or set downlink.encoding to 'float32'",
                 name=name,
             )
         if "~" in name:
@@ -184,6 +191,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
         over_selection=table.over_selection,
         weighted=table.weighting == "samples",
         samples=table.samples,
+        most_samples=table.most_samples,
         deadline_s=limits.round_deadline_s,
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,
@@ -312,28 +320,11 @@ def data_spec(dataset: Dataset) -> DataSpec:
     )
 
 
-def run_digest(federation: Federation) -> str:
-    """Digest of every key that has a say in the trained weights: a run goes on under the same one only."""
-    tables = federation.model_dump(
-        mode="json",
-        exclude={
-            "broker": True,
-            "limits": True,
-            "data": {"dir", "download"},
-            "downlink": {"compression"},
-            "aggregate": {"threads"},
-        },
-    )
-    for tier in tables["tiers"].values():
-        tier.pop("count")
-    return _digest({**tables, "code": _code(federation)})
-
-
 def bundle_digest(federation: Federation, dataset: Dataset, submodel: Submodel, tier: str) -> str:
     """Digest of all that decides a tier's bundle."""
-    return _digest(
+    return digest_of(
         {
-            "code": _code(federation),
+            "code": code_of(federation),
             "model": federation.model.model_dump(mode="json"),
             "program": federation.program.model_dump(mode="json"),
             "codec": federation.codec.model_dump(mode="json"),
@@ -345,32 +336,6 @@ def bundle_digest(federation: Federation, dataset: Dataset, submodel: Submodel, 
             "torch": str(torch.__version__),
         }
     )
-
-
-def _code(federation: Federation) -> list[str]:
-    """The code that makes the model: edgefl's version, and the digest of the file of a factory outside it."""
-    try:
-        version = metadata.version("edgefl")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        version = ""
-    module, colon, _ = federation.model.name.partition(":")
-    return [version, _source_digest(module) if colon else ""]
-
-
-def _source_digest(module: str) -> str:
-    """SHA-256 of a module's source file; ModelError if there is no such module."""
-    try:
-        file = inspect.getsourcefile(importlib.import_module(module))
-        source = Path(file).read_bytes() if file else b""
-    except ImportError as error:
-        raise ModelError(f"cannot load module {module!r} of the model: {error}", name=module) from error
-    except (OSError, TypeError):  # built in, or without a source file
-        source = b""
-    return hashlib.sha256(source).hexdigest()
-
-
-def _digest(values: object) -> str:
-    return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------

@@ -21,12 +21,16 @@ from server.roster import Device, TierRule
 Outcome = Literal["closed", "abandoned"]
 
 MOST_SAMPLES = 1 << 24
-"""Largest number of local samples a device may claim: the weight of its update, and a number any database holds."""
+"""Largest number of local samples a device may have: a number any database holds."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the federation file says about rounds. Times in seconds."""
+    """What the federation file says about rounds. Times in seconds.
+
+    ``most_samples`` is the most an update may weigh if ``weighted``: what a device claims is taken on trust, and each
+    doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes.
+    """
 
     run: str
     seed: int
@@ -38,6 +42,7 @@ class Rules:
     over_selection: float = 1.0
     weighted: bool = False
     samples: int = 0
+    most_samples: int = 1 << 20
     deadline_s: float = 120.0
     ready_timeout_s: float = 120.0
     offline_grace_s: float = 30.0
@@ -333,7 +338,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
 
 
 def _assign(rules: Rules, number: int, device: Device) -> Assignment:
-    rows = min(device.samples, rules.samples or device.samples)
+    rows = min(device.samples, rules.samples or device.samples, rules.most_samples)
     return Assignment(
         device.name,
         device.tier,

@@ -21,7 +21,8 @@ import torch
 from edgefl.codecs.form import Codes
 from edgefl.wire.errors import ConfigError
 from server.accumulator import Checked, code_values
-from server.pieces import BLOCK, SOURCE, Integers, Pieces
+from server.kernels import BLOCK, SOURCE
+from server.pieces import Integers, Pieces
 from server.slabs import Batch, reader_of, slabs
 
 try:
@@ -33,10 +34,9 @@ except ImportError:  # there is no triton for this platform
 class TorchAccumulator:
     """Sums on ``device``. ``triton``: whether one bit per entry goes through Triton; None: on CUDA, if it is installed."""
 
-    packed = True
-
     def __init__(self, size: int, device: torch.device, triton: bool | None = None) -> None:
         self._device = device
+        self.size = size
         self._sums = torch.zeros(size, dtype=torch.int64, device=device)
         self._triton = triton_kernels is not None and device.type == "cuda" if triton is None else triton
 
@@ -64,6 +64,9 @@ class TorchAccumulator:
     def sums(self) -> Integers:
         sums: Integers = self._sums.cpu().numpy()
         return sums
+
+    def reset(self) -> None:
+        self._sums.zero_()
 
 
 _GROUPS = 64

@@ -7,23 +7,26 @@ comes fresh the keyframe and all patches since. A tier's own payload goes like a
 when these change, and where they are told by masks, it is sent whole, in float16.
 
 Devices train from r, placements are chosen by w. Both uplinks are fine with that: changes are added to w, so w keeps
-what r has not got yet; dense weights are averaged, and the mean stands where r stood, with its error and all.
+what r has not got yet; dense weights are averaged, and the mean stands where r stood, with its error and all. Who
+measures how far a dense update went has to begin at r (:meth:`Downlink.given`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from edgefl.submodels.submodel import Entries, Placement, Region
+from edgefl.codecs.form import Form
+from edgefl.submodels.submodel import Entries, Placement, Positions, Region, pieces
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.compression import unpacked
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.patches import halved, patch, patched, widened
 from edgefl.wire.tensors import Array, Arrays
-from server.plan import DownlinkPlan
+from server.plan import Count, DownlinkPlan, Encoding
 from server.publisher import Publisher
-from server.shelf import Lines, Record, Shelf, new_blobs
+from server.shelf import Lines, Record, Shelf
 
 
 @dataclass(frozen=True)
@@ -72,30 +75,37 @@ class Downlink:
 
     @property
     def units(self) -> dict[str, BlobRef]:
-        """The whole blob of each part."""
-        return {name: line.refs[0] for name, line in self._lines.items()}
+        """The blob of each part that is whole in one."""
+        return {name: line.refs[0] for name, line in self._lines.items() if len(line.refs) == 1}
 
     @property
-    def patches(self) -> dict[str, tuple[BlobRef, ...]]:
-        """The patches of each part that has any, in order."""
-        return {name: line.refs[1:] for name, line in self._lines.items() if line.refs[1:]}
+    def lines(self) -> dict[str, tuple[BlobRef, ...]]:
+        """Of each other part the whole blob and the patches to it, in order."""
+        return {name: line.refs for name, line in self._lines.items() if len(line.refs) > 1}
 
-    def publish(self, number: int, parts: Mapping[str, Part]) -> None:
-        """Offer the model after round ``number``. With int8 it is on disk before this returns."""
-        before = {name: line.refs for name, line in self._lines.items()}
-        needed = self._oldest(number)
+    def publish(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
+        """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
+        before, needed = self._lines, self._oldest(number)
         self._lines = {name: self._next(number, name, part) for name, part in parts.items()}
         if self._plan.encoding == "int8":
             lines: Lines = {name: line.refs for name, line in self._lines.items()}
-            blobs = {name: self._publisher.travelling(name) for name in sorted(new_blobs(lines, before))}
-            self._shelf.save(number, Record(oldest=self._oldest(number), lines=lines, blobs=blobs))
-            self._shelf.prune(needed)  # the model before must stay: its round is not journaled as ended yet
+            fresh = {
+                ref.sha256
+                for name, line in self._lines.items()
+                for ref in line.refs[0 if line.since == number else len(before[name].refs) :]
+            }
+            blobs = {name: self._publisher.travelling(name) for name in sorted(fresh)}
+            oldest = self._oldest(number)
+            record = Record(run=self._shelf.run, model=model, oldest=oldest, lines=lines, blobs=blobs)
+            self._shelf.save(number, record)
+            # The model before must stay: its round is not journaled as ended yet.
+            self._shelf.prune(needed, number)
 
-    def resume(self, number: int, parts: Mapping[str, Part]) -> None:
-        """Offer the model after round ``number`` again as a killed process did; as keyframes if that is not known."""
-        known = self._shelf.load(number) if self._plan.encoding == "int8" else None
+    def resume(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
+        """Offer ``model`` after round ``number`` again as a killed process did; as keyframes if that is not known."""
+        known = self._shelf.load(number, model) if self._plan.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
-            self.publish(number, parts)
+            self.publish(number, model, parts)
             return
         record, blobs = known
         for name, refs in record.lines.items():
@@ -106,6 +116,22 @@ class Downlink:
             for ref in refs:
                 self._publisher.put(ref, blobs[ref.sha256])
             self._lines[name] = _Line(record.oldest, refs, r, parts[name].regions)
+
+    def given(self, weights: Mapping[str, Array], parts: Mapping[str, Part]) -> Arrays:
+        """What devices begin with, by global name: ``weights`` as the published ``parts`` of them have been rounded.
+
+        Where parts overlap and were rounded apart (:func:`check_counting`), a unit's entries go before a payload's.
+        """
+        if self._plan.encoding == "float32":
+            return dict(weights)
+        found = {name: array.copy() for name, array in weights.items()}
+        shapes = {name: array.shape for name, array in weights.items()}
+        for name, part in sorted(parts.items(), key=lambda item: item[1].regions is None):
+            r = self._lines[name].r or widened(halved(part.arrays, part.coded))
+            regions = dict.fromkeys(r) if part.regions is None else part.regions
+            for local in regions.keys() & r.keys():
+                _scatter(r[local].reshape(-1), pieces(local, regions[local], shapes), found)
+        return found
 
     def _oldest(self, number: int) -> int:
         return min((line.since for line in self._lines.values()), default=number)
@@ -129,3 +155,28 @@ class Downlink:
         ref = self._publisher.offer(tensors.dump(arrays, part.masks))
         r = widened(arrays) if self._plan.encoding == "int8" and not part.masks else {}
         return _Line(number, (ref,), r, part.regions)
+
+
+def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:
+    """Whoever compares what came back with what devices were given must know that: ConfigError if it is not one model.
+
+    ``forms`` are those of the tiers' updates, ``own`` the tiers with a payload. Float16 has one number for each weight,
+    int8 rounds a payload by steps of its own.
+    """
+    dense = any(not form.change for form in forms.values())
+    if count == "nonzero" and dense and encoding == "int8" and own and len(forms) > 1:
+        raise ConfigError(
+            "round.count 'nonzero' finds out what a device changed by comparing its weights with those it was given, and "
+            "downlink.encoding 'int8' rounds each tier's own part by itself: choose 'float16' or 'float32', round.count "
+            "'holders', or a codec that sends changes",
+            encoding=encoding,
+        )
+
+
+def _scatter(values: Array, parts: Iterable[tuple[str, Positions | None]], into: Arrays) -> None:
+    """Put a local tensor's entries (flat) where they belong."""
+    start = 0
+    for name, positions in parts:
+        size = into[name].size if positions is None else positions.size
+        into[name].reshape(-1)[slice(None) if positions is None else positions] = values[start : start + size]
+        start += size

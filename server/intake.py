@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from edgefl.codecs.binarize import warning
 from edgefl.codecs.catalog import CODECS
 from edgefl.codecs.form import Form
 from edgefl.codecs.size import float32_bytes
@@ -20,7 +21,7 @@ from server.aggregator import Aggregator, Checked
 from server.assembly import LEAST_PIECE, Assembly, Complete, Missing
 from server.claims import Claim, addressed, weigh
 from server.coordinator import Answered, Assignment, OpenRound, Rules, State
-from server.events import DeviceSeen, Event, Rejected
+from server.events import DeviceSeen, Event, Rejected, Warned
 from server.journal import Journal
 from server.plan import TierPlan
 
@@ -55,6 +56,7 @@ class Intake:
         self._placements = placements
         self._journal = journal
         self._emit = emit
+        self._warned: set[str] = set()
         self._assembly = Assembly(
             update_bytes=limits.max_update_bytes,
             most_bytes=limits.max_pending_bytes,
@@ -141,8 +143,16 @@ class Intake:
         )
         aggregator.add(checked, weight)
         self._emit(_report(update, down, up))
+        self._warn(update)
         ack = Ack(round=number, nonce=assignment.nonce, status="accepted")
         return Verdict(ack, Answered(assignment.device, accepted=True))
+
+    def _warn(self, update: Update) -> None:
+        """Once for a tier: what the metrics say that a person should know."""
+        text = warning(update.metrics)
+        if text and update.tier not in self._warned:
+            self._warned.add(update.tier)
+            self._emit(Warned(tier=update.tier, text=f"tier {update.tier!r}: {text}"))
 
     def replay(self, number: int, aggregator: Aggregator) -> None:
         """Add what the journal holds of a round that another process began."""
@@ -211,6 +221,12 @@ def _check_codec(update: Update, form: Form) -> None:
                 "not-finite",
                 f"metric {wrong[0][:64]} is not finite: training diverged on this device; lower the learning rate",
                 name=wrong[0][:64],
+            )
+        if form.silent and "loss" not in update.metrics:
+            raise UpdateRejected(
+                "malformed",
+                f"the update reports no metric 'loss', and codes of {form.codec!r} cannot show that training diverged: "
+                "report the loss, or choose a codec that sends scales",
             )
         return
     found, wanted = (

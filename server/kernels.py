@@ -3,53 +3,27 @@
 All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never copied
 together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and ``size`` are those
 of :mod:`server.pieces`. Each block's sum over the batch is built in the cache, so the sums in memory are read and written
-once per batch. The loops hold no lock of Python's: several threads may run them on disjoint
-blocks. They are not numba's own parallel loops, whose thread pool must not be used from several threads at once.
+once per batch. The loops hold no lock of Python's: several threads may run them on disjoint blocks. They are not numba's
+own parallel loops, whose thread pool must not be used from several threads at once.
+
+Everything that these loops are compiled with stands in this file (:mod:`server.native` says why).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
 
-from server.pieces import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
+from server.native import bytes_at, compiled, floats_at, shorts_at, words_at
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+BLOCK = 4096
+"""Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
 
-
-def _compiled(function: _F) -> _F:
-    """Compiled at first use and kept on disk; where no folder can be written, compiled anew in each process."""
-    try:
-        return cast(_F, njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # "cannot cache function: no locator available"
-        return cast(_F, njit(nogil=True)(function))
+FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
+"""Columns of a block: its first bit (codes, masks) or element (floats) in its array, entries, number of its array, row of
+its scale, and first entry in the model; ``layout.size + i`` stands for the positions from ``index[i]`` on."""
 
 
-def _pointer(element: Any) -> Any:
-    """A function that compiled code calls to see an address (uint64) as an array of ``element``."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def at(typing_context: Any, address: Any) -> Any:
-        pointer = types.CPointer(element)
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
-
-        return pointer(types.uint64), generate
-
-    return at
-
-
-_bytes_at = _pointer(types.uint8)
-_shorts_at = _pointer(types.uint16)
-_floats_at = _pointer(types.float32)
-
-
-@_compiled
+@compiled
 def _place(block, size, sums, scratch):  # type: ignore[no-untyped-def]
     """Where the block's sums go: its part of ``sums``, or zeroed scratch if its places are scattered."""
     at, count = block[TARGET], block[LENGTH]
@@ -60,7 +34,7 @@ def _place(block, size, sums, scratch):  # type: ignore[no-untyped-def]
     return out
 
 
-@_compiled
+@compiled
 def _spread(out, block, index, size, sums):  # type: ignore[no-untyped-def]
     """Add ``out`` to the places of ``block``, if it is scratch."""
     if block[TARGET] >= size:
@@ -70,14 +44,14 @@ def _spread(out, block, index, size, sums):  # type: ignore[no-untyped-def]
             sums[places[i]] += out[i]
 
 
-@_compiled
+@compiled
 def _few(addresses, first, source, few):  # type: ignore[no-untyped-def]
     """Fill ``few`` with the addresses of array ``source`` of the updates from ``first`` on, the last one repeated."""
     for k in range(few.shape[0]):
         few[k] = addresses[min(first + k, addresses.shape[0] - 1), source]
 
 
-@_compiled
+@compiled
 def _fill_tables(low, high, row, tables):  # type: ignore[no-untyped-def]
     """``tables`` [groups, 256]: entry c sums over eight updates ``high`` where c's bit is set and ``low`` elsewhere."""
     updates = low.shape[0]
@@ -90,30 +64,65 @@ def _fill_tables(low, high, row, tables):  # type: ignore[no-untyped-def]
                 table[code + (1 << k)] = table[code] + step
 
 
-@_compiled
-def _turn(addresses, start, words):  # type: ignore[no-untyped-def]
-    """``words[j]``'s byte i: bit k is bit i of byte ``start + j`` at ``addresses[k]``, of which there are eight.
+@compiled
+def _swap(a, b, shift, mask):  # type: ignore[no-untyped-def]
+    """``a`` and ``b`` with the bits of ``a`` above ``shift`` exchanged for those of ``b`` that ``mask`` names."""
+    moved = ((a >> np.uint64(shift)) ^ b) & np.uint64(mask)
+    return a ^ (moved << np.uint64(shift)), b ^ moved
 
-    The 8 x 8 bits of a word are transposed in three swaps.
+
+@compiled
+def _transposed(a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+    """Words i of the result: byte j has in bit k the bit i of byte j of word k, for eight bytes at once."""
+    a, e = _swap(a, e, 4, 0x0F0F0F0F0F0F0F0F)
+    b, f = _swap(b, f, 4, 0x0F0F0F0F0F0F0F0F)
+    c, g = _swap(c, g, 4, 0x0F0F0F0F0F0F0F0F)
+    d, h = _swap(d, h, 4, 0x0F0F0F0F0F0F0F0F)
+    a, c = _swap(a, c, 2, 0x3333333333333333)
+    b, d = _swap(b, d, 2, 0x3333333333333333)
+    e, g = _swap(e, g, 2, 0x3333333333333333)
+    f, h = _swap(f, h, 2, 0x3333333333333333)
+    a, b = _swap(a, b, 1, 0x5555555555555555)
+    c, d = _swap(c, d, 1, 0x5555555555555555)
+    e, f = _swap(e, f, 1, 0x5555555555555555)
+    g, h = _swap(g, h, 1, 0x5555555555555555)
+    return a, b, c, d, e, f, g, h
+
+
+@compiled
+def _last(address, count):  # type: ignore[no-untyped-def]
+    """The ``count`` bytes (at most 7) at ``address`` as a word; what lies behind is not read."""
+    word, held = np.uint64(0), bytes_at(address)
+    for j in range(count):
+        word |= np.uint64(held[j]) << np.uint64(8 * j)
+    return word
+
+
+@compiled
+def _turn(at, count, planes):  # type: ignore[no-untyped-def]
+    """``planes[i]``'s byte j: bit k is bit i of byte j at address ``at[k]``, of which there are eight.
+
+    ``planes`` is uint64 [8, words].
     """
-    a, b = _bytes_at(addresses[0] + start), _bytes_at(addresses[1] + start)
-    c, d = _bytes_at(addresses[2] + start), _bytes_at(addresses[3] + start)
-    e, f = _bytes_at(addresses[4] + start), _bytes_at(addresses[5] + start)
-    g, h = _bytes_at(addresses[6] + start), _bytes_at(addresses[7] + start)
-    for j in range(words.shape[0]):
-        word = np.uint64(a[j]) | np.uint64(b[j]) << np.uint64(8)
-        word |= np.uint64(c[j]) << np.uint64(16) | np.uint64(d[j]) << np.uint64(24)
-        word |= np.uint64(e[j]) << np.uint64(32) | np.uint64(f[j]) << np.uint64(40)
-        word |= np.uint64(g[j]) << np.uint64(48) | np.uint64(h[j]) << np.uint64(56)
-        swap = (word ^ (word >> np.uint64(7))) & np.uint64(0x00AA00AA00AA00AA)
-        word ^= swap ^ (swap << np.uint64(7))
-        swap = (word ^ (word >> np.uint64(14))) & np.uint64(0x0000CCCC0000CCCC)
-        word ^= swap ^ (swap << np.uint64(14))
-        swap = (word ^ (word >> np.uint64(28))) & np.uint64(0x00000000F0F0F0F0)
-        words[j] = word ^ swap ^ (swap << np.uint64(28))
+    a, b, c, d = words_at(at[0]), words_at(at[1]), words_at(at[2]), words_at(at[3])
+    e, f, g, h = words_at(at[4]), words_at(at[5]), words_at(at[6]), words_at(at[7])
+    p, q, r, s = planes[0], planes[1], planes[2], planes[3]
+    t, u, v, w = planes[4], planes[5], planes[6], planes[7]
+    words = count >> 3
+    for j in range(words):
+        found = _transposed(a[j], b[j], c[j], d[j], e[j], f[j], g[j], h[j])
+        p[j], q[j], r[j], s[j], t[j], u[j], v[j], w[j] = found
+    rest = count & 7
+    if rest:
+        k = at + np.uint64(8 * words)
+        found = _transposed(
+            _last(k[0], rest), _last(k[1], rest), _last(k[2], rest), _last(k[3], rest),
+            _last(k[4], rest), _last(k[5], rest), _last(k[6], rest), _last(k[7], rest),
+        )  # fmt: skip
+        p[words], q[words], r[words], s[words], t[words], u[words], v[words], w[words] = found
 
 
-@_compiled
+@compiled
 def add_bits(addresses, low, high, blocks, index, size, sums):  # type: ignore[no-untyped-def]
     """One bit per entry: 0 adds ``low[k, row]`` and 1 ``high[k, row]`` (int64 [updates, rows]).
 
@@ -123,7 +132,7 @@ def add_bits(addresses, low, high, blocks, index, size, sums):  # type: ignore[n
     groups = -(-updates // 8)
     tables = np.zeros((-(-groups // 4) * 4, 256), np.int64)
     eight = np.zeros(8, np.uint64)
-    words = np.zeros((tables.shape[0], BLOCK // 8 + 1), np.uint64)
+    planes = np.zeros((tables.shape[0], 8, BLOCK // 64 + 1), np.uint64)
     scratch = np.zeros(BLOCK, np.int64)
     row = -1
     for b in range(blocks.shape[0]):
@@ -134,26 +143,40 @@ def add_bits(addresses, low, high, blocks, index, size, sums):  # type: ignore[n
         skip = block[FIRST] & 7
         start, count = block[FIRST] >> 3, (skip + block[LENGTH] + 7) >> 3
         for group in range(groups):
-            _few(
-                addresses, 8 * group, block[SOURCE], eight
-            )  # the table does not look at the bits of repeated ones
-            _turn(eight, np.uint64(start), words[group, :count])
+            # The table does not look at the bits of updates that are repeated.
+            _few(addresses, 8 * group, block[SOURCE], eight)
+            _turn(eight + np.uint64(start), count, planes[group])
         out = _place(block, size, sums, scratch)
-        _look_up(tables, words.view(np.uint8), groups, skip, out)
+        for first in range(0, groups, 4):  # so many at a time: their sum stays in a register
+            _look_up_bits(tables[first : first + 4], planes[first : first + 4], skip, out)
         _spread(out, block, index, size, sums)
 
 
-@_compiled
-def _look_up(tables, codes, groups, skip, out):  # type: ignore[no-untyped-def]
-    """Add to ``out[i]`` what ``codes[g, skip + i]`` finds in ``tables[g]``, for each group g."""
-    for first in range(0, groups, 4):  # so many at a time: their sum stays in a register
+@compiled
+def _look_up_bits(tables, planes, skip, out):  # type: ignore[no-untyped-def]
+    """Add to ``out`` what the codes of four groups find in their tables; entry i is bit ``skip + i`` of the block."""
+    t0, t1, t2, t3 = tables[0], tables[1], tables[2], tables[3]
+    words = 0 if skip else out.shape[0] >> 6
+    low = np.uint64(255)
+    for j in range(words):
+        for bit in range(8):
+            a, b, c, d = planes[0, bit, j], planes[1, bit, j], planes[2, bit, j], planes[3, bit, j]
+            for byte in range(8):
+                out[64 * j + 8 * byte + bit] += (t0[a & low] + t1[b & low]) + (t2[c & low] + t3[d & low])
+                a, b, c, d = a >> np.uint64(8), b >> np.uint64(8), c >> np.uint64(8), d >> np.uint64(8)
+    codes = planes.view(np.uint8)
+    for i in range(64 * words, out.shape[0]):
+        bit, byte = (skip + i) & 7, (skip + i) >> 3
+        first = t0[codes[0, bit, byte]] + t1[codes[1, bit, byte]]
+        out[i] += first + (t2[codes[2, bit, byte]] + t3[codes[3, bit, byte]])
+
+
+@compiled
+def _look_up(tables, codes, groups, out):  # type: ignore[no-untyped-def]
+    """Add to ``out[i]`` what ``codes[g, i]`` finds in ``tables[g]``, for each group g."""
+    for first in range(0, groups, 4):
         t0, t1, t2, t3 = tables[first], tables[first + 1], tables[first + 2], tables[first + 3]
-        b0, b1, b2, b3 = (
-            codes[first, skip:],
-            codes[first + 1, skip:],
-            codes[first + 2, skip:],
-            codes[first + 3, skip:],
-        )
+        b0, b1, b2, b3 = codes[first], codes[first + 1], codes[first + 2], codes[first + 3]
         if first + 1 == groups:
             for i in range(out.shape[0]):
                 out[i] += t0[b0[i]]
@@ -162,7 +185,7 @@ def _look_up(tables, codes, groups, skip, out):  # type: ignore[no-untyped-def]
                 out[i] += (t0[b0[i]] + t1[b1[i]]) + (t2[b2[i]] + t3[b3[i]])
 
 
-@_compiled
+@compiled
 def add_codes(addresses, bits, values, blocks, index, size, sums):  # type: ignore[no-untyped-def]
     """``bits`` (2 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
     updates = addresses.shape[0]
@@ -176,14 +199,14 @@ def add_codes(addresses, bits, values, blocks, index, size, sums):  # type: igno
             row = block[ROW]
             tables[:updates] = values[:, row]
         for k in range(updates):
-            codes = _bytes_at(addresses[k, block[SOURCE]])
+            codes = bytes_at(addresses[k, block[SOURCE]])
             _unpack(codes, block[FIRST], bits, unpacked[k, : block[LENGTH]])
         out = _place(block, size, sums, scratch)
-        _look_up(tables, unpacked, updates, 0, out)
+        _look_up(tables, unpacked, updates, out)
         _spread(out, block, index, size, sums)
 
 
-@_compiled
+@compiled
 def _unpack(codes, first, bits, out):  # type: ignore[no-untyped-def]
     """The codes from bit ``first`` on."""
     if bits == 8:
@@ -200,12 +223,12 @@ def _unpack(codes, first, bits, out):  # type: ignore[no-untyped-def]
         out[i] = (word >> shift) & mask
 
 
-@_compiled
+@compiled
 def _fixed(value, factor):  # type: ignore[no-untyped-def]
     return np.int64(np.rint(np.float64(value) * factor))
 
 
-@_compiled
+@compiled
 def add_floats(addresses, factors, blocks, index, size, sums):  # type: ignore[no-untyped-def]
     """float32 entries: x adds rint(float64(x) * factors[k]). Four updates at a time share each visit to the sums."""
     scratch, four = np.zeros(BLOCK, np.int64), np.zeros(4, np.uint64)
@@ -220,17 +243,17 @@ def add_floats(addresses, factors, blocks, index, size, sums):  # type: ignore[n
         _spread(out, block, index, size, sums)
 
 
-@_compiled
+@compiled
 def _add_four_floats(addresses, factors, first, out):  # type: ignore[no-untyped-def]
     skipped = np.uint64(4 * first)
-    a, b = _floats_at(addresses[0] + skipped), _floats_at(addresses[1] + skipped)
-    c, d = _floats_at(addresses[2] + skipped), _floats_at(addresses[3] + skipped)
+    a, b = floats_at(addresses[0] + skipped), floats_at(addresses[1] + skipped)
+    c, d = floats_at(addresses[2] + skipped), floats_at(addresses[3] + skipped)
     s, t, u, v = factors[0], factors[1], factors[2], factors[3]
     for i in range(out.shape[0]):
         out[i] += (_fixed(a[i], s) + _fixed(b[i], t)) + (_fixed(c[i], u) + _fixed(d[i], v))
 
 
-@_compiled
+@compiled
 def add_halves(addresses, widened, factors, blocks, index, size, sums):  # type: ignore[no-untyped-def]
     """16 bits per entry, whose value is ``widened`` (float32 [65536]), added as floats are."""
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
@@ -238,7 +261,7 @@ def add_halves(addresses, widened, factors, blocks, index, size, sums):  # type:
         block = blocks[b]
         out = _place(block, size, sums, scratch)
         for k in range(addresses.shape[0]):
-            halves = _shorts_at(addresses[k, block[SOURCE]] + np.uint64(2 * block[FIRST]))
+            halves = shorts_at(addresses[k, block[SOURCE]] + np.uint64(2 * block[FIRST]))
             for i in range(out.shape[0]):
                 wide[i] = widened[halves[i]]
             factor = factors[k]
@@ -247,7 +270,7 @@ def add_halves(addresses, widened, factors, blocks, index, size, sums):  # type:
         _spread(out, block, index, size, sums)
 
 
-@_compiled
+@compiled
 def add_kept(addresses, source, starts, factors, blocks, index, size, sums):  # type: ignore[no-untyped-def]
     """A mask's bit per entry: where it is 1, the next value of array ``source`` is added as a float, else nothing.
 
@@ -259,8 +282,8 @@ def add_kept(addresses, source, starts, factors, blocks, index, size, sums):  # 
         first, stop = block[FIRST], block[FIRST] + block[LENGTH]
         out = _place(block, size, sums, scratch)
         for k in range(addresses.shape[0]):
-            mask = _bytes_at(addresses[k, block[SOURCE]])
-            values = _floats_at(addresses[k, source])
+            mask = bytes_at(addresses[k, block[SOURCE]])
+            values = floats_at(addresses[k, source])
             at = starts[k, b]
             for byte in range(first >> 3, (stop + 7) >> 3):
                 left = np.int64(mask[byte])
@@ -271,56 +294,12 @@ def add_kept(addresses, source, starts, factors, blocks, index, size, sums):  # 
         _spread(out, block, index, size, sums)
 
 
-@_compiled
-def _ones(byte):  # type: ignore[no-untyped-def]
-    """How many bits of a byte are set."""
-    byte = byte - ((byte >> 1) & 0x55)
-    byte = (byte & 0x33) + ((byte >> 2) & 0x33)
-    return (byte + (byte >> 4)) & 0x0F
-
-
-@_compiled
-def count_bits(address, firsts, lengths, counts):  # type: ignore[no-untyped-def]
-    """``counts[b]``: how many of the ``lengths[b]`` bits from bit ``firsts[b]`` on are set."""
-    for b in range(firsts.shape[0]):
-        first, stop = firsts[b], firsts[b] + lengths[b]
-        mask = _bytes_at(address)
-        found = 0
-        for byte in range(first >> 3, (stop + 7) >> 3):
-            found += np.int64(_ones(mask[byte]))
-        if first & 7 and stop > first:
-            found -= np.int64(_ones(mask[first >> 3] & ((1 << (first & 7)) - 1)))
-        if stop & 7 and stop > first:
-            found -= np.int64(_ones(mask[stop >> 3] >> (stop & 7)))
-        counts[b] = found
-
-
-@_compiled
-def within(address, count, limit):  # type: ignore[no-untyped-def]
-    """Whether ``count`` float32 lie in -limit..limit; NaN does not."""
-    values = _floats_at(address)
-    beyond = 0
-    for i in range(count):
-        beyond |= np.int64(not abs(values[i]) <= limit)
-    return beyond == 0
-
-
-@_compiled
-def halves_within(address, count, most):  # type: ignore[no-untyped-def]
-    """Whether the 15 bits below the sign of ``count`` patterns of 16 bits are all at most ``most``."""
-    halves = _shorts_at(address)
-    beyond = 0
-    for i in range(count):
-        beyond |= np.int64((halves[i] & 0x7FFF) > most)
-    return beyond == 0
-
-
-@_compiled
+@compiled
 def add_changed(addresses, factor, base, weight, blocks, index, size, sums, weights):  # type: ignore[no-untyped-def]
     """One update's float32 entries and its ``weight``, where they differ from ``base`` (float32, the flat model)."""
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        values = _floats_at(addresses[0, block[SOURCE]])
+        values = floats_at(addresses[0, block[SOURCE]])
         for i in range(block[LENGTH]):
             at = block[TARGET] + i
             if at >= size:
@@ -331,7 +310,7 @@ def add_changed(addresses, factor, base, weight, blocks, index, size, sums, weig
                 weights[at] += weight
 
 
-@_compiled
+@compiled
 def add_weight(weight, blocks, index, size, weights):  # type: ignore[no-untyped-def]
     """Add ``weight`` to every entry that the blocks cover."""
     for b in range(blocks.shape[0]):
@@ -342,18 +321,3 @@ def add_weight(weight, blocks, index, size, weights):  # type: ignore[no-untyped
         else:
             for i in range(count):
                 weights[index[at - size + i]] += weight
-
-
-@_compiled
-def mean(sums, weights, unit, old, change, new):  # type: ignore[no-untyped-def]
-    """``new``: sum / (weight * unit), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
-
-    ``weights`` has one number per entry, or a single one for all.
-    """
-    single = weights.shape[0] == 1
-    for i in range(sums.shape[0]):
-        weight = weights[0] if single else weights[i]
-        value = np.float64(sums[i]) / (np.float64(max(weight, 1)) * unit)
-        if change:
-            value += np.float64(old[i])
-        new[i] = value if weight > 0 else old[i]

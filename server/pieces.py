@@ -1,8 +1,8 @@
 """Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
 
-An update's tensors are cut into *blocks*: stretches of at most :data:`BLOCK` entries that lie one after the other in the
-update, share a scale, and go to neighbouring entries of the model or to positions listed in ``index``. Regions name no
-entry twice, so no two blocks write the same place and threads need no locks.
+An update's tensors are cut into *blocks*: stretches of at most :data:`server.kernels.BLOCK` entries that lie one after
+the other in the update, share a scale, and go to neighbouring entries of the model or to positions listed in ``index``.
+Regions name no entry twice, so no two blocks write the same place and threads need no locks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.codecs.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values, packed_bytes
+from edgefl.codecs.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
 from edgefl.submodels.submodel import Positions, Region, local_shape, pieces
+from edgefl.wire.bits import packed_bytes
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
+from server.kernels import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
-
-BLOCK = 4096
-"""Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
-
-FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
-"""Columns of a block: its first bit (codes, masks) or element (floats) in its array, entries, number of its array, row of
-its scale, and first entry in the model; ``layout.size + i`` stands for the positions from ``index[i]`` on."""
 
 _SHORT = 64  # where slices leave stretches shorter than this, on average, an index costs less than blocks
 
@@ -112,7 +108,13 @@ class Pieces:
 
 
 def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
-    """The pieces of updates that hold ``regions`` in this ``form``; KeyError for a tensor the model does not have."""
+    """The pieces of updates that hold ``regions`` in this ``form``.
+
+    KeyError for a tensor the model does not have, ConfigError for a code whose value is beyond what the form may hold.
+    """
+    for section in form.sections:
+        _check_codes(section.encoding, form)
+    regions = form.held(regions)
     shapes = {name: local_shape(name, regions[name], layout.shapes) for name in sorted(regions)}
     entries = {name: math.prod(shape) for name, shape in shapes.items()}
     cutter = _Cutter(layout, regions)
@@ -124,6 +126,26 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
         runs = [cutter.runs(name, 0, 1, source) for source, name in enumerate(sources)]
         works = (Work(Values(), _blocks(runs, 1, layout.size)),)
     return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
+
+
+def reach(codes: Codes, scale: float) -> float:
+    """The largest magnitude of a code's value; NaN or infinity if one is that."""
+    with np.errstate(over="ignore"):
+        return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
+
+
+def _check_codes(encoding: Encoding, form: Form) -> None:
+    """Values of a known scale are as large as they will be; those of one that travels are checked with each update."""
+    if not isinstance(encoding, Codes) or encoding.scale is None:
+        return
+    largest = reach(encoding, encoding.scale)
+    if not largest <= form.limit:
+        raise ConfigError(
+            f"codes of codec {form.codec!r} stand for up to {largest:.6g}, and an update may hold {form.limit:.0f}; "
+            "choose a smaller scale",
+            codec=form.codec,
+            largest=largest,
+        )
 
 
 def _works(
@@ -144,7 +166,7 @@ def _works(
         for name in section.names:
             first = 8 * used["codes"] if array == "codes" else used[array]
             runs.append(cutter.runs(name, first, step, source, section))
-            used[array] += packed_bytes(step, entries[name]) if array == "codes" else entries[name]
+            used[array] += packed_bytes(entries[name], step) if array == "codes" else entries[name]
         if isinstance(section.encoding, Sparse):
             used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
         used["scales"] += section.scales

@@ -23,6 +23,10 @@ Count = Literal["holders", "nonzero"]
 """Whom an entry is averaged over: all updates that hold it, or only those that changed it."""
 
 
+Encoding = Literal["float32", "float16", "int8"]
+"""How trained tensors travel to the devices."""
+
+
 Place = Callable[[Arrays, int], Placement]
 """A tier's share of the global weights in a round, counted from 1 (:meth:`edgefl.submodels.submodel.Submodel.place`)."""
 
@@ -39,6 +43,11 @@ class TierPlan:
     form: Form = DENSE
 
     @property
+    def published(self) -> str:
+        """The name of the first thing that it trains: a unit of the model, or its payload."""
+        return self.bundle.manifest.suffix[0]
+
+    @property
     def mask_bits(self) -> int:
         """Most bits that the masks of an update may unfold to."""
         manifest = self.bundle.manifest
@@ -49,7 +58,7 @@ class TierPlan:
 class DownlinkPlan:
     """How weights travel to the devices (:mod:`server.downlink`). ``compression`` is for every blob but manifests."""
 
-    encoding: Literal["float32", "float16", "int8"] = "float32"
+    encoding: Encoding = "float32"
     keyframe_every: int = 10
     compression: Compression = "zstd"
 

@@ -13,6 +13,8 @@ from typing import Protocol
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, split
 from edgefl.wire.compression import Compression, packed
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Round, encode
 from edgefl.wire.session import Delivery
 from edgefl.wire.tensors import Array, Arrays
@@ -29,15 +31,22 @@ class Publisher:
     """Keeps the live set of blobs and the announcement, here and at the broker.
 
     Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
+    None has more than ``blob_limit`` bytes, which devices refuse.
     """
 
     def __init__(
-        self, session: Publishes, topics: Topics, chunk_bytes: int, compression: Compression = "none"
+        self,
+        session: Publishes,
+        topics: Topics,
+        chunk_bytes: int,
+        compression: Compression = "none",
+        blob_limit: int = Limits().max_blob_bytes,
     ) -> None:
         self._session = session
         self._topics = topics
         self._chunk = chunk_bytes
         self._compression: Compression = compression
+        self._limit = blob_limit
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
@@ -53,7 +62,15 @@ class Publisher:
         """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice.
 
         It travels compressed where that pays, unless it is to be ``plain``: then the reference has the digest of ``data``.
+        ConfigError if it is larger than devices take.
         """
+        if len(data) > self._limit:
+            raise ConfigError(
+                f"a blob of {len(data)} bytes is to be published, and limits.max_blob_bytes is {self._limit}: devices would "
+                "refuse it; raise the limit on both sides, or cut the model into smaller units",
+                size=len(data),
+                limit=self._limit,
+            )
         return self.put(*packed(data, chunk or self._chunk, "none" if plain else self._compression))
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:

@@ -29,14 +29,15 @@ Kind = Literal["mean", "median", "trimmed_mean"]
 Floats = npt.NDArray[np.floating]
 Held = npt.NDArray[np.bool_]
 
-_BLOCK = 1 << 18
+BLOCK = 1 << 18
 """Values worked on at a time, so that scratch nearly stays in a processor's cache."""
 
 _WIDEST = 1 << 15
 """Entries worked on at a time."""
 
-_SCRATCH = _BLOCK * 3 * 8 + _WIDEST * 96
-"""Most bytes of scratch: three copies of a block's values as float64, and twelve numbers per entry."""
+_SCRATCH = BLOCK * (3 * 8 + 4 + 2) + _WIDEST * 96
+"""Most bytes of a thread's scratch: a block's values side by side and two marks of each, three copies of them as float64,
+and twelve numbers per entry."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Rule:
     """How the updates that hold an entry become one number.
 
     ``trim``, for the trimmed mean only: the share of the holders, in [0, 0.5), that is dropped at each end. To be safe
-    from f bad updates of n it must be at least f / n, and floor(trim * n) at least f wherever n devices hold an entry.
-    ConfigError for an unknown kind or a trim that cannot be.
+    from f bad updates of n it must be at least f / n, and floor(trim * n) at least f wherever n devices hold an entry
+    (:func:`unprotected`). ConfigError for an unknown kind or a trim that cannot be, which 0 is for the trimmed mean.
     """
 
     kind: Kind = "mean"
@@ -59,6 +60,11 @@ class Rule:
         if not 0.0 <= self.trim < 0.5:
             raise ConfigError(
                 f"trim is {self.trim}; choose a share of at least 0 and below 0.5", trim=self.trim
+            )
+        if self.kind == "trimmed_mean" and not self.trim:
+            raise ConfigError(
+                "the trimmed mean with trim 0 leaves out nothing; choose a share such as 0.34, or the rule mean",
+                trim=self.trim,
             )
         if self.trim and self.kind != "trimmed_mean":
             raise ConfigError(
@@ -93,7 +99,7 @@ def combine(values: Floats, held: Held, rule: Rule = MEAN) -> tuple[npt.NDArray[
         )
     updates, entries = values.shape
     result, anyone = np.zeros(entries, np.float64), np.zeros(entries, np.bool_)
-    width = min(_WIDEST, max(1, _BLOCK // max(1, updates)))
+    width = min(_WIDEST, max(1, BLOCK // max(1, updates)))
     for start in range(0, entries if updates else 0, width):
         part = slice(start, start + width)
         anyone[part] = held[:, part].any(axis=0)
@@ -108,14 +114,17 @@ def _combine(values: Floats, held: Held, rule: Rule) -> npt.NDArray[np.float64]:
     ordered = np.sort(np.ascontiguousarray(rows.T), axis=1)
     # Where nobody holds an entry, it has one holder of infinity, which the caller drops.
     holders = np.maximum(held.sum(axis=0), 1)
-    dropped = (holders - 1) // 2 if rule.kind == "median" else _dropped(holders, rule.trim)
+    dropped = _left_out(holders, rule)
     return _mean_between(ordered, dropped, holders - dropped)
 
 
-def _dropped(holders: npt.NDArray[np.int64], trim: float) -> npt.NDArray[np.int64]:
-    """floor(trim * h): what each end loses. 0.29 times 100 is a hair below 29, which must still drop 29."""
-    share: npt.NDArray[np.int64] = np.floor(trim * holders + 1e-9).astype(np.int64)
-    return np.minimum(share, (holders - 1) // 2)
+def _left_out(holders: npt.NDArray[np.int64], rule: Rule) -> npt.NDArray[np.int64]:
+    """What each end loses. 0.29 times 100 is a hair below 29, which must still drop 29."""
+    all_but_the_middle = (holders - 1) // 2
+    if rule.kind == "median":
+        return all_but_the_middle
+    share: npt.NDArray[np.int64] = np.floor(rule.trim * holders + 1e-9).astype(np.int64)
+    return np.minimum(share, all_but_the_middle)
 
 
 def _mean_between(
@@ -134,10 +143,16 @@ def _mean_between(
     return np.clip(total / (stop - first), lowest, highest)
 
 
-def buffered_bytes(updates: int, entries: int) -> int:
-    """Most bytes that a buffered rule takes for so many updates of a model of so many entries: every update's float32
-    values and marks of what it holds, the result, and the scratch of one block."""
-    return updates * entries * (4 + 1) + entries * (8 + 1) + _SCRATCH
+def unprotected(rule: Rule, holders: int) -> bool:
+    """Whether a single bad one of so many ``holders`` of an entry can move the result as far as it likes, although
+    ``rule`` is one of those that are meant to prevent that: because the rule leaves out nothing at all."""
+    return rule.buffered and holders > 0 and not _left_out(np.array(holders), rule)
+
+
+def buffered_bytes(updates: int, entries: int, threads: int = 1) -> int:
+    """Most bytes that a buffered rule takes for so many updates of a model of so many entries: every update as float32,
+    the latest one a second time while it is added, the new model, and the scratch of each thread."""
+    return (updates + 2) * entries * 4 + threads * _SCRATCH
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -223,8 +238,8 @@ def _parts(
 def _square(entries: Array, old: Array | None = None) -> float:
     """Sum of (entries - old)^2 in float64, block by block."""
     total = 0.0
-    for start in range(0, entries.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for start in range(0, entries.size, BLOCK):
+        part = slice(start, start + BLOCK)
         moved = entries[part].astype(np.float64)
         if old is not None:
             moved -= old[part]

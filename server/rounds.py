@@ -20,10 +20,11 @@ from edgefl.wire.signatures import Signer
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
 from server import coordinator
+from server.accumulator import Accumulator
 from server.aggregator import Aggregator, Clip, layout_of
 from server.checkpoints import Checkpoints
 from server.coordinator import Assignment, OpenRound, State
-from server.downlink import Downlink, Part
+from server.downlink import Downlink, Part, check_counting
 from server.journal import Journal, Run
 from server.plan import Plan
 from server.publisher import Publisher, of_units, unit_blobs, version_of
@@ -57,16 +58,25 @@ class Rounds:
         self._clock = clock
         self._topics = Topics(plan.federation)
         self._egress_before = 0
-        self.publisher = Publisher(session, self._topics, plan.limits.chunk_bytes, plan.downlink.compression)
-        self._downlink = Downlink(
-            plan.downlink, self.publisher, Shelf(checkpoints.model.parent), plan.limits.max_blob_bytes
+        limits, downlink = plan.limits, plan.downlink
+        self.publisher = Publisher(
+            session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes
         )
         self.aggregator: Aggregator | None = None
+        self._sums: Accumulator | None = None
+        forms = {name: tier.form for name, tier in plan.tiers.items()}
+        own = [name for name, tier in plan.tiers.items() if tier.published not in plan.units]
+        check_counting(plan.count, downlink.encoding, forms, own)
         known = journal.latest_run()
         self.resumed = known is not None
-        self._start = known or self._begin()
+        self._start = known or Run(uuid.uuid4().hex[:16], plan.digest, 1)
         self._check_configuration(self._start)
-        self._check_counting()
+        self._downlink = Downlink(
+            downlink,
+            self.publisher,
+            Shelf(checkpoints.model.parent, self._start.run),
+            limits.max_blob_bytes,
+        )
         self.rules = replace(plan.rules, run=self._start.run)
         self._bundles = self._offer_bundles()
         sign = signer.sign if signer else None
@@ -75,15 +85,18 @@ class Rounds:
         self.weights: Arrays = {}
         self.placements: Mapping[str, Placement] = {}
         self.model_version = ""
-        self._use_checkpoint(self._start.number - 1, self._downlink.resume)
+        if self.resumed:
+            self._use_checkpoint(self._start.number - 1, self._downlink.resume)
+        else:
+            self._begin()
 
     # -- beginning and resuming ------------------------------------------------------------------------------
 
-    def _begin(self) -> Run:
+    def _begin(self) -> None:
+        """Journal the run once it has all it needs: what cannot be published must not be taken up by the next start."""
         self._checkpoints.save(0, self._plan.initial)
-        run = Run(uuid.uuid4().hex[:16], self._plan.digest, 1)
-        self._journal.begin_run(run)
-        return run
+        self._use_checkpoint(0, self._downlink.publish)
+        self._journal.begin_run(self._start)
 
     def _check_configuration(self, run: Run) -> None:
         if run.digest != self._plan.digest:
@@ -91,18 +104,6 @@ class Rounds:
                 f"the journal holds run {run.run} of federation {self._plan.federation!r} under another "
                 "configuration; restore that configuration or choose another output folder",
                 run=run.run,
-            )
-
-    def _check_counting(self) -> None:
-        """Whoever compares what came back with the server's weights must have sent out these and no others."""
-        rounded = self._plan.downlink.encoding != "float32"
-        dense = any(not tier.form.change for tier in self._plan.tiers.values())
-        if rounded and dense and self._plan.count == "nonzero":
-            raise ConfigError(
-                f"round.count 'nonzero' finds out what a device changed by comparing its weights with the server's, and "
-                f"downlink.encoding {self._plan.downlink.encoding!r} gives it rounded ones: choose 'float32', "
-                "round.count 'holders', or a codec that sends changes",
-                encoding=self._plan.downlink.encoding,
             )
 
     def initial_state(self) -> State:
@@ -139,13 +140,13 @@ class Rounds:
             refs[tier] = self.publisher.offer(manifests.encode(manifest), plain=True)
         return refs
 
-    def _use_checkpoint(self, number: int, publish: Callable[[int, Mapping[str, Part]], None]) -> None:
+    def _use_checkpoint(self, number: int, publish: Callable[[int, str, Mapping[str, Part]], None]) -> None:
         """Make the checkpoint of round ``number`` the current weights, and ``publish`` what the tiers get of them."""
         self.weights = self._checkpoints.load(number)
         self.model_version = version_of(unit_blobs(self.weights, self._plan.units))
         tiers = self._plan.tiers
         self.placements = {tier: plan.place(self.weights, number + 1) for tier, plan in tiers.items()}
-        publish(number, self._parts())
+        publish(number, self.model_version, self._parts())
 
     def _parts(self) -> dict[str, Part]:
         """Everything that a tier reads, by the name under which it is published."""
@@ -154,7 +155,7 @@ class Rounds:
         for tier, placement in self.placements.items():
             manifest = self._plan.tiers[tier].bundle.manifest
             if placement.payload:
-                parts[manifest.suffix[0]] = Part.of_payload(placement, self._plan.trained)
+                parts[self._plan.tiers[tier].published] = Part.of_payload(placement, self._plan.trained)
             else:
                 fetched = (*manifest.suffix, *(unit for chunk in manifest.prefix for unit in chunk.units))
                 parts |= {unit: Part(units[unit], self._plan.trained) for unit in fetched if unit in units}
@@ -163,12 +164,14 @@ class Rounds:
     @property
     def _published(self) -> _Units:
         """Every blob of the current weights."""
-        patches = self._downlink.patches
-        later = {f"{name}+{at}": ref for name, refs in patches.items() for at, ref in enumerate(refs, 1)}
-        return self._downlink.units | later
+        lines = self._downlink.lines
+        several = {f"{name}+{at}": ref for name, refs in lines.items() for at, ref in enumerate(refs)}
+        return self._downlink.units | several
 
     def _new_aggregator(self, opened: OpenRound) -> Aggregator:
         plan, weights = self._plan.aggregate, self.weights
+        nonzero = self._plan.count == "nonzero"
+        given = self._downlink.given(weights, self._parts()) if nonzero or plan.clip_norm else {}
         # Moving statistics are not trained: they say nothing about how far an update goes.
         untrained = frozenset(weights) - self._plan.trained
         return Aggregator(
@@ -176,9 +179,10 @@ class Rounds:
             weight_limit=opened.weight_limit,
             device=self._device,
             threads=plan.threads,
-            base=weights if self._plan.count == "nonzero" else None,
+            base=given if nonzero else None,
             rule=plan.rule,
-            clip=Clip(plan.clip_norm, weights, untrained) if plan.clip_norm else None,
+            sums=self._sums,
+            clip=Clip(plan.clip_norm, given, untrained) if plan.clip_norm else None,
         )
 
     # -- rounds ----------------------------------------------------------------------------------------------
@@ -223,6 +227,7 @@ class Rounds:
         }
         self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=told)
         self._checkpoints.prune(ended.number, keep)
+        self._sums = self.aggregator.released() if self.aggregator is not None else None
         self.aggregator = None
         return self.model_version
 
@@ -238,7 +243,7 @@ class Rounds:
             bundles=self._bundles,
             signatures=self._signatures,
             units=self._downlink.units,
-            patches=self._downlink.patches,
+            lines=self._downlink.lines,
             hyper=self._plan.hyper_at(max(1, number)),
             deadline=current.deadline if current else 0.0,
         )

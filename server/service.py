@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from server.coordinator import Abandon, Actions, Close, Finish, Open, OpenRound,
 from server.intake import Intake
 from server.journal import Journal
 from server.plan import Plan
+from server.robust import unprotected
 from server.rounds import Rounds
 from server.scoring import Scored, Scorer
 
@@ -87,6 +89,7 @@ class Service:
         )
         self._down_since: float | None = clock()
         self._waiting_said: tuple[int, int] | None = None
+        self._unprotected_said: set[tuple[str, int]] = set()
         self._stopped = False
         self._state = self._rounds.initial_state()
         if self._state.round is not None and self._rounds.aggregator is not None:
@@ -345,6 +348,13 @@ class Service:
                 deadline=opened.deadline,
             )
         )
+        holders = Counter(assignment.tier for assignment in opened.assignments.values())
+        rule = self._plan.aggregate.rule
+        for tier, count in sorted(holders.items()):
+            if unprotected(rule, count) and (tier, count) not in self._unprotected_said:
+                self._unprotected_said.add((tier, count))
+                text = f"the rule {rule.kind} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim"
+                self._emit(events.Warned(tier=tier, text=text))
 
     def _say_waiting(self) -> None:
         if self._state.phase != "waiting":

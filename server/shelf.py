@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,29 +18,37 @@ Lines = dict[str, tuple[BlobRef, ...]]
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What leads to one published model: per name a whole blob and the patches since, and the blobs new in this record.
 
-    ``oldest`` is the number of the oldest record that holds any of the others.
+    A name's whole blob is in the record that began its line, also if it was published before. ``oldest`` is the number
+    of the oldest record that holds any of the others. ``model`` is the version of the model it was made from.
     """
 
+    run: str
+    model: str
     oldest: int
     lines: Lines
     blobs: Blobs
 
 
 class Shelf:
-    """``published/round-0007.msgpack`` below ``folder``: a record per published model, 0 for the initial one."""
+    """``published/round-0007.msgpack`` below ``folder``: a record per published model of ``run``, 0 for the initial one.
 
-    def __init__(self, folder: Path) -> None:
+    Those of another run, which an earlier server left in the folder, are as good as none.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
         self._folder = folder / "published"
+        self.run = run
 
     def save(self, number: int, record: Record) -> None:
         """Keep a record, whole or not at all, on disk before this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._path(number), msgspec.msgpack.encode(record))
 
-    def load(self, number: int) -> tuple[Record, Blobs] | None:
-        """The record and all blobs that its lines name, as they travelled; None if any is missing or damaged."""
+    def load(self, number: int, model: str) -> tuple[Record, Blobs] | None:
+        """The record and all blobs that its lines name, as they travelled; None if any is missing or damaged, or if it
+        was made from another model."""
         record = self._read(number)
-        if record is None:
+        if record is None or record.model != model:
             return None
         blobs = dict(record.blobs)
         for earlier in range(record.oldest, number):
@@ -51,11 +58,11 @@ class Shelf:
         whole = all(hashlib.sha256(blobs.get(name, b"")).hexdigest() == name for name in wanted)
         return (record, {name: blobs[name] for name in wanted}) if whole else None
 
-    def prune(self, oldest: int) -> None:
-        """Delete the records before number ``oldest``."""
+    def prune(self, oldest: int, newest: int) -> None:
+        """Delete all records but those of the numbers ``oldest`` to ``newest``."""
         for path in self._folder.glob("round-*.msgpack"):
             number = path.stem.removeprefix("round-")
-            if number.isdigit() and int(number) < oldest:
+            if number.isdigit() and not oldest <= int(number) <= newest:
                 path.unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
@@ -63,14 +70,7 @@ class Shelf:
 
     def _read(self, number: int) -> Record | None:
         try:
-            return msgspec.msgpack.decode(self._path(number).read_bytes(), type=Record)
+            record = msgspec.msgpack.decode(self._path(number).read_bytes(), type=Record)
         except (OSError, *MALFORMED):
             return None
-
-
-def new_blobs(
-    lines: Mapping[str, tuple[BlobRef, ...]], before: Mapping[str, tuple[BlobRef, ...]]
-) -> set[str]:
-    """Digests of the blobs that ``lines`` name and ``before`` does not."""
-    known = {ref.sha256 for line in before.values() for ref in line}
-    return {ref.sha256 for line in lines.values() for ref in line} - known
+        return record if record.run == self.run else None

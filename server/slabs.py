@@ -22,7 +22,8 @@ import torch
 
 from edgefl.codecs.form import Codes, Sparse, Values
 from server.accumulator import Checked, code_values
-from server.pieces import FIRST, LENGTH, ROW, SOURCE, TARGET, Pieces, Work
+from server.kernels import FIRST, LENGTH, ROW, SOURCE, TARGET
+from server.pieces import Pieces, Work
 
 SLAB = 1 << 20
 """Entries decoded at a time, and at most a block more, each with about 100 bytes of scratch."""

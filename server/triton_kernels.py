@@ -30,7 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
-from server.pieces import BLOCK, Integers
+from server.kernels import BLOCK
+from server.pieces import Integers
 
 GROUP = 4
 """Clients that look up together."""

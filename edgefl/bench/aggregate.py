@@ -44,12 +44,12 @@ _INSTALL = (
 class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over all blocks, and minima of times. Flower's columns are null where it did not run (``flower_error``).
 
-    ``updates_per_s`` is ``clients / seconds``; ``seconds`` is from the arrays of all updates to the finished new weights:
-    check, add and result. ``ratio`` is to ``flower_updates_per_s``. ``accumulate_s`` is only what adds the updates into
-    the sums, in ``batches``, ``accumulate_ratio`` that rate beside Flower's. ``copy_fraction`` is ``counted_bytes`` per
-    ``accumulate_s``, in units of ``copy_bytes_per_s`` (the best copy of the run, on as many threads): ``counted_bytes`` is
-    every byte of every update once, and the sums read and written once per batch; a copied byte counts twice, too.
-    ``difference`` is the largest between an entry of our new weights and of Flower's.
+    ``updates_per_s`` is ``clients / seconds``, and ``seconds`` what it takes to add the updates as they travelled into the
+    sums, in ``batches``; ``ratio`` is to ``flower_updates_per_s``, of Flower's whole average. ``round_s`` is all of a
+    round: every update checked, added, and the finished new weights made; ``round_ratio`` is Flower's time beside that.
+    ``copy_fraction`` is ``counted_bytes`` per ``seconds`` in units of ``copy_bytes_per_s`` (the best copy of the run, on
+    as many threads): ``counted_bytes`` is every byte of every update once, and the sums read and written once per batch;
+    a copied byte counts twice, too. ``difference`` is the largest between an entry of our new weights and of Flower's.
     """
 
     codec: str
@@ -60,12 +60,12 @@ class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
     flower_updates_per_s: float | None
     ratio: float | None
     copy_fraction: float
-    accumulate_updates_per_s: float
-    accumulate_ratio: float | None
+    round_updates_per_s: float
+    round_ratio: float | None
     seconds: float
     seconds_min: float
-    accumulate_s: float
-    accumulate_s_min: float
+    round_s: float
+    round_s_min: float
     flower_s: float | None
     flower_s_min: float | None
     difference: float | None
@@ -139,7 +139,7 @@ def _row(
     difference: float | None,
     problem: str | None,
 ) -> AggregateRow:
-    seconds, accumulate_s = statistics.median(ours.seconds), statistics.median(ours.accumulate_s)
+    seconds, round_s = statistics.median(ours.seconds), statistics.median(ours.round_s)
     flower_s = statistics.median(flower_ms) / 1e3 if flower_ms else None
     return AggregateRow(
         codec=ours.model.codec,
@@ -149,13 +149,13 @@ def _row(
         updates_per_s=round(settings.clients / seconds, 2),
         flower_updates_per_s=round(settings.clients / flower_s, 2) if flower_s else None,
         ratio=round(flower_s / seconds, 3) if flower_s else None,
-        copy_fraction=round(ours.counted_bytes / accumulate_s / max(ours.copies), 4),
-        accumulate_updates_per_s=round(settings.clients / accumulate_s, 2),
-        accumulate_ratio=round(flower_s / accumulate_s, 3) if flower_s else None,
+        copy_fraction=round(ours.counted_bytes / seconds / max(ours.copies), 4),
+        round_updates_per_s=round(settings.clients / round_s, 2),
+        round_ratio=round(flower_s / round_s, 3) if flower_s else None,
         seconds=round(seconds, 6),
         seconds_min=round(min(ours.seconds), 6),
-        accumulate_s=round(accumulate_s, 6),
-        accumulate_s_min=round(min(ours.accumulate_s), 6),
+        round_s=round(round_s, 6),
+        round_s_min=round(min(ours.round_s), 6),
         flower_s=round(flower_s, 6) if flower_s else None,
         flower_s_min=round(min(flower_ms) / 1e3, 6) if flower_ms else None,
         difference=difference,

@@ -36,8 +36,8 @@ class Ours:
         self.updates = [model.random_update(client) for client in range(clients)]
         self.update_bytes = sum(array.nbytes for array in self.updates[0].values())
         self._device = device
+        self.round_s: list[float] = []
         self.seconds: list[float] = []
-        self.accumulate_s: list[float] = []
         self.copies: list[float] = []
         self.batches = 0
         self.aggregated()  # compiles what is not compiled yet
@@ -53,8 +53,8 @@ class Ours:
         for _ in range(times):
             start = time.perf_counter()
             self.aggregated()
-            self.seconds.append(time.perf_counter() - start)
-            self.accumulate_s.append(self._accumulate())
+            self.round_s.append(time.perf_counter() - start)
+            self.seconds.append(self._accumulate())
             self.copies.append(self._copy.bytes_per_s())
 
     def aggregated(self) -> Arrays:
@@ -62,7 +62,9 @@ class Ours:
         aggregator = self._aggregator()
         for update, examples in zip(self.updates, self.examples, strict=True):
             aggregator.add(aggregator.check(update, self.model.regions, self.model.form), examples)
-        return aggregator.result(self.model.weights)
+        result = aggregator.result(self.model.weights)
+        aggregator.released()
+        return result
 
     def decoded(self, update: Arrays) -> npt.NDArray[np.float32]:
         """An update as float32 in the order of the layout."""
@@ -80,7 +82,14 @@ class Ours:
 
     def _aggregator(self) -> Aggregator:
         limit = sum(self.examples)
-        return Aggregator(self.layout, weight_limit=limit, device=self._device, threads=self.threads)
+        return Aggregator(
+            self.layout, weight_limit=limit, device=self._device, threads=self.threads, sums=self._sums
+        )
+
+    @cached_property
+    def _sums(self) -> Accumulator:
+        """Those of all rounds, as a server has them."""
+        return accumulator(self.layout.size, self._device, self.threads)
 
     @cached_property
     def _copy(self) -> CpuCopy | CudaCopy:
@@ -93,7 +102,8 @@ class Ours:
 
     def _accumulate(self) -> float:
         """Seconds that the sums take alone, in the batches that the aggregator makes."""
-        sums = _Timed(accumulator(self.layout.size, self._device, self.threads), self._device)
+        self._sums.reset()
+        sums = _Timed(self._sums, self._device)
         unit = 2.0 ** self._aggregator().fraction_bits
         average = OverHolders(self.layout, sums, unit)
         for update, examples in zip(self._checked, self.examples, strict=True):
@@ -107,7 +117,7 @@ class _Timed:
     """An accumulator that is watched."""
 
     def __init__(self, sums: Accumulator, device: str) -> None:
-        self.packed = sums.packed
+        self.size = sums.size
         self.seconds = 0.0
         self.batches = 0
         self._sums = sums
@@ -123,3 +133,6 @@ class _Timed:
 
     def sums(self) -> Integers:
         return self._sums.sums()
+
+    def reset(self) -> None:
+        self._sums.reset()

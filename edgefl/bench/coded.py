@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.codecs.form import Codes, Form, Section, Sparse, Values, packed_bytes
+from edgefl.codecs.form import Codes, Form, Section, Sparse, Values
 from edgefl.config import parse
 from edgefl.lab.codec import parse_codec
 from edgefl.models import zoo
@@ -17,6 +17,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Program
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.submodel import Region, local_shape
+from edgefl.wire.bits import packed_bytes
 from edgefl.wire.tensors import Array, Arrays
 from server.compose import program_of
 
@@ -111,7 +112,7 @@ def _floats(count: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
 
 def _codes(bits: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     """Random bytes; the bits beyond the last code are 0."""
-    codes = rng.integers(0, 256, packed_bytes(bits, count), np.uint8)
+    codes = rng.integers(0, 256, packed_bytes(count, bits), np.uint8)
     if bits * count % 8:
         codes[-1] &= (1 << bits * count % 8) - 1
     return codes

@@ -26,9 +26,9 @@ _PARAMETERS = 10**9
 _AGGREGATE = """
 Updates per second of the server's aggregator, beside Flower's weighted average of the same updates as float32.
 
-Both begin with arrays in memory and end with the finished new weights, by turns: ours in packed form (check, add and
-result, each a part of updates_per_s), Flower's decoded before its clock starts. ratio is between these two.
-accumulate_updates_per_s counts only what adds the packed updates into the sums; accumulate_ratio is that beside Flower.
+Both begin with arrays in memory, by turns: ours as they travelled, Flower's decoded before its clock starts.
+updates_per_s counts what adds the updates into the sums, ratio is that beside Flower's whole average. A whole round of
+ours, in which each update is checked, added, and the finished new weights are made, is round_updates_per_s and round_ratio.
 
 copy_fraction: bytes that accumulating has to move, per second, as a share of what a plain copy moves on as many threads
 in the same run. They are each byte of each update once, and the int64 sums read and written once per batch; a copy of n
@@ -208,8 +208,8 @@ def _report(
 def _aggregated(row: AggregateRow) -> str:
     flower = "-" if row.flower_updates_per_s is None else f"{row.flower_updates_per_s:g}"
     return (
-        f"{row.codec}: {row.updates_per_s:g} updates/s, Flower {flower}; the sums alone "
-        f"{row.accumulate_updates_per_s:g} updates/s, {row.copy_fraction:.0%} of a copy"
+        f"{row.codec}: {row.updates_per_s:g} updates/s, {row.copy_fraction:.0%} of a copy, Flower {flower}; a whole round "
+        f"{row.round_updates_per_s:g} updates/s"
     )
 
 
@@ -220,8 +220,8 @@ def _aggregate_columns(row: AggregateRow) -> dict[str, Any]:
         "updates/s": row.updates_per_s,
         "Flower": row.flower_updates_per_s,
         "ratio": row.ratio,
-        "sums alone": row.accumulate_updates_per_s,
-        "ratio of it": row.accumulate_ratio,
+        "whole round": row.round_updates_per_s,
+        "its ratio": row.round_ratio,
         "of a copy": f"{row.copy_fraction:.0%}",
     }
 

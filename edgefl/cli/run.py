@@ -75,7 +75,7 @@ def run(
     from edgefl.config import load
     from edgefl.lab.codec import parse_codec
     from edgefl.lab.data import open_data, partition
-    from edgefl.lab.demo import demo_defaults
+    from edgefl.lab.demo import with_demo_defaults
     from edgefl.lab.lab import Lab, completed, discard
     from edgefl.lab.tiers import parse_tiers
 
@@ -91,11 +91,10 @@ def run(
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
-    base = {} if config else demo_defaults(chosen)
-    federation = load(config, base | chosen)
+    told = chosen if config else with_demo_defaults(chosen)
+    federation = load(config, told)
     if tiers is not None:
-        chosen["tiers"] = parse_tiers(tiers, federation.model.name)
-        federation = load(config, base | chosen)
+        federation = load(config, told | {"tiers": parse_tiers(tiers, federation.model.name)})
     federation = completed(federation)
     out = out.resolve()
     if fresh:

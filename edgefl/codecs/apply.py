@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.codec import Codec
-from edgefl.codecs.coder import Change, Coder
-from edgefl.codecs.form import Codes, Form, Values
+from edgefl.codecs.coder import Change, Coded, Coder, flat, parted
+from edgefl.codecs.form import Codes, Form, Sparse
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
 from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed, select
 from edgefl.programs.objective import Objective
@@ -20,7 +20,10 @@ from edgefl.wire.errors import ConfigError
 
 
 def applied(codec: Codec, program: Program, objective: Objective) -> Program:
-    """``program`` with the update of ``codec``. ConfigError where the two, or the submodel, do not go together."""
+    """``program`` with the update of ``codec``. ConfigError where the two do not go together.
+
+    A codec with feedback keeps a residual per entry, so ``objective`` must hold the same entries in each round.
+    """
     if codec.trained is None:
         return program
     if program.form.sections:
@@ -30,6 +33,11 @@ def applied(codec: Codec, program: Program, objective: Objective) -> Program:
             codec=codec.name,
         )
     coding = _Coding(codec, objective)
+    if not coding.parts.coded:
+        raise ConfigError(
+            f"codec {codec.name!r} has no tensor to code here, since biases and norms are left out; set binarize_1d",
+            codec=codec.name,
+        )
     finish = Function("finish", coding.finish, coding.ports)
     return replace(program, finish=finish, form=coding.form, masks=coding.masks)
 
@@ -39,23 +47,15 @@ class _Coding:
     codec: Codec
     objective: Objective
 
-    def __post_init__(self) -> None:
-        if self.codec.feedback and isinstance(self.codec.trained, Values):
-            raise ConfigError(
-                f"codec {self.codec.name!r} loses next to nothing, which needs no feedback; leave it out",
-                codec=self.codec.name,
-            )
-        if self.codec.feedback and set(self.objective.carrier.update) != set(self.objective.weights):
-            raise ConfigError(
-                f"codec {self.codec.name!r} keeps a residual per entry on the device, and this submodel holds other "
-                "entries in each round; choose a codec without feedback or another kind of submodel",
-                codec=self.codec.name,
-            )
-
     @cached_property
     def parts(self) -> Parts:
         codec = self.codec
-        return Parts.of(self.objective, binarize_1d=codec.binarize_1d, kernels_only=codec.kernels_only)
+        return Parts.of(
+            self.objective,
+            binarize_1d=codec.binarize_1d,
+            kernels_only=codec.kernels_only,
+            change=codec.change,
+        )
 
     @property
     def coder(self) -> Coder | None:
@@ -91,51 +91,70 @@ class _Coding:
         return ports
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """``update.*`` in :attr:`form`, and what coding lost of each change, for the next round."""
+        """``update.*`` in :attr:`form`, what coding lost of each change, for the next round, and metrics of the coding."""
+        carrier, parts = self.objective.carrier, self.parts
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
-        base = self.objective.carrier.unpack(select(tensors, "weights"))[0]
+        base = carrier.unpack(select(tensors, "weights"))[0]
         values = {name: left[name] - base[name] for name in left} if self.codec.change else left
-        if self.codec.feedback:
-            values = values | {
-                name: values[name] + tensors[f"carry.residual.{name}"] for name in self.parts.coded
-            }
-        coded, scales = self._codes(values, base, self.objective.carrier.held(gates), tensors)
-        names = self.parts.statistics
-        statistics, others = statistics_codes(names, values, base, self.statistics)
-        packed = self.objective.carrier.pack(values | coded | statistics, gates)
-        told = [scales, *([[]] if self.parts.plain else []), *([others] if names else [])]
-        update = prefixed("update", arrays(self.form, packed, told))
-        return update | (
-            prefixed("carry.residual", self._lost(values, coded, scales)) if self.codec.feedback else {}
-        )
+        kept = self._kept(tensors) if self.codec.feedback else None
+        change = self._change(values, base, carrier.held(gates), tensors, kept)
+        like = {name: values[name] for name in parts.coded}
+        values = values | parted(change.value, like)
 
-    def _codes(
-        self, values: Tensors, base: Tensors, held: Tensors, tensors: Tensors
-    ) -> tuple[Tensors, list[Tensor]]:
-        if self.coder is None:
-            return {}, []
-        codes, scales = {}, []
-        for name in self.parts.coded:
-            uniform = tensors.get(f"noise.{name}")
-            one = self.coder.code(Change(values[name], base[name], held.get(name), uniform))
-            codes[name] = one.codes
-            if one.scale is not None:
-                scales.append(one.scale)
-        return codes, scales
+        coded = None if self.coder is None else self.coder.code(change)
+        codes = {} if coded is None else parted(coded.codes, like)
+        scales = [] if coded is None or coded.scale is None else [coded.scale]
+        statistics, others = statistics_codes(parts.statistics, values, base, self.statistics)
+        packed = carrier.pack(values | codes | statistics, gates)
+        found = prefixed("update", arrays(self.form, packed, [*scales, *others]))
 
-    def _lost(self, values: Tensors, codes: Tensors, scales: list[Tensor]) -> Tensors:
-        """u - mhat: what the server does not hear of."""
+        total = flat(values[name] for name in (*parts.coded, *parts.plain, *parts.statistics)).sum()
+        if kept is not None:
+            lost = change.value - self._told(change, coded)
+            # The server refuses what is not finite: nothing has been told then, and no later round may begin with it.
+            residual = torch.where(_finite(total), lost, kept)
+            found |= prefixed("carry.residual", parted(residual, like))
+        return found | self._metrics(change, total)
+
+    def _kept(self, tensors: Tensors) -> Tensor:
+        """The residuals, flat, without what is not finite."""
+        kept = flat(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
+        return torch.where(_finite(kept), kept, 0.0)
+
+    def _change(
+        self, values: Tensors, base: Tensors, held: Tensors, tensors: Tensors, kept: Tensor | None
+    ) -> Change:
+        uniform = None
+        if self.coder is not None and self.coder.random:
+            uniform = select(tensors, "noise")
+        change = Change.of(self.parts.coded, values, base, held, uniform)
+        return change if kept is None else replace(change, value=change.value + kept)
+
+    def _told(self, change: Change, coded: Coded | None) -> Tensor:
+        """mhat, what the server hears of the change, flat."""
         encoding = self.form.sections[0].encoding
-        lost = {}
-        for number, name in enumerate(self.parts.coded):
-            value = values[name]
-            if isinstance(encoding, Codes):
-                levels = torch.tensor(encoding.levels)
-                told = levels.index_select(0, codes[name].reshape(-1).to(torch.int64)).reshape(value.shape)
-                scale = scales[number] if encoding.scale is None else encoding.scale
-                lost[name] = value - scale * told
-            else:
-                flat = value.reshape(-1)
-                kept = largest(flat, encoding.kept(flat.numel()))  # type: ignore[union-attr]
-                lost[name] = flat.scatter(0, kept, torch.zeros(kept.shape)).reshape(value.shape)
-        return lost
+        if coded is not None:
+            assert isinstance(encoding, Codes)
+            scale = encoding.scale if coded.scale is None else change.spread(coded.scale)
+            assert scale is not None
+            return coded.levels * scale
+        assert isinstance(encoding, Sparse)
+        return flat(_largest_only(part, encoding) for part in change.value.split(change.sizes))
+
+    def _metrics(self, change: Change, total: Tensor) -> Tensors:
+        """``zeros``: entries that one bit cannot say, since they did not change (fedbat.md 8.7). ``finite``: 1, or NaN where
+        the update is not finite and has no scale that would show it."""
+        encoding = self.form.sections[0].encoding
+        if not isinstance(encoding, Codes):
+            return {}
+        metrics = {} if 0.0 in encoding.levels else {"metric.zeros": change.zeros()}
+        return metrics if encoding.scale is None else metrics | {"metric.finite": 1.0 + 0.0 * total}
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.abs() <= torch.finfo(torch.float32).max  # false for NaN too
+
+
+def _largest_only(part: Tensor, sparse: Sparse) -> Tensor:
+    kept = largest(part, sparse.kept(part.numel()))
+    return torch.zeros(part.shape).scatter(0, kept, part.index_select(0, kept))

@@ -22,6 +22,9 @@ EPS = 1e-8
 """The least alpha' (8.6)."""
 LIMIT = 20.0
 """Of |rho * alpha_e|, so that its exponential stays finite (8.20)."""
+RUNAWAY = 10.0
+"""A mean over the steps of ``alpha_growth`` that says that step sizes ran away; where they did not it is below 5."""
+_NEAR = 1e-4
 
 
 def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
@@ -85,10 +88,11 @@ class Groups:
 class StepSize:
     """alpha = alpha' * exp(rho * alpha_e), learned through alpha_e (eq. 10, 13); ``bounds`` keeps alpha between two numbers.
 
-    All of its tensors are [groups]. Bounds are an addition to the paper: they end what :meth:`growth` shows.
+    All of its tensors are [groups], ``rho`` is a number or (). Bounds are an addition to the paper: they end what
+    :meth:`growth` shows.
     """
 
-    rho: float
+    rho: float | Tensor
     bounds: tuple[float, float] | None = None
 
     def of(self, scale: Tensor, log_scale: Tensor) -> Tensor:
@@ -99,25 +103,33 @@ class StepSize:
     def descended(
         self, scale: Tensor, log_scale: Tensor, alpha: Tensor, pull: Tensor, lr: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(alpha_e after a step, how many groups a limit held back); ``pull`` is dF/dalpha = sum g * dS/dalpha.
+        """(alpha_e after a step, how many groups are at a limit then); ``pull`` is dF/dalpha = sum g * dS/dalpha.
 
         alpha_e <- alpha_e - lr * rho * alpha * pull. Where that crosses a limit, alpha_e stops there, so that the way back
-        is short.
+        is short. Groups without any change, whose alpha is 0, are not counted.
         """
         moved = log_scale - lr * (self.rho * alpha * pull)
         wanted = self.rho * moved
-        allowed = wanted.clamp(-LIMIT, LIMIT)
+        least, most = torch.full((), -LIMIT), torch.full((), LIMIT)
         if self.bounds is not None:
-            least, most = (torch.log(bound / scale.clamp(min=EPS)) for bound in self.bounds)
-            allowed = torch.maximum(torch.minimum(allowed, most), least)
-        crossed = wanted != allowed
-        if self.rho:
-            moved = torch.where(crossed, allowed / self.rho, moved)
-        return moved, crossed.to(torch.float32).sum()
+            least, most = (
+                torch.log(bound / scale.clamp(min=EPS)).clamp(-LIMIT, LIMIT) for bound in self.bounds
+            )
+        allowed = torch.maximum(torch.minimum(wanted, most), least)
+        # To the last bits: alpha_e is what the limit is divided by rho.
+        at = (allowed >= most - _NEAR) | (allowed <= least + _NEAR)
+        rho = torch.as_tensor(self.rho, dtype=torch.float32)
+        moved = torch.where((wanted != allowed) & (rho > 0), allowed / above_zero(rho), moved)
+        return moved, (at & (alpha > 0)).to(torch.float32).sum()
 
     def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
-        """() how far learning has driven alpha at most: the largest alpha over what it began with."""
-        return (alpha / self.of(scale, torch.zeros_like(scale))).max()
+        """() how far learning has driven alpha: exp(max |log(alpha / what it began with)|), 1 where none has moved.
+
+        Down counts as up: what runs away ends at either limit, since a step that is too long shoots past the middle. Groups
+        without any change, whose alpha is 0, are not counted.
+        """
+        ratio = alpha / self.of(scale, torch.zeros_like(scale))
+        return torch.where(alpha > 0, torch.maximum(ratio, 1 / above_zero(ratio)), torch.ones(())).max()
 
 
 def pack_signs(signs: Sequence[Tensor]) -> Tensor:
@@ -130,11 +142,22 @@ def plus(sign: Tensor) -> Tensor:
     return (sign > 0).to(torch.float32)
 
 
-def unpack_codes(packed: Tensor, start: int, entries: int) -> Tensor:
+def unpack_signs(packed: Tensor, start: int, entries: int) -> Tensor:
     """float32 [entries]: the bits of a tensor that begins at byte ``start`` of :func:`pack_signs`."""
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
     rows = packed[start : start + -(-entries // 8), None] & powers
     return (rows != 0).reshape(-1)[:entries].to(torch.float32)
+
+
+def warning(metrics: Mapping[str, float]) -> str | None:
+    """What a person should know about the step sizes of the device that reported these ``metrics``; None: nothing."""
+    growth = metrics.get("alpha_growth", 1.0)
+    if not growth > RUNAWAY:
+        return None
+    return (
+        f"step sizes of fedbat ran away: they moved by a factor of {growth:.3g} in the mean over the steps, where up to "
+        f"{RUNAWAY:g} is sound; set codec.options.alpha_range, such as [5e-4, 5e-2], or a smaller program.lr or rho"
+    )
 
 
 def _module(name: str) -> str:

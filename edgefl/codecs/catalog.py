@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from edgefl.codecs.codec import STATISTICS_BITS, Codec, Training
-from edgefl.codecs.form import Sparse, Values
+from edgefl.codecs.form import CHANGE_LIMIT, Sparse, Values
 from edgefl.codecs.levels import NearestLevels, StochasticLevels
 from edgefl.codecs.signs import FixedSign, MeanSign, NoisySign, ScaledSign, Sign0, StochasticSign
 from edgefl.options import check_options
 from edgefl.wire.errors import ConfigError
+
+_LEAST = 2.0**-126
+"""The smallest number that float32 holds with all its digits; engines may take smaller ones for 0."""
 
 
 def dense(name: str) -> Codec:
@@ -47,7 +50,7 @@ def signsgd(
     """SignSGD: the sign of the change, times an alpha that both sides know."""
     return Codec(
         name,
-        FixedSign(_positive(name, "alpha", alpha), sign0),
+        FixedSign(_sized(name, "alpha", alpha), sign0),
         statistics=statistics,
         binarize_1d=binarize_1d,
     )
@@ -84,7 +87,7 @@ def noisy_signsgd(
     binarize_1d: bool = True,
 ) -> Codec:
     """Noisy-SignSGD: the sign of the change and a normal number of deviation sigma."""
-    coder = NoisySign(_positive(name, "alpha", alpha), _positive(name, "sigma", sigma))
+    coder = NoisySign(_sized(name, "alpha", alpha), _sized(name, "sigma", sigma))
     return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -92,7 +95,7 @@ def stoc_signsgd(
     name: str, *, alpha: float = 0.01, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
     """Stoc-SignSGD: the sign of the change and a uniform number up to its largest magnitude."""
-    coder = StochasticSign(_positive(name, "alpha", alpha))
+    coder = StochasticSign(_sized(name, "alpha", alpha))
     return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -124,7 +127,8 @@ def zerofl(
     training = (
         Training("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
     )
-    upload = _sparse(name, 1 - sparsity) if sparse_upload else None
+    # 1 - 0.97 is a hair above 0.03.
+    upload = _sparse(name, round(1 - sparsity, 12)) if sparse_upload else Values()
     return Codec(name, upload, statistics=statistics, binarize_1d=binarize_1d, training=training)
 
 
@@ -195,9 +199,14 @@ def build(name: str, **options: object) -> Codec:
     return factory(name, **options)
 
 
-def _positive(codec: str, option: str, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{option} of codec {codec!r} is above 0, found {value}", codec=codec)
+def _sized(codec: str, option: str, value: float) -> float:
+    """A magnitude that float32 holds in full, and that a change may have."""
+    if not _LEAST <= value <= CHANGE_LIMIT:
+        raise ConfigError(
+            f"{option} of codec {codec!r} is from {_LEAST:.3g} to {CHANGE_LIMIT:.0f}, found {value}; "
+            "choose about the size of a typical change, such as 0.001",
+            codec=codec,
+        )
     return value
 
 

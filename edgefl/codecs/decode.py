@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.codecs.form import Codes, Form, Section, Sparse, Values, packed_bytes
+from edgefl.codecs.form import Codes, Form, Section, Sparse, Values
 from edgefl.submodels.submodel import Region, local_shape, pieces
 from edgefl.wire import bits as masks
 from edgefl.wire.errors import ProtocolError
@@ -49,7 +49,7 @@ def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
     ProtocolError unless ``packed`` is uint8 of exactly ceil(bits * count / 8).
     """
     _check_bits(bits)
-    _check_array(f"{count} codes of {bits} bits", packed, "uint8", packed_bytes(bits, count))
+    _check_array(f"{count} codes of {bits} bits", packed, "uint8", masks.packed_bytes(count, bits))
     rows = np.unpackbits(packed, count=bits * count, bitorder="little").reshape(count, bits)
     return np.packbits(rows, axis=1, bitorder="little").reshape(count)
 
@@ -176,7 +176,8 @@ def _split(
         for name in section.names:
             match section.encoding:
                 case Codes(bits=bits):
-                    data = queue.take("codes", packed_bytes(bits, sizes[name])).astype(np.uint8, copy=False)
+                    size = masks.packed_bytes(sizes[name], bits)
+                    data = queue.take("codes", size).astype(np.uint8, copy=False)
                 case Values(dtype="float32"):
                     data = queue.take("values", sizes[name])
                 case Values():

@@ -17,10 +17,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
+
+from edgefl.wire.bits import packed_bytes
+
+_Region = TypeVar("_Region")
 
 VERSION = 1
 """Of the layout above. A codec whose bytes change gets a new one."""
+
+VALUE_LIMIT = 2.0**20
+"""Largest magnitude of a weight in an update: no trained network comes near it, and sums of int64 stay exact."""
+
+CHANGE_LIMIT = 2.0**12
+"""Largest magnitude of a change. Sums have as many more bits for the small ones, which changes are made of."""
 
 SIGNS = (-1.0, 1.0)
 """Levels of one bit."""
@@ -30,7 +40,8 @@ SIGNS = (-1.0, 1.0)
 class Codes:
     """``bits`` per entry; code c stands for ``scale * levels[c]``, a product of float32.
 
-    ``levels`` has 2**bits numbers. ``scale``: the one that both sides know; None where one per group travels.
+    ``levels`` has 2**bits numbers; a reader takes any code as it is, also one that no writer sends. ``scale``: the one
+    that both sides know; None where one per group travels.
     """
 
     bits: int
@@ -53,7 +64,7 @@ class Sparse:
 
     def kept(self, entries: int) -> int:
         # The product of 0.03 and 100 is a hair above 3, which must not keep a fourth.
-        return min(entries, math.ceil(self.share * entries - 1e-9))
+        return min(entries, math.ceil(self.share * entries * (1 - 1e-12)))
 
 
 Encoding = Codes | Values | Sparse
@@ -98,7 +109,7 @@ class Form:
             sizes = [entries[name] for name in section.names]
             match section.encoding:
                 case Codes(bits=bits):
-                    found["codes"] += sum(packed_bytes(bits, size) for size in sizes)
+                    found["codes"] += sum(packed_bytes(size, bits) for size in sizes)
                     found["scales"] += section.scales
                 case Values(dtype="float32"):
                     found["values"] += sum(sizes)
@@ -110,7 +121,25 @@ class Form:
                     masked += sum(sizes)
         dtypes = {"codes": "uint8", "scales": "float32", "values": "float32", "halves": half}
         told = {name: (dtypes[name], size) for name, size in found.items() if size}
-        return told | ({"mask": ("uint8", packed_bytes(1, masked))} if masked else {})
+        return told | ({"mask": ("uint8", packed_bytes(masked))} if masked else {})
+
+    @property
+    def limit(self) -> float:
+        """Largest magnitude that an entry of an update may have."""
+        return CHANGE_LIMIT if self.change else VALUE_LIMIT
+
+    @property
+    def silent(self) -> bool:
+        """Whether an update cannot show that training diverged: all it holds is codes whose scale is known beforehand."""
+        return bool(self.sections) and all(
+            isinstance(section.encoding, Codes) and section.encoding.scale is not None
+            for section in self.sections
+        )
+
+    def held(self, regions: Mapping[str, _Region]) -> dict[str, _Region]:
+        """Those of ``regions`` that an update of this form has entries for: what is not trained has no changes to send."""
+        names = {name for section in self.sections for name in section.names}
+        return {name: region for name, region in regions.items() if name in names or not names}
 
     @property
     def masked(self) -> tuple[str, ...]:
@@ -121,8 +150,3 @@ class Form:
 
 
 DENSE = Form()
-
-
-def packed_bytes(bits: int, entries: int) -> int:
-    """Bytes of ``entries`` codes of ``bits`` each: ceil(bits * entries / 8)."""
-    return -(-bits * entries // 8)

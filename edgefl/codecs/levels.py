@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from edgefl.codecs.coder import Change, Coded
 from edgefl.codecs.form import Codes
@@ -38,10 +39,10 @@ class StochasticLevels:
 
     def code(self, change: Change) -> Coded:
         q, largest = _steps(self.bits), change.largest()
-        y = change.value.abs() / above_zero(largest) * q
+        y = change.value.abs() / change.spread(above_zero(largest)) * q
         low = torch.floor(y)
         level = low + (change.draws() < y - low).to(torch.float32)
-        return Coded(q + torch.where(change.value < 0, -level, level), largest)
+        return _coded(torch.where(change.value < 0, -level, level), q, largest)
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,17 @@ class NearestLevels:
 
     def code(self, change: Change) -> Coded:
         q, largest = _steps(self.bits), change.largest()
-        step = largest / q
-        level = torch.round(change.value / above_zero(largest) * q)
+        level = torch.round(change.value / change.spread(above_zero(largest)) * q)
         if self.same_sign:
-            goal, found = change.base + change.value, change.base + level * step
+            goal = change.base + change.value
+            found = change.base + level * change.spread(largest / q)
             level = torch.where((goal >= 0) & (found < 0), level + 1, level)
             level = torch.where((goal <= 0) & (found > 0), level - 1, level)
-        return Coded(q + level.clamp(-q, q), largest)
+        return _coded(level.clamp(-q, q), q, largest)
+
+
+def _coded(level: Tensor, q: float, largest: Tensor) -> Coded:
+    return Coded(q + level, level / q, largest)
 
 
 def _steps(bits: int) -> float:

@@ -7,25 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgefl.codecs.form import packed_bytes
+from edgefl.codecs.coder import flat
 
-_POWERS = tuple(float(1 << bit) for bit in range(8))
 _BIAS, _MANTISSA, _LEAST_EXPONENT = 127.0, 128.0, -126.0
 _SIGN, _INFINITY = 32768.0, 255.0 * _MANTISSA
 
 
 def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
     """uint8 (bytes of all parts,): whole numbers 0 .. 2**bits - 1 of any dtype, each part from a byte of its own."""
-    planes = [_whole_bytes(_planes(part.reshape(-1).to(torch.float32), bits)) for part in parts]
-    rows = torch.cat(planes).reshape(-1, 8)
+    codes, sizes = flat(parts).to(torch.float32), [part.numel() for part in parts]
+    if 8 % bits:  # a code may lie across two bytes
+        codes, sizes, bits = _planes(codes, bits), [bits * size for size in sizes], 1
+    rows = _whole_bytes(codes, sizes, 8 // bits)
+    if bits == 8:
+        return rows.to(torch.uint8)
     # A product of matrices, as one op that every engine is fast at; sums up to 255 are exact.
-    return (rows @ torch.tensor(_POWERS)).to(torch.uint8)
+    powers = torch.tensor([float(1 << shift) for shift in range(0, 8, bits)])
+    return (rows.reshape(-1, 8 // bits) @ powers).to(torch.uint8)
 
 
 def _planes(codes: Tensor, bits: int) -> Tensor:
     """The bits of each code, lowest first, one after the other, as 0.0 and 1.0."""
-    if bits == 1:
-        return codes
     left, planes = codes, []
     for _ in range(bits):
         halved = torch.floor(left / 2)
@@ -34,9 +36,12 @@ def _planes(codes: Tensor, bits: int) -> Tensor:
     return torch.stack(planes, dim=-1).reshape(-1)
 
 
-def _whole_bytes(flags: Tensor) -> Tensor:
-    rest = 8 * packed_bytes(1, flags.numel()) - flags.numel()
-    return torch.cat([flags, torch.zeros(rest)]) if rest else flags
+def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
+    """``codes``, with zeros after each part up to a multiple of ``each``."""
+    if not any(size % each for size in sizes):
+        return codes
+    padded = [[part, torch.zeros(-part.numel() % each)] for part in codes.split(list(sizes))]
+    return torch.cat([part for pair in padded for part in pair if part.numel()])
 
 
 def bfloat16_bits(x: Tensor) -> Tensor:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from edgefl.codecs.coder import Change, Coder
+from edgefl.codecs.coder import Change, Coder, flat, parted, shaped
 from edgefl.codecs.form import Codes, Encoding, Form, Section, Sparse, Values
 from edgefl.codecs.levels import NearestLevels
 from edgefl.codecs.packing import bfloat16_bits, pack_codes
 from edgefl.programs.contract import Tensors
 from edgefl.programs.objective import Objective
+from edgefl.wire.errors import ConfigError
 
 FLOATS = 32
 
@@ -33,7 +33,10 @@ class Parts:
     update: Mapping[str, int]
 
     @classmethod
-    def of(cls, objective: Objective, *, binarize_1d: bool, kernels_only: bool = False) -> Parts:
+    def of(
+        cls, objective: Objective, *, binarize_1d: bool, kernels_only: bool = False, change: bool = True
+    ) -> Parts:
+        """``change``: what is sent are changes, of which parameters that are not trained have none."""
         carrier = objective.carrier
         # What is neither in the update nor in the payload travels as a part of something else; the rest stays at home.
         travels = [n for n in objective.weights if n in carrier.update or n not in carrier.payload]
@@ -43,7 +46,7 @@ class Parts:
         # What travels as a part of something else is coded with it.
         plain = tuple(n for n in trained if n in {*small, *others} and n in carrier.update)
         coded = tuple(n for n in trained if n not in plain)
-        statistics = tuple(sorted(set(travels) & set(objective.fixed)))
+        statistics = tuple(sorted(set(travels) & set(objective.buffers if change else objective.fixed)))
         sizes = {name: spec.zeros().numel() for name, spec in carrier.update.items()}
         return cls(coded, plain, statistics, sizes)
 
@@ -56,7 +59,12 @@ class Parts:
 
 
 def statistics_coder(bits: int) -> Coder | None:
-    """How moving statistics are coded; None: as float32."""
+    """How moving statistics are coded; None: as float32. ConfigError for another number of bits."""
+    if bits != FLOATS and not 2 <= bits <= 8:
+        raise ConfigError(
+            f"moving statistics travel in 2 to 8 bits each, or in 32 as float32; found statistics = {bits}",
+            bits=bits,
+        )
     return None if bits == FLOATS else NearestLevels(bits, same_sign=True)
 
 
@@ -82,37 +90,32 @@ def form_of(
     return Form(codec, version, tuple(sections), change)
 
 
-def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Sequence[Tensor]]) -> Tensors:
-    """The arrays of ``form``: ``packed`` holds codes or values by update tensor, ``scales`` those of each section."""
+def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> Tensors:
+    """The arrays of ``form``: ``packed`` holds codes or values by update tensor, ``scales`` those of each section that has
+    some, [groups]."""
     codes: list[Tensor] = []
     values: list[Tensor] = []
     halves: list[Tensor] = []
     flags: list[Tensor] = []
     for section in form.sections:
-        own = [packed[name].reshape(-1) for name in section.names]
+        own = [shaped(packed[name], (packed[name].numel(),)) for name in section.names]
         match section.encoding:
             case Codes(bits=bits):
                 codes.append(pack_codes(own, bits))
             case Values(dtype="float32"):
                 values += own
             case Values(dtype="float16"):
-                halves.append(joined(own).to(torch.float16))
+                halves.append(flat(own).to(torch.float16))
             case Values():
-                halves.append(bfloat16_bits(joined(own)))
+                halves.append(bfloat16_bits(flat(own)))
             case Sparse() as sparse:
                 for x in own:
                     chosen = largest(x, sparse.kept(x.numel()))
                     values.append(x.index_select(0, chosen))
                     flags.append(torch.zeros(x.numel()).scatter(0, chosen, torch.ones(chosen.shape)))
-    told = [scale.reshape(1) for section in scales for scale in section]
-    found = {"codes": codes, "scales": told, "values": values, "halves": halves}
-    told_arrays = {name: joined(items) for name, items in found.items() if items}
-    return told_arrays | ({"mask": pack_codes([joined(flags)], 1)} if flags else {})
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """One flat tensor; a single part stays as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    found = {"codes": codes, "scales": scales, "values": values, "halves": halves}
+    told_arrays = {name: flat(items) for name, items in found.items() if items}
+    return told_arrays | ({"mask": pack_codes([flat(flags)], 1)} if flags else {})
 
 
 def largest(x: Tensor, count: int) -> Tensor:
@@ -127,9 +130,8 @@ def statistics_codes(
     names: Sequence[str], values: Tensors, base: Tensors, coder: Coder | None
 ) -> tuple[Tensors, list[Tensor]]:
     """(codes, scales) of moving statistics, or (their values, none) where they travel as float32."""
-    if coder is None:
-        return {name: values[name] for name in names}, []
-    coded = {name: coder.code(Change(values[name], base[name])) for name in names}
-    return {name: one.codes for name, one in coded.items()}, [
-        cast(Tensor, one.scale) for one in coded.values()
-    ]
+    own = {name: values[name] for name in names}
+    if coder is None or not own:
+        return own, []
+    coded = coder.code(Change.of(names, own, base))
+    return parted(coded.codes, own), [] if coded.scale is None else [coded.scale]

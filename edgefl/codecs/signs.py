@@ -34,7 +34,7 @@ class FixedSign:
         return self.sign0 == "random"
 
     def code(self, change: Change) -> Coded:
-        return Coded(signs(change, self.sign0))
+        return _coded(signs(change, self.sign0))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ScaledSign:
         return self.sign0 == "random"
 
     def code(self, change: Change) -> Coded:
-        return Coded(signs(change, self.sign0), change.mean_size())
+        return _coded(signs(change, self.sign0), change.mean_size())
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class NoisySign:
 
     def code(self, change: Change) -> Coded:
         chance = 0.5 * (1 + torch.erf(change.value / (self.sigma * math.sqrt(2))))
-        return Coded(_happens(change.draws(), chance))
+        return _coded(_happens(change.draws(), chance))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class StochasticSign:
         return Codes(1, SIGNS, self.alpha)
 
     def code(self, change: Change) -> Coded:
-        return Coded(_happens(change.draws(), 0.5 + change.value / (2 * above_zero(change.largest()))))
+        largest = change.spread(above_zero(change.largest()))
+        return _coded(_happens(change.draws(), 0.5 + change.value / (2 * largest)))
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class MeanSign:
     random = False
 
     def code(self, change: Change) -> Coded:
-        return Coded((change.value >= 0).to(torch.float32), change.mean_size())
+        return _coded((change.value >= 0).to(torch.float32), change.mean_size())
 
 
 def signs(change: Change, sign0: Sign0) -> Tensor:
@@ -110,6 +111,10 @@ def signs(change: Change, sign0: Sign0) -> Tensor:
 def above_zero(scale: Tensor) -> Tensor:
     """``scale``, or 1 where it is 0 and there is nothing to divide."""
     return torch.where(scale > 0, scale, torch.ones(()))
+
+
+def _coded(codes: Tensor, scale: Tensor | None = None) -> Coded:
+    return Coded(codes, 2 * codes - 1, scale)
 
 
 def _happens(uniform: Tensor, chance: Tensor) -> Tensor:

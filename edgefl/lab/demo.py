@@ -12,19 +12,24 @@ TRAINED_STEPS = 20
 """The same under a codec that is part of the training: FedBAT learns its step sizes in half of them (fedbat.md 9)."""
 
 
-def demo_defaults(chosen: Mapping[str, Any]) -> dict[str, object]:
-    """Settings beside those that were ``chosen`` on the command line, both by dotted key.
+CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8}}
+"""Of a few steps most are needed in full precision: half of 20 cost FedBAT a point (the paper has 50 steps and more)."""
+
+
+def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key: those that were ``chosen`` on the command line, and what the demo needs beside them.
 
     ConfigError for a codec that does not exist.
     """
     from edgefl.codecs.catalog import build
 
     model = str(chosen.get("model.name", "resnet8"))
-    codec = chosen.get("codec", {"name": "dense", "options": {}})
+    codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
+    codec["options"] = {**CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
     trained = build(codec["name"], **codec["options"]).training is not None
     # Plain SGD, with which some local training begins, is not through in 30 rounds.
     momentum = {} if "program.name" in chosen else {"program.momentum": 0.9}
-    return momentum | {
+    defaults = momentum | {
         "federation.rounds": 30,
         "program.steps": TRAINED_STEPS if trained else STEPS,
         # Batch norm bears a large step; models without it do not.
@@ -34,3 +39,4 @@ def demo_defaults(chosen: Mapping[str, Any]) -> dict[str, object]:
         "data.alpha": 1.0,
         "round.lr_decay_at": (0.6,),
     }
+    return defaults | dict(chosen) | {"codec": codec}

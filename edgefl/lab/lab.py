@@ -24,8 +24,8 @@ CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
 
 _LEFT_BY_A_RUN = (
-    *("devices", "bundles", "checkpoints", "logs", "broker", "journal.sqlite*", "model.safetensors"),
-    *("processes.json*", f"{CONFIG_NAME}*"),
+    *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
+    *("journal.sqlite*", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
 )
 
 

@@ -16,19 +16,25 @@ MakeNorm = Callable[[int], nn.Module]
 """From a number of channels to the layer that normalises them."""
 
 GROUPS = 8
+KEEP = 0.9
 
 
 def make_norm(
-    kind: NormKind, *, mode: BnMode = "global", keep: float = 0.9, groups: int = GROUPS
+    kind: NormKind, *, mode: BnMode = "global", keep: float = KEEP, groups: int = GROUPS
 ) -> MakeNorm:
     """``bn``: :class:`BatchNorm` with ``mode`` and ``keep``. ``gn``: group norm with ``groups`` groups of neighbours.
 
     Group norm has the same affine pair of tensors and no statistics, so there is nothing of it to send but what is
     trained: the remedy where moving statistics of skewed clients average badly (fedbat.md 8.4). The paper does not say
-    in how many groups; 8 divide the widths of every model here. ModelError for another kind, for a batch norm mode
-    beside ``gn``, and for groups that do not divide the channels.
+    in how many groups; 8 divide the widths of every model here. ModelError for another kind, for an option of the one
+    beside the other, and for groups that do not divide the channels.
     """
     if kind == "bn":
+        if groups != GROUPS:
+            raise ModelError(
+                f"batch norm has no groups, found groups={groups} with norm='bn': leave groups out, or take norm='gn'",
+                groups=groups,
+            )
         return partial(BatchNorm, mode=mode, keep=keep)
     if kind != "gn":
         raise ModelError(f"a norm is 'bn' (batch norm) or 'gn' (group norm), found {kind!r}", norm=kind)
@@ -36,6 +42,11 @@ def make_norm(
         raise ModelError(
             f"group norm has no batch norm mode, found bn={mode!r} with norm='gn': leave bn out, or take norm='bn'",
             bn=mode,
+        )
+    if keep != KEEP:
+        raise ModelError(
+            f"group norm keeps no statistics, found bn_keep={keep} with norm='gn': leave bn_keep out, or take norm='bn'",
+            keep=keep,
         )
     return partial(_group_norm, groups=groups)
 

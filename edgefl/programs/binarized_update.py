@@ -11,13 +11,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgefl.codecs.binarize import Groups, StepSize, draw, plus, unpack_codes
-from edgefl.codecs.coder import Change, Coder
-from edgefl.codecs.form import SIGNS, VERSION, Codes, Form, packed_bytes
+from edgefl.codecs.binarize import Groups, StepSize, draw, plus, unpack_signs
+from edgefl.codecs.codec import Codec
+from edgefl.codecs.coder import Change, Coder, parted, spread
+from edgefl.codecs.form import SIGNS, Codes, Form
 from edgefl.codecs.sections import Parts, arrays, form_of, statistics_coder, statistics_codes
 from edgefl.codecs.signs import signs
 from edgefl.programs.contract import Tensors, TensorSpec, prefixed, select
 from edgefl.programs.objective import Objective
+from edgefl.wire.bits import packed_bytes
 
 UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 
@@ -26,14 +28,15 @@ UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 class Binarized:
     """Which tensors of ``objective`` are binarized (``parts.coded``), and by which step sizes.
 
-    ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups]. Without ``size``
-    alpha is norm_inf(m), and there are neither.
+    ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups], ``hyper.rho`` is how
+    fast alpha follows. Unless ``learned``, alpha is norm_inf(m), and there is none of them.
     """
 
     objective: Objective
     parts: Parts
     groups: Groups
-    size: StepSize | None
+    learned: bool
+    bounds: tuple[float, float] | None = None
 
     def specs(self, names: Iterable[str]) -> dict[str, TensorSpec]:
         return {name: self.objective.weights[name] for name in names}
@@ -46,14 +49,24 @@ class Binarized:
         return held | gates | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
-    def size_ports(self) -> dict[str, TensorSpec]:
+    def size_state(self) -> dict[str, TensorSpec]:
+        """What learned step sizes are made of."""
         each = TensorSpec((self.groups.count,))
-        return {} if self.size is None else {"state.scale": each, "state.log_scale": each}
+        return {"state.scale": each, "state.log_scale": each} if self.learned else {}
+
+    @property
+    def size_ports(self) -> dict[str, TensorSpec]:
+        """What :meth:`step_sizes` reads beside m."""
+        return self.size_state | ({"hyper.rho": TensorSpec(())} if self.learned else {})
+
+    def size(self, tensors: Tensors) -> StepSize:
+        """How learned step sizes are computed and moved."""
+        return StepSize(tensors["hyper.rho"], self.bounds)
 
     @property
     def sent_ports(self) -> dict[str, TensorSpec]:
         """The last step's draw and step sizes, where they are kept for the upload."""
-        size = sum(packed_bytes(1, entries) for entries in self.entries.values())
+        size = sum(packed_bytes(entries) for entries in self.entries.values())
         codes = TensorSpec((size,), torch.uint8, below=256)
         return {"state.sent.scales": TensorSpec((self.groups.count,)), "state.sent.codes": codes}
 
@@ -70,10 +83,11 @@ class Binarized:
     def step_sizes(self, tensors: Tensors) -> Tensor:
         """alpha, [groups]; 0 where a group's m is, NaN where it is not finite (so that nobody takes it for an update)."""
         m = select(tensors, "state.change")
-        if self.size is None:
-            return self.groups.largest({name: m[name].abs().max() for name in self.parts.coded})
         norms = self._norms(m)
-        alpha = self.size.of(tensors["state.scale"], tensors["state.log_scale"])
+        if self.learned:
+            alpha = self.size(tensors).of(tensors["state.scale"], tensors["state.log_scale"])
+        else:
+            alpha = self.groups.largest({name: m[name].abs().max() for name in self.parts.coded})
         alpha = torch.where(norms <= torch.finfo(torch.float32).max, alpha, math.nan)
         return torch.where(norms == 0, 0.0, alpha)
 
@@ -91,6 +105,7 @@ class Upload:
     """``finish``: the signs of one draw and their step sizes, what is not binarized as float32, moving statistics."""
 
     update: Binarized
+    codec: Codec
     mode: UploadMode
     statistics_bits: int
 
@@ -106,7 +121,8 @@ class Upload:
     @cached_property
     def form(self) -> Form:
         groups = self.update.groups.numbers
-        return form_of("fedbat", VERSION, self.update.parts, Codes(1, SIGNS), self.statistics, groups=groups)
+        codec, parts = self.codec, self.update.parts
+        return form_of(codec.name, codec.version, parts, Codes(1, SIGNS), self.statistics, groups=groups)
 
     @property
     def ports(self) -> dict[str, TensorSpec]:
@@ -124,27 +140,31 @@ class Upload:
         statistics, others = statistics_codes(parts.statistics, values, base, self.statistics)
         scales, codes = self._drawn(tensors, base)
         packed = carrier.pack(left | select(tensors, "state.change") | codes | statistics, gates)
-        told = [[*scales.unbind()], *([[]] if parts.plain else []), *([others] if parts.statistics else [])]
-        return prefixed("update", arrays(self.form, packed, told))
+        return prefixed("update", arrays(self.form, packed, [scales, *others]))
 
     def _drawn(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
         """(alpha [groups], codes by name): 1.0 for +, 0.0 for -."""
         if self.last_draw:
             return tensors["state.sent.scales"], self._kept(tensors["state.sent.codes"])
-        m, alpha = select(tensors, "state.change"), self.update.step_sizes(tensors)
-        codes = {}
-        for name, size in self.update.groups.spread(alpha).items():
-            zeta = tensors[f"noise.{name}"]
-            if self.mode == "det_sign":
-                codes[name] = signs(Change(m[name], base[name], uniform=zeta), "random")
-            else:
-                codes[name] = plus(draw(m[name], size, zeta))
-        return alpha, codes
+        names, m, alpha = (
+            self.update.parts.coded,
+            select(tensors, "state.change"),
+            self.update.step_sizes(tensors),
+        )
+        change = Change.of(names, m, base, uniform=select(tensors, "noise"))
+        if self.mode == "det_sign":
+            codes = signs(change, "random")
+        else:
+            each = self.update.groups.spread(alpha)
+            codes = plus(
+                draw(change.value, spread([each[name] for name in names], change.sizes), change.draws())
+            )
+        return alpha, parted(codes, {name: m[name] for name in names})
 
     def _kept(self, packed: Tensor) -> Tensors:
         codes, start = {}, 0
         for name, entries in self.update.entries.items():
             shape = self.update.objective.weights[name].shape
-            codes[name] = unpack_codes(packed, start, entries).reshape(shape)
-            start += packed_bytes(1, entries)
+            codes[name] = unpack_signs(packed, start, entries).reshape(shape)
+            start += packed_bytes(entries)
         return codes

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgefl.codecs.binarize import Granularity, Groups, StepSize, draw, inside, pack_signs, slope
-from edgefl.codecs.codec import STATISTICS_BITS
+from edgefl.codecs.binarize import Granularity, Groups, draw, inside, pack_signs, slope
+from edgefl.codecs.codec import STATISTICS_BITS, Codec
 from edgefl.codecs.sections import Parts
 from edgefl.programs.binarized_update import Binarized, Upload, UploadMode
 from edgefl.programs.contract import Function, Phase, Program, Tensors, TensorSpec, prefixed, select
@@ -55,9 +55,12 @@ def fedbat(
     ``step_size`` "largest" is the variant that the theory covers (8.11): alpha = norm_inf(m) in each step, nothing to learn.
 
     ``alpha_range`` keeps alpha between two numbers, an addition to the paper: where few entries share an alpha, or the loss
-    is steep, it can run away, since its step grows with its own square. ``metric.alpha_growth`` shows that (the largest
-    alpha over its first value; far above 1), ``metric.clamped`` how many step sizes a limit holds. ``momentum`` acts on m
-    only, ``weight_decay`` adds weight_decay * W to g of kernels; both are 0 in the paper. ``masked_loss`` as in ``sgd``.
+    is steep, it can run away, since its step grows with its own square. ``metric.alpha_growth`` shows that: how far any
+    alpha has moved from its first value, as a factor, up or down, and 1 in the warm-up. A runaway ends at a factor of e^20,
+    which no number of other steps hides in a mean. ``metric.clamped`` says how many step sizes are at a limit after a step.
+
+    ``momentum`` acts on m only, ``weight_decay`` adds weight_decay * W to g of kernels; both are 0 in the paper.
+    ``masked_loss`` as in ``sgd``. ``rho`` is ``hyper.rho``: each round may announce another.
 
     ModelError for options that contradict each other, such as learned step sizes without a warm-up (8.6).
     """
@@ -65,14 +68,15 @@ def fedbat(
         objective = replace(objective, masked=True)
     warmup = math.floor(phi * steps + 1e-9)  # 0.7 * 90 is a hair below 63
     _check(rho, phi, steps, warmup, upload_mode, step_size, alpha_range)
-    size = StepSize(rho, _bounds(alpha_range)) if step_size == "learned" else None
     parts = Parts.of(objective, binarize_1d=binarize_1d)
     if not parts.coded:
         raise ModelError(
             "fedbat has no tensor to binarize here; set binarize_1d, or train this submodel by sgd"
         )
-    binarized = Binarized(objective, parts, Groups.of(parts.coded, granularity), size)
-    upload = Upload(binarized, upload_mode, statistics)
+    learned = step_size == "learned"
+    groups = Groups.of(parts.coded, granularity)
+    binarized = Binarized(objective, parts, groups, learned, _bounds(alpha_range))
+    upload = Upload(binarized, Codec("fedbat"), upload_mode, statistics)
     training = _Training(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)
     phases = (
         Phase("warmup", Function("warmup", training.warm_up, training.ports), warmup),
@@ -84,7 +88,7 @@ def fedbat(
         phases=tuple(phase for phase in phases if phase.steps),
         finish=Function("finish", upload.finish, upload.ports),
         evaluate=evaluate(objective, eval_batch or batch),
-        hyper={"lr": lr},
+        hyper={"lr": lr, "rho": rho} if learned else {"lr": lr},
         form=upload.form,
     )
 
@@ -101,8 +105,8 @@ def _check(
     problem = ""
     if not 0.0 <= phi <= 1.0:
         problem = f"phi is the share of warm-up steps, 0 to 1, found {phi}"
-    elif not rho >= 0.0:
-        problem = f"rho is at least 0, found {rho}"
+    elif not 0.0 <= rho < math.inf:
+        problem = f"rho is at least 0 and finite, found {rho}"
     elif step_size == "learned" and warmup < 1:
         problem = (
             f"learned step sizes begin at mean|m| after the warm-up, and {phi:g} of {steps} steps is none; use a larger "
@@ -144,7 +148,7 @@ class _Training:
         )
         if self.momentum:
             state |= prefixed("state.momentum", zeros)
-        scalars = self.update.size_ports | (self.update.sent_ports if self.keeps_draw else {})
+        scalars = self.update.size_state | (self.update.sent_ports if self.keeps_draw else {})
         return state | {name: spec.zeros() for name, spec in scalars.items()}
 
     @property
@@ -162,7 +166,7 @@ class _Training:
         m = select(tensors, "state.change")
         grads, state = self._gradient(tensors, m)
         state |= self._descended(tensors, m, grads)
-        if self.update.size is not None:
+        if self.update.learned:
             held = self.update.objective.carrier.held(select(tensors, "state.gate"))
             state["state.scale"] = self.update.mean_sizes(select(state, "state.change"), held)
             state |= {"metric.alpha_growth": torch.ones(()), "metric.clamped": torch.zeros(())}
@@ -181,14 +185,14 @@ class _Training:
         grads, state = self._gradient(tensors, m | {name: of[name] * sign for name, sign in signs.items()})
         reached = {name: torch.where(inside(m[name], of[name]), grads[name], 0.0) for name in signs}
         state |= self._descended(tensors, m, grads | reached)
-        if update.size is not None:
+        if update.learned:
             pulls = {n: (grads[n] * slope(m[n], of[n], sign)).sum() for n, sign in signs.items()}
             scale, log_scale = tensors["state.scale"], tensors["state.log_scale"]
-            moved = update.size.descended(
-                scale, log_scale, alpha, update.groups.sums(pulls), tensors["hyper.lr"]
+            size, pull = update.size(tensors), update.groups.sums(pulls)
+            state["state.log_scale"], state["metric.clamped"] = size.descended(
+                scale, log_scale, alpha, pull, tensors["hyper.lr"]
             )
-            state["state.log_scale"], state["metric.clamped"] = moved
-            state["metric.alpha_growth"] = update.size.growth(scale, alpha)
+            state["metric.alpha_growth"] = size.growth(scale, alpha)
         if self.keeps_draw:
             state |= {"state.sent.scales": alpha, "state.sent.codes": pack_signs([*signs.values()])}
         return state

@@ -129,6 +129,12 @@ class Objective:
         return tuple(name for name in self.weights if name not in self.trainable)
 
     @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the moving statistics: what training moves without a gradient."""
+        own = dict(self.suffix.named_buffers(remove_duplicate=False))
+        return tuple(name for name in self.fixed if name in own)
+
+    @cached_property
     def kernels(self) -> frozenset[str]:
         """Trainable kernels of conv, dense and recurrent layers: what weight decay acts on (spec 8, row 12)."""
         embeddings = {

@@ -80,9 +80,9 @@ def from_gaps(data: bytes, count: int) -> Packed:
     return packed
 
 
-def packed_bytes(count: int) -> int:
-    """Bytes of a packed mask: ceil(count / 8)."""
-    return -(-count // 8)
+def packed_bytes(count: int, bits: int = 1) -> int:
+    """Bytes of ``count`` entries of ``bits`` each, in a mask or in codes: ceil(count * bits / 8)."""
+    return -(-count * bits // 8)
 
 
 def gap_bytes(packed: Packed, count: int) -> int:

@@ -31,8 +31,9 @@ class Round(Message, frozen=True, kw_only=True):
     """``rounds/current``, retained: the open round, or the closed one while nothing is open.
 
     ``run`` names one training run of the federation; a device drops what belongs to another run.
-    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``: with ``patches``,
-    to earlier ones, and the patches that lead from there to ``model_version``, in order (:mod:`edgefl.wire.patches`).
+    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``. A unit is in
+    ``lines`` instead where it takes several blobs: earlier weights, and the patches that lead from there to
+    ``model_version``, in order (:mod:`edgefl.wire.patches`). A device that knows no lines thus misses the unit.
     ``deadline`` is seconds since the epoch. ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
     """
 
@@ -45,7 +46,7 @@ class Round(Message, frozen=True, kw_only=True):
     hyper: dict[str, float]
     deadline: float
     signatures: dict[str, bytes] = {}
-    patches: dict[str, tuple[BlobRef, ...]] = {}
+    lines: dict[str, tuple[BlobRef, ...]] = {}
 
 
 class Status(Message, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[
 
 
 def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
-    """The weights after the patch ``data``; BundleError if it does not belong to ``weights``."""
+    """The weights after the patch ``data``; BundleError if it does not belong to ``weights`` or leads beyond float32."""
     try:
         found = tensors.load(data, max_bits=0)
     except ProtocolError as error:
@@ -59,7 +59,7 @@ def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
     for name, array in found.items():
         _check(name, array, weights)
     steps = dict(zip(coded, scales / np.float32(_MOST), strict=True))
-    return {name: _moved(old, found.get(name), steps.get(name)) for name, old in weights.items()}
+    return {name: _moved(name, old, found.get(name), steps.get(name)) for name, old in weights.items()}
 
 
 def widened(weights: Mapping[str, Array]) -> Arrays:
@@ -85,10 +85,16 @@ def _codes(change: Array, scale: np.float32) -> Array:
     return np.asarray(np.clip(np.rint(change / step), -_MOST, _MOST), np.int8)
 
 
-def _moved(old: Array, new: Array | None, step: np.float32 | None) -> Array:
+def _moved(name: str, old: Array, new: Array | None, step: np.float32 | None) -> Array:
     if new is None:
         return old
-    return new if step is None else np.asarray(old + new.astype(np.float32) * step)
+    if step is None:
+        return new
+    with np.errstate(over="ignore", invalid="ignore"):  # said below, by name
+        moved = np.asarray(old + new.astype(np.float32) * step)
+    if not np.isfinite(moved).all():
+        raise _unfit(f"tensor {name!r} would hold NaN or infinity")
+    return moved
 
 
 def _differs(old: Array, new: Array) -> bool:

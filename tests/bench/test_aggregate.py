@@ -55,11 +55,11 @@ def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(
     [row] = told["results"]  # type: ignore[misc]
     assert list(row)[: len(FIELDS)] == FIELDS
     assert (row["codec"], row["device"], row["clients"], row["threads"]) == ("fedbat", "cpu", 3, 1)
-    assert row["flower_updates_per_s"] is row["ratio"] is row["accumulate_ratio"] is row["difference"] is None
+    assert row["flower_updates_per_s"] is row["ratio"] is row["round_ratio"] is row["difference"] is None
     assert "No module named 'flwr'" in row["flower_error"] and "edgefl[bench]" in row["flower_error"]
-    assert row["updates_per_s"] == pytest.approx(3 / row["seconds"], rel=1e-2)
-    assert 0 < row["seconds_min"] <= row["seconds"] and 0 < row["accumulate_s_min"] <= row["accumulate_s"]
-    assert row["accumulate_s"] < row["seconds"] and row["copy_fraction"] > 0
+    assert row["round_updates_per_s"] == pytest.approx(3 / row["round_s"], rel=1e-2)
+    assert 0 < row["round_s_min"] <= row["round_s"] and 0 < row["seconds_min"] <= row["seconds"]
+    assert row["seconds"] < row["round_s"] and row["copy_fraction"] > 0
 
 
 @with_flower
@@ -70,7 +70,7 @@ def test_beside_flower_both_make_the_same_weights(codec: str) -> None:
     assert row.flower_error is None and row.flower_s_min is not None and row.flower_s is not None
     assert row.flower_updates_per_s == pytest.approx(9 / row.flower_s, rel=1e-2)
     assert row.ratio == pytest.approx(row.flower_s / row.seconds, rel=1e-2) and row.ratio > 0
-    assert row.accumulate_ratio == pytest.approx(row.flower_s / row.accumulate_s, rel=1e-2)
+    assert row.round_ratio == pytest.approx(row.flower_s / row.round_s, rel=1e-2)
     assert row.difference is not None and row.difference < 1e-6
 
 

@@ -1,4 +1,4 @@
-"""An agent and a scripted server on a real broker."""
+"""A device that runs rounds; an agent and a scripted server on a real broker."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from edgefl.wire.limits import Limits
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny
 from tests.device_runtime.agents import LONG, StartAgent
+from tests.device_runtime.rounds import Device
 from tests.device_runtime.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
 
@@ -50,3 +51,10 @@ def start(broker: BrokerProcess, federation: str, tmp_path: Path, limits: Limits
     yield make
     for agent in agents:
         agent.stop()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device(tmp_path, World(tiny.make_bundle()))
+    yield made
+    made.store.close()

@@ -12,7 +12,7 @@ import pytest
 from device_runtime import job as jobs
 from device_runtime.agent import Agent, AgentConfig, AgentEvent
 from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.store import Outgoing, Store
+from device_runtime.store import Outgoing, PastRound, Store
 from edgefl.wire import messages
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
@@ -117,6 +117,30 @@ def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
     agent = Agent(config, OnnxEngine(), lambda _: None)
     agent._announced = announced
     return agent
+
+
+class SettledMeanwhile(Store):
+    """The outbox thread hears the server's word just before the agent asks whether the update waits."""
+
+    def waits(self, nonce: str) -> bool:
+        self.settle(PastRound(run="run", round=1, tier="weak", nonce=nonce, outcome="accepted"))
+        return super().waits(nonce)
+
+
+def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done_again(
+    start: StartAgent, server: ScriptedServer, world: World, tmp_path: Path
+) -> None:
+    start().stop()
+    agent = offline_agent(tmp_path, world.announcement())
+    agent._task = world.task()
+    agent._store.finish_job(Outgoing("run", 1, "n1", b"update"), None, "")
+    agent._store.close()
+    agent._store = SettledMeanwhile(tmp_path / "state", limit_bytes=1 << 20, history_rounds=5)
+
+    assert agent._next_job() is None
+    assert agent._store.job() is None
+    assert agent._store.past("n1") is not None
+    agent._store.close()
 
 
 def federation_of(folder: Path) -> str:

@@ -11,15 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.fetch import Fetcher
+from device_runtime.graphs import Graphs
+from device_runtime.profiler import Profiler
 from device_runtime.store import Store
+from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.limits import Limits
+from edgefl.wire.patches import patch, patched
 from edgefl.wire.session import Session
+from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.device_runtime.link import Inbox, Recorder, publish_blob
+from tests.device_runtime.tiny import World, make_bundle
 
 CHUNK = 1000
 DATA = np.random.default_rng(0).bytes(20 * CHUNK - 1)
@@ -100,7 +107,7 @@ def test_several_blobs_arrive_in_one_go_and_in_the_order_asked(server: Session, 
     refs = [publish_blob(server, device.topics, piece, CHUNK) for piece in pieces]
     fetcher = device.fetcher()
 
-    assert fetcher.get_all(refs) == pieces
+    assert [*fetcher.get_all(refs)] == pieces
     assert fetcher.fetches == 1
 
 
@@ -237,6 +244,36 @@ def test_a_blob_over_the_limit_is_refused_before_anything_is_asked_for(device: D
     with pytest.raises(BundleError, match="more than the limit"):
         device.fetcher().get(ref)
     assert device.recorder.asked == []
+
+
+def test_a_line_that_fits_the_store_is_brought_in_one_go_and_stays_whole(
+    server: Session, device: Device
+) -> None:
+    """The store is as large as the keyframe and its patches: none of them leaves for another."""
+    rng = np.random.default_rng(0)
+    wanted: Arrays = {"u.w": rng.normal(size=(20, 30)).astype(np.float32)}
+    pieces = [tensors.dump(wanted)]
+    for _ in range(2):
+        goal = {"u.w": wanted["u.w"] + rng.normal(size=(20, 30)).astype(np.float32)}
+        pieces.append(patch(wanted, goal, {"u.w"}) or b"")
+        wanted = patched(wanted, pieces[-1])
+    old = publish_blob(server, device.topics, DATA[:CHUNK], CHUNK)
+    line = tuple(publish_blob(server, device.topics, piece, CHUNK) for piece in pieces)
+    device.store._limit = sum(ref.size for ref in line)
+    device.fetcher().get(old)
+    fetcher = device.fetcher()
+    world = World(make_bundle())
+    graphs = Graphs(OnnxEngine(), world.bundle.manifest, fetcher, Profiler())
+
+    found = graphs.fetch(msgspec.structs.replace(world.job(), lines={"u": line}), ["u"])
+
+    assert found["u.w"].tobytes() == wanted["u.w"].tobytes()
+    assert fetcher.fetches == 1 and all(device.store.missing_chunks(ref) == [] for ref in line)
+    device.store._limit -= 1
+    device.store.drop_blob(line[2])
+    with pytest.raises(StoreError, match="this round needs"):
+        graphs.fetch(msgspec.structs.replace(world.job(), lines={"u": line}), ["u"])
+    assert device.store.missing_chunks(line[0]) == [], "the keyframe must not go for its own patch"
 
 
 def test_more_than_the_store_may_hold_is_refused(device: Device) -> None:

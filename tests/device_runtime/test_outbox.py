@@ -230,13 +230,13 @@ def test_updates_go_one_after_the_other_oldest_first(server: Server, device: Dev
     assert (second.nonce, second.data, second.count) == ("n2", b"second", 1)
 
 
-def test_a_wake_up_sends_again_at_once(server: Server, device: Device) -> None:
+def test_a_reason_to_send_again_sends_again_at_once(server: Server, device: Device) -> None:
     device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=1000.0)
     device.restart(device.session)
     device.add("n1")
     first = server.copy()
 
-    device.outbox.wake()
+    device.outbox.send_again()
 
     assert server.copy() == first
 
@@ -299,6 +299,24 @@ def test_stopping_an_outbox_that_was_never_started_is_harmless(tmp_path: Path, l
 
     Outbox(session, Topics("demo").device("phone"), store, limits, lambda *_: None).stop()
     store.close()
+
+
+def test_an_update_found_before_its_wake_up_goes_up_once(server: Server, device: Device) -> None:
+    """The outbox looks by itself now and then, and may do so between the end of a job and the wake-up."""
+    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=1000.0)
+    device.restart(device.session)
+    device.store.finish_job(Outgoing("run", 3, "n1", DATA), None, "")
+    chunks = server.copy()
+
+    device.outbox.wake()
+    server.ack("n1", "missing", missing=[1])
+    device.hear()
+
+    assert server.chunk() == chunks[1]
+    server.ack("n1")
+    device.hear()
+    assert device.verdict() == ("n1", "accepted")
+    assert server.silent()
 
 
 class SlowDelivery:

@@ -26,7 +26,9 @@ def patch_ref(world: World, old: Arrays, new: Arrays) -> BlobRef:
 
 
 def with_patches(world: World, *refs: BlobRef) -> Round:
-    return msgspec.structs.replace(world.announcement(), patches={"head": refs})
+    whole = {name: ref for name, ref in world.unit_refs.items() if name != "head"}
+    line = (world.unit_refs["head"], *refs)
+    return msgspec.structs.replace(world.announcement(), units=whole, lines={"head": line})
 
 
 def assign(server: ScriptedServer, world: World, announced: Round) -> None:

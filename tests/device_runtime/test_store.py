@@ -148,13 +148,6 @@ def test_the_oldest_update_goes_first(store: Store) -> None:
     assert store.outgoing() == outgoing("a")
 
 
-def test_a_round_without_carry_keeps_the_carry_of_the_round_before(store: Store) -> None:
-    store.finish_job(outgoing("n1"), b"carry", "run/fafed")
-    store.finish_job(outgoing("n2"), None, "run/fafed")
-
-    assert store.carry("run/fafed") == b"carry"
-
-
 def test_an_update_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from device_runtime.store import *;"
@@ -259,7 +252,7 @@ def test_a_store_damaged_while_in_use_raises_store_error_and_no_traceback_of_sql
 def test_every_method_of_a_store_with_missing_tables_raises_store_error(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     other = sqlite3.connect(tmp_path / "store.sqlite3")
-    for table in ("chunks", "blobs", "job", "checkpoint", "outbox", "carry", "history"):
+    for table in ("chunks", "blobs", "job", "checkpoint", "outbox", "carries", "history"):
         other.execute(f"DROP TABLE {table}")
     other.commit()
     other.close()

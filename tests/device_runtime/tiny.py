@@ -7,6 +7,7 @@
     step:       g = x^T (x w - y) / batch + noise / 100
                 v = v / 2 + g,  w = w - lr v,  count = count + 1,  loss = mean((x w - y)^2)
     finish:     update = w,  carry = v
+                coded: update = bits of w - head >= 0, from the lowest, and the mean of |w - head|
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROWS, BATCH, WIDTH, STEPS = 10, 4, 3, 6
 CHUNK = 256
 DATA = DataSpec(shape=(WIDTH,), dtype="float32", classes=2)
 
-_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
+_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "uint8": TensorProto.UINT8}
 _CONSTANTS = {
     "half": np.array(0.5, np.float32),
     "one": np.array(1, np.float32),
@@ -41,6 +42,8 @@ _CONSTANTS = {
     "hundredth": np.array(0.01, np.float32),
     "shape": np.array([WIDTH, 1], np.int64),
     "axis": np.array([1], np.int64),
+    "powers": np.array([[1, 2, 4]], np.float32),
+    "flat": np.array([1], np.int64),
 }
 
 
@@ -132,9 +135,32 @@ def finish() -> tuple[Graph, bytes]:
     return graph_of("finish", data, inputs, outputs), data
 
 
-def make_bundle(prefix: Sequence[str] = ("stem", "mid"), steps: Sequence[int] = (STEPS,)) -> Bundle:
-    """``prefix`` units one chunk each; ``steps`` per phase, all of the same graph."""
-    made = [forward(unit) for unit in prefix] + [start(), train(), finish()]
+def coded_finish() -> tuple[Graph, bytes]:
+    weights = port("weights.head.w", W.shape)
+    inputs = (weights, W, V)
+    outputs = (port("update.codes", (1,), "uint8"), port("update.scales", (1,)), port("carry.v", V.shape))
+    nodes = [
+        node("Sub", f"{W.name} {weights.name}", "change"),
+        node("GreaterOrEqual", "change zero", "signs"),
+        node("Cast", "signs", "bits", to=TensorProto.FLOAT),
+        node("MatMul", "powers bits", "sum"),
+        node("Cast", "sum", "byte", to=TensorProto.UINT8),
+        node("Reshape", "byte flat", "out.update.codes"),
+        node("Abs", "change", "sizes"),
+        node("ReduceMean", "sizes", "mean", keepdims=0),
+        node("Reshape", "mean flat", "out.update.scales"),
+        node("Identity", V.name, "out.carry.v"),
+    ]
+    data = onnx_bytes(nodes, inputs, outputs, ["zero", "powers", "flat"])
+    return graph_of("finish", data, inputs, outputs), data
+
+
+def make_bundle(
+    prefix: Sequence[str] = ("stem", "mid"), steps: Sequence[int] = (STEPS,), codec: str = "dense"
+) -> Bundle:
+    """``prefix`` units one chunk each; ``steps`` per phase, all of the same graph; any other ``codec`` codes."""
+    last = finish() if codec == "dense" else coded_finish()
+    made = [forward(unit) for unit in prefix] + [start(), train(), last]
     manifest = Manifest(
         model="tiny",
         program="noisy-sgd",
@@ -150,6 +176,7 @@ def make_bundle(prefix: Sequence[str] = ("stem", "mid"), steps: Sequence[int] = 
         evaluate="start",
         hyper={"lr": 0.1},
         graphs=tuple(graph for graph, _ in made),
+        codec=codec,
     )
     return Bundle(manifest, {graph.blob.sha256: data for graph, data in made})
 

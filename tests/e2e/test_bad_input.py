@@ -12,6 +12,7 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from edgefl.lab.lab import CONFIG_NAME, discard
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
 from tests.e2e.runs import EDGEFL, SMALL, Run
 
@@ -149,6 +150,14 @@ def test_a_cut_behind_the_last_unit_is_not_valid(tmp_path: Path) -> None:
     config.write_text("[tiers.weak]\ncut = 99\n")
 
     refused(edgefl("validate", config), ModelError, "99")
+
+
+def test_fresh_removes_what_was_published(tmp_path: Path) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published" / "round-0000.msgpack").write_bytes(b"weights of the run before")
+    (tmp_path / CONFIG_NAME).write_text("")
+    discard(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fresh_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section
 from edgefl.submodels.submodel import Placement
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Incoming
@@ -26,6 +27,7 @@ from tests.server.fleet import RunningServer
 pytestmark = pytest.mark.e2e
 ROUNDS = 3
 PATIENCE_S = 30.0
+ONE_BIT = Form("bits", sections=(Section(("head.w",), Codes(1, SIGNS), {"head.w": 0}),), change=True)
 
 
 class CountingMosquitto(Mosquitto):
@@ -48,8 +50,8 @@ class Watched:
     reported: list[DeviceSeen]
 
 
-def plan(federation: str, limits: Limits, downlink: DownlinkPlan) -> Plan:
-    bundle, weights = tiny.make_bundle(), tiny.weights()
+def plan(federation: str, limits: Limits, downlink: DownlinkPlan, form: Form) -> Plan:
+    bundle, weights = tiny.make_bundle(codec=form.codec), tiny.weights()
     placement = Placement({"head.w": None})
     return Plan(
         federation=federation,
@@ -57,7 +59,7 @@ def plan(federation: str, limits: Limits, downlink: DownlinkPlan) -> Plan:
         rules=Rules(
             run="", seed=7, rounds=ROUNDS, tiers=(TierRule("weak", (DEVICE,)),), deadline_s=PATIENCE_S
         ),
-        tiers={"weak": TierPlan(bundle, lambda _weights, _number: placement)},
+        tiers={"weak": TierPlan(bundle, lambda _weights, _number: placement, form)},
         units=tuple(weights),
         initial={name: array for unit in weights.values() for name, array in unit.items()},
         hyper={"lr": 0.1},
@@ -67,7 +69,9 @@ def plan(federation: str, limits: Limits, downlink: DownlinkPlan) -> Plan:
     )
 
 
-@pytest.fixture(params=["float32", "int8"])
+@pytest.fixture(
+    params=[("float32", DENSE), ("int8", DENSE), ("float32", ONE_BIT)], ids=["float32", "int8", "one bit up"]
+)
 def watched(
     request: pytest.FixtureRequest, tmp_path: Path, federation: str, limits: Limits
 ) -> Iterator[Watched]:
@@ -75,8 +79,9 @@ def watched(
     broker.start()
     limits = msgspec.structs.replace(limits, chunk_bytes=600)
     tap = Tap(broker.address)
-    compression = "none" if request.param == "float32" else "zstd"
-    made = plan(federation, limits, DownlinkPlan(request.param, 10, compression))
+    down, form = request.param
+    downlink = DownlinkPlan(down, 10, "none" if down == "float32" else "zstd")
+    made = plan(federation, limits, downlink, form)
     server = RunningServer.start(made, tap.address, tmp_path / "out")
     agent = RunningAgent(federation, tap.address, tmp_path, limits, until_done=True)
     server.join()

@@ -74,6 +74,8 @@ class Feed:
     def __call__(self, function: Function, step: int) -> Tensors:
         batches = torch.Generator().manual_seed(10_000 * self.seed + step)
         noise = torch.Generator().manual_seed(10_000 * self.seed + step + 5_000)
+        if "batch.0.x" not in function.inputs:
+            return uniform(function, noise)
         rows = torch.randint(0, len(self.x), (function.inputs["batch.0.x"].shape[0],), generator=batches)
         return {"batch.0.x": self.x[rows], "batch.0.y": self.y[rows]} | uniform(function, noise)
 
@@ -170,6 +172,7 @@ class Plain:
     spec: ModelSpec
     rho: float = 6.0
     wrong: str = ""
+    decay: float = 0.0
 
     def __call__(self, state: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``change.*`` and ``log_scale`` after it; step sizes are in the ascending order of names."""
@@ -214,4 +217,5 @@ class Plain:
         out = torch.func.functional_call(self.spec.module, at, (given["batch.0.x"].double(),))
         y = given["batch.0.y"]
         losses = self.spec.loss.each(out, y.double() if y.is_floating_point() else y)
-        return losses.mean(), [at[name] for name in s]
+        decayed = sum(at[name].square().sum() for name in s if at[name].dim() >= 2)
+        return losses.mean() + self.decay / 2 * decayed, [at[name] for name in s]

@@ -21,7 +21,10 @@ from edgefl.codecs.form import Codes, Sparse
 from edgefl.codecs.levels import NearestLevels, StochasticLevels
 from edgefl.codecs.sections import largest
 from edgefl.codecs.signs import FixedSign, NoisySign, ScaledSign, StochasticSign
+from edgefl.programs.contract import Tensors
+from edgefl.simulation.round import RoundResult, run_round
 from tests.codecs.coding import Coding, difference
+from tests.invariants.fedbat import Feed, drawing
 
 DRAWS = 40_000
 
@@ -158,17 +161,30 @@ def test_i24_over_rounds_what_was_sent_and_what_is_left_are_all_changes() -> Non
 
 def test_i24_residual_of_a_client_that_rests_is_applied_as_it_was() -> None:
     coding = Coding.of("ef_signsgd")
-    _, kept = coding.finish(coding.moved(1))
-    before = {name: tensor.clone() for name, tensor in kept.items()}
+    program, weights = coding.program, coding.weights
 
-    coding.finish(coding.moved(2))  # another client's round: nothing of the first one's is read or written
-    update, _ = coding.finish(coding.weights, carry=kept)  # sampled again: training changes nothing
+    def round_of(seed: int, carry: Tensors, weights: Tensors) -> RoundResult:
+        feed = Feed.of(coding.submodel.spec, seed=seed, samples=16)
+        return run_round(drawing(program, seed), weights, feed, carry=carry)
 
-    assert all(torch.equal(kept[name], before[name]) for name in kept)
-    told_again = coding.decoded(update)
+    first = round_of(1, {}, weights)
+    before = {name: tensor.clone() for name, tensor in first.carry.items()}
+    moved = {name: tensor + 0.01 for name, tensor in weights.items()}
+    other = round_of(2, {}, moved)  # this client is not sampled, another one is, and the model moves on
+    again = round_of(3, first.carry, moved)
+
+    assert all(torch.equal(first.carry[name], before[name]) for name in before)
+    assert any(not torch.equal(other.carry[name], before[name]) for name in before)
+    fresh = round_of(3, {}, moved)
     for name in coding.objective.trainable:
-        residual = before[f"carry.residual.{name}"]
-        assert np.array_equal(np.sign(told_again[name]), np.sign(residual.numpy())), name
+        u = {
+            key: result.carry[f"residual.{name}"].numpy().astype(np.float64)
+            + coding.decoded({n: t.numpy() for n, t in result.update.items()})[name]
+            for key, result in (("again", again), ("fresh", fresh))
+        }
+        residual = before[f"residual.{name}"].numpy()
+        np.testing.assert_allclose(u["again"] - u["fresh"], residual, rtol=1e-4, atol=1e-7)
+        assert residual.any()
 
 
 # -- 25: noise before the sign ---------------------------------------------------------------------------------
@@ -232,13 +248,13 @@ def test_i26_fedpaq_is_unbiased_with_a_bounded_spread(bits: int) -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 def test_i26_fedpaq_has_at_most_two_to_the_b_codes(bits: int) -> None:
     generator = torch.Generator().manual_seed(5)
-    m, zeta = torch.randn(50_000, generator=generator), torch.rand(50_000, generator=generator)
+    m, zeta = 2 * torch.rand(50_000, generator=generator) - 1, torch.rand(50_000, generator=generator)
     for coder in (StochasticLevels(bits), NearestLevels(bits)):
         codes = coder.code(Change(m, torch.zeros_like(m), uniform=zeta)).codes
         assert torch.equal(codes, codes.round()) and codes.min() >= 0 and codes.max() <= 2**bits - 2
-        assert len(told(coder, m, zeta).unique()) <= 2**bits - 1
+        assert len(told(coder, m, zeta).unique()) == 2**bits - 1, "and all of them occur"
         assert len(coder.encoding.levels) == 2**bits
-        levels = 0.5 / (2 ** (bits - 1) - 1) if isinstance(coder, NearestLevels) else math.inf
+        levels = (0.5 if isinstance(coder, NearestLevels) else 1.0) / (2 ** (bits - 1) - 1)
         assert torch.all((told(coder, m, zeta) - m).abs() <= m.abs().max() * (levels + 1e-6))
 
 

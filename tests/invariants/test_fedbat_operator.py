@@ -46,39 +46,39 @@ def sample(law: str, count: int = 400_000) -> Tensor:
 
 
 @given(alpha=ALPHAS, zeta=ZETAS, share=st.one_of(st.floats(-2, 2), st.sampled_from([0.0, 1.0, -1.0])))
-def test_1_every_sign_is_plus_or_minus_one(alpha: float, zeta: float, share: float) -> None:
+def test_i1_every_sign_is_plus_or_minus_one(alpha: float, zeta: float, share: float) -> None:
     x = scalar(share) * scalar(alpha)
     assert float(draw(x, scalar(alpha), scalar(zeta))) in (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("x", [0.0, 1.0, -1.0, math.inf, -math.inf])
 @pytest.mark.parametrize("zeta", [0.0, 0.5, LARGEST_ZETA])
-def test_1_the_ends_are_never_zero_nor_three_times_alpha(x: float, zeta: float) -> None:
+def test_i1_the_ends_are_never_zero_nor_three_times_alpha(x: float, zeta: float) -> None:
     sign = float(draw(scalar(x), ONE, scalar(zeta)))
     assert sign == (math.copysign(1, x) if x else (1.0 if zeta < 0.5 else -1.0))
 
 
 @pytest.mark.parametrize("x", [-1.0, -0.7, -0.1, 0.0, 0.35, 0.9, 1.0])
-def test_2_inside_the_mean_of_many_draws_is_x(x: float) -> None:
+def test_i2_inside_the_mean_of_many_draws_is_x(x: float) -> None:
     alpha, count = 0.02, 200_000
     drawn = alpha * draw(torch.full((count,), alpha * x), scalar(alpha), uniform(count)).double()
     assert abs(float(drawn.mean()) - alpha * x) < 5 * alpha / math.sqrt(count)
 
 
 @pytest.mark.parametrize("x", [1.001, 3.0, -1.001, -50.0])
-def test_2_outside_the_sign_is_certain(x: float) -> None:
+def test_i2_outside_the_sign_is_certain(x: float) -> None:
     assert bool((draw(torch.full((10_000,), x), ONE, uniform(10_000)) == math.copysign(1, x)).all())
 
 
 @pytest.mark.parametrize("x", [-1.0, -0.6, 0.0, 0.4, 1.0])
-def test_3_the_variance_is_alpha_squared_minus_x_squared(x: float) -> None:
+def test_i3_the_variance_is_alpha_squared_minus_x_squared(x: float) -> None:
     alpha, count = 0.5, 200_000
     drawn = alpha * draw(torch.full((count,), alpha * x), scalar(alpha), uniform(count)).double()
     expected = alpha**2 * (1 - x**2)
     assert abs(float(drawn.var(correction=0)) - expected) <= 5 * alpha**2 / math.sqrt(count) * (expected > 0)
 
 
-def test_4_plus_has_probability_alpha_plus_x_over_two_alpha() -> None:
+def test_i4_plus_has_probability_alpha_plus_x_over_two_alpha() -> None:
     alpha, count = 0.3, 20_000
     grid = torch.linspace(-0.95, 0.95, 39)
     plus = (
@@ -89,7 +89,7 @@ def test_4_plus_has_probability_alpha_plus_x_over_two_alpha() -> None:
     assert 12 < chi_square < 80  # 39 degrees of freedom: one in a million either side
 
 
-def test_5_the_law_is_odd() -> None:
+def test_i5_the_law_is_odd() -> None:
     x, zeta = 0.8 * (2 * uniform(50_000, seed=1) - 1), uniform(50_000, seed=2)
     # -S(x) at zeta is S(-x) at the other tail, which is as likely.
     differ = draw(-x, ONE, other_tail(zeta)) != -draw(x, ONE, zeta)
@@ -97,12 +97,12 @@ def test_5_the_law_is_odd() -> None:
 
 
 @given(x=st.floats(-2, 2), zeta=ZETAS, power=st.integers(-20, 20))
-def test_5_scaling_x_and_alpha_scales_s(x: float, zeta: float, power: int) -> None:
+def test_i5_scaling_x_and_alpha_scales_s(x: float, zeta: float, power: int) -> None:
     c = 2.0**power  # exact, so that no threshold moves by rounding
     assert draw(scalar(c * x), scalar(c), scalar(zeta)) == draw(scalar(x), ONE, scalar(zeta))
 
 
-def test_6_with_the_largest_as_alpha_nothing_is_clipped_and_the_error_is_known() -> None:
+def test_i6_with_the_largest_as_alpha_nothing_is_clipped_and_the_error_is_known() -> None:
     m = torch.randn(2000, generator=torch.Generator().manual_seed(3))
     alpha = m.abs().max()
     assert bool(inside(m, alpha).all())
@@ -120,7 +120,7 @@ def test_6_with_the_largest_as_alpha_nothing_is_clipped_and_the_error_is_known()
         ("uniform", 0.375, 0.250, 0.125, 0.500),
     ],
 )
-def test_7_errors_at_mean_size_are_the_published_ones(
+def test_i7_errors_at_mean_size_are_the_published_ones(
     law: str, stochastic: float, nearest: float, bias: float, clipped: float
 ) -> None:
     m = sample(law)
@@ -140,7 +140,7 @@ def test_7_errors_at_mean_size_are_the_published_ones(
     }
 
 
-def test_7_the_error_is_variance_inside_and_bias_outside() -> None:
+def test_i7_the_error_is_variance_inside_and_bias_outside() -> None:
     m, alpha = sample("gaussian", 3000), scalar(0.8)
     drawn = alpha * draw(m.expand(500, -1), alpha, uniform(500, 3000, seed=5))
     within = inside(m, alpha)
@@ -151,13 +151,13 @@ def test_7_the_error_is_variance_inside_and_bias_outside() -> None:
 # -- its derivatives -------------------------------------------------------------------------------------------
 
 
-def test_8_dx_is_one_up_to_alpha_and_zero_beyond() -> None:
+def test_i8_dx_is_one_up_to_alpha_and_zero_beyond() -> None:
     x = torch.tensor([0.0, 0.5, -0.5, 1.0, -1.0, 1.0 + 2**-23, -1.0 - 2**-23, 9.0])
     assert inside(x, ONE).tolist() == [True] * 5 + [False] * 3
 
 
 @given(x=st.floats(-3, 3), alpha=st.floats(0.25, 2), zeta=ZETAS)
-def test_8_dalpha_is_the_formula_of_its_three_cases(x: float, alpha: float, zeta: float) -> None:
+def test_i8_dalpha_is_the_formula_of_its_three_cases(x: float, alpha: float, zeta: float) -> None:
     x, alpha = float(scalar(x)), float(scalar(alpha))
     sign = draw(scalar(x), scalar(alpha), scalar(zeta))
     found = float(slope(scalar(x), scalar(alpha), sign))
@@ -169,7 +169,7 @@ def test_8_dalpha_is_the_formula_of_its_three_cases(x: float, alpha: float, zeta
 
 
 @pytest.mark.parametrize("x", [-0.9, -0.2, 0.0, 0.5, 1.0])
-def test_9_inside_dalpha_has_mean_zero_and_lies_within_two(x: float) -> None:
+def test_i9_inside_dalpha_has_mean_zero_and_lies_within_two(x: float) -> None:
     m, count = torch.full((200_000,), x), 200_000
     found = slope(m, ONE, draw(m, ONE, uniform(count)))
     assert abs(float(found.double().mean())) < 5 / math.sqrt(count)
@@ -177,12 +177,12 @@ def test_9_inside_dalpha_has_mean_zero_and_lies_within_two(x: float) -> None:
 
 
 @pytest.mark.parametrize("x", [1.5, -1.5])
-def test_9_outside_dalpha_is_the_sign(x: float) -> None:
+def test_i9_outside_dalpha_is_the_sign(x: float) -> None:
     m = torch.full((1000,), x)
     assert bool((slope(m, ONE, draw(m, ONE, uniform(1000))) == math.copysign(1, x)).all())
 
 
-def test_10_both_derivatives_are_autograd_through_a_straight_through_floor() -> None:
+def test_i10_both_derivatives_are_autograd_through_a_straight_through_floor() -> None:
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(5000, generator=generator, dtype=torch.float64).requires_grad_()
     zeta = torch.rand(5000, generator=generator, dtype=torch.float64)
@@ -203,7 +203,7 @@ def test_10_both_derivatives_are_autograd_through_a_straight_through_floor() -> 
 # -- step sizes ------------------------------------------------------------------------------------------------
 
 
-def test_11_the_gradient_of_alpha_e_is_rho_alpha_times_the_sum() -> None:
+def test_i11_the_gradient_of_alpha_e_is_rho_alpha_times_the_sum() -> None:
     size, scale, e = StepSize(6.0), torch.tensor([0.5, 2e-3]), torch.tensor([0.1, -0.3])
     alpha, pull = size.of(scale, e), torch.tensor([0.7, -40.0])
     moved, held_back = size.descended(scale, e, alpha, pull, scalar(0.1))
@@ -212,7 +212,7 @@ def test_11_the_gradient_of_alpha_e_is_rho_alpha_times_the_sum() -> None:
     assert held_back == 0
 
 
-def test_11_without_rho_alpha_stays_to_the_last_bit() -> None:
+def test_i11_without_rho_alpha_stays_to_the_last_bit() -> None:
     size, scale, e = StepSize(0.0), torch.tensor([0.123, 4e-5]), torch.zeros(2)
     for _ in range(5):
         e, _ = size.descended(scale, e, size.of(scale, e), torch.tensor([1e3, -7.0]), scalar(0.1))
@@ -220,12 +220,12 @@ def test_11_without_rho_alpha_stays_to_the_last_bit() -> None:
 
 
 @given(scale=st.floats(0, 100), e=st.floats(-1e30, 1e30))
-def test_11_alpha_is_above_zero_and_finite_for_any_alpha_e(scale: float, e: float) -> None:
+def test_i11_alpha_is_above_zero_and_finite_for_any_alpha_e(scale: float, e: float) -> None:
     assert 0 < float(StepSize(6.0).of(scalar(scale), scalar(e))) < math.inf
 
 
 @given(pull=st.floats(-1, 1), e=st.floats(-0.5, 0.5))
-def test_12_a_step_moves_log_alpha_by_rho_squared(pull: float, e: float) -> None:
+def test_i12_a_step_moves_log_alpha_by_rho_squared(pull: float, e: float) -> None:
     size, scale, rho, lr = StepSize(6.0), torch.tensor([0.5]), 6.0, 0.1
     old = size.of(scale, torch.tensor([e]))
     moved, _ = size.descended(scale, torch.tensor([e]), old, torch.tensor([pull]), scalar(lr))
@@ -245,7 +245,7 @@ def test_12_a_step_moves_log_alpha_by_rho_squared(pull: float, e: float) -> None
         (1.0, 0.5, 1, 1, 0),
     ],
 )
-def test_13_golden_operator(x: float, zeta: float, s: float, dx: float, dalpha: float) -> None:
+def test_i13_golden_operator(x: float, zeta: float, s: float, dx: float, dalpha: float) -> None:
     assert float(floor_form(scalar(x), ONE, scalar(zeta))) == s  # as printed
     sign = draw(scalar(x), ONE, other_tail(scalar(zeta)))
     assert float(sign) == s
@@ -253,7 +253,7 @@ def test_13_golden_operator(x: float, zeta: float, s: float, dx: float, dalpha: 
     assert float(slope(scalar(x), ONE, sign)) == pytest.approx(dalpha, abs=1e-6)
 
 
-def test_14_golden_step() -> None:
+def test_i14_golden_step() -> None:
     program = program_of(golden_spec(), batch=1, steps=2)
     state = {
         "weights.only.weight": torch.zeros(1, 1),
@@ -261,7 +261,12 @@ def test_14_golden_step() -> None:
         "scale": torch.tensor([0.5]),
         "log_scale": torch.zeros(1),
     }
-    given = {"batch.0.x": torch.ones(1, 1), "batch.0.y": torch.ones(1, 1), "hyper.lr": scalar(0.1)}
+    given = {
+        "batch.0.x": torch.ones(1, 1),
+        "batch.0.y": torch.ones(1, 1),
+        "hyper.lr": scalar(0.1),
+        "hyper.rho": scalar(6.0),
+    }
     binarize = program.phases[1].function
     new = step(binarize, state, given | {"noise.only.weight": torch.full((1, 1), 0.1)})
     assert float(new["change.only.weight"]) == pytest.approx(0.35, abs=1e-7)
@@ -290,14 +295,25 @@ def test_alpha_e_stops_at_the_limit_and_is_counted() -> None:
     assert float(size.of(scale, torch.zeros(3))[2]) == pytest.approx(EPS)
 
 
+def test_growth_is_as_large_for_a_fall_as_for_a_rise() -> None:
+    size, scale = StepSize(6.0), torch.tensor([0.5, 0.5, 0.5])
+    for e in (LIMIT / 6, -LIMIT / 6, -1e9):
+        alpha = size.of(scale, torch.tensor([0.0, e, 0.01]))
+        assert float(size.growth(scale, alpha)) == pytest.approx(math.exp(LIMIT), rel=1e-3)
+    still = torch.tensor([0.5, 0.5, 0.0])  # nothing changed in the last group: its alpha is 0
+    assert float(size.growth(scale, still)) == 1
+
+
 @pytest.mark.parametrize("pull", [-1e6, 1e6, 0.0])
 def test_bounds_hold_alpha_whatever_pulls(pull: float) -> None:
     size, scale = StepSize(6.0, (5e-4, 5e-2)), torch.tensor([1e-3, 1e-7, 3.0])
     e = torch.zeros(3)
     for _ in range(3):
-        e, _ = size.descended(scale, e, size.of(scale, e), torch.full((3,), pull), scalar(0.1))
+        e, held_back = size.descended(scale, e, size.of(scale, e), torch.full((3,), pull), scalar(0.1))
         alpha = size.of(scale, e)
         assert 5e-4 * (1 - 1e-6) <= float(alpha.min()) <= float(alpha.max()) <= 5e-2 * (1 + 1e-6)
+    if pull:
+        assert float(held_back) == 3  # at a bound, though the last step did not cross it
     # One step leads back from a bound: nothing has piled up behind it.
     back, _ = size.descended(scale, e, alpha, torch.full((3,), -math.copysign(50.0, pull)), scalar(0.1))
     if pull:

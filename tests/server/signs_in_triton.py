@@ -16,7 +16,8 @@ import torch
 from edgefl.codecs.form import Codes, Form, Section
 from server.accumulator import Checked, CpuAccumulator
 from server.cuda import TorchAccumulator, measure_signs
-from server.pieces import BLOCK, Integers, compiled
+from server.kernels import BLOCK
+from server.pieces import Integers, compiled
 from server.triton_kernels import Tuning, add_signs
 from tests.server.test_kernels import LAYOUT, REGIONS, SIZE, drawn
 

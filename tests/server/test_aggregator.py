@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,14 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section, Values
+from edgefl.codecs.form import CHANGE_LIMIT, DENSE, SIGNS, VALUE_LIMIT, Codes, Form, Section, Values
 from edgefl.submodels.submodel import Block, Entries, Region, extract, pieces
-from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.errors import ConfigError, UpdateRejected
 from edgefl.wire.tensors import Array, Arrays
-from server.accumulator import CpuAccumulator
-from server.aggregator import VALUE_LIMIT, Aggregator, Clip, layout_of
+from server.accumulator import Accumulator, CpuAccumulator
+from server.aggregator import Aggregator, Clip, layout_of
+from server.coordinator import Rules
 from server.cuda import TorchAccumulator
-from server.robust import Rule
+from server.robust import Rule, buffered_bytes
 
 OLD: Arrays = {
     "a.weight": np.arange(24, dtype=np.float32).reshape(4, 6),
@@ -150,6 +152,69 @@ def test_the_largest_values_and_weights_do_not_overflow() -> None:
         assert all(np.array_equal(new[name], np.full(OLD[name].shape, expected)) for name in OLD)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_changes_and_weights_do_not_overflow(sign: float) -> None:
+    form = Form("floats", sections=(Section(tuple(OLD), Values()),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=64 << 24, device="cpu")
+    update = {"values": np.full(28, sign * CHANGE_LIMIT, np.float32)}
+    for _ in range(64):
+        aggregator.add(aggregator.check(update, WHOLE, form), 1 << 24)
+    zeros = {name: np.zeros_like(array) for name, array in OLD.items()}
+    assert all((new == sign * CHANGE_LIMIT).all() for new in aggregator.result(zeros).values())
+    with pytest.raises(UpdateRejected, match="beyond 4096, the most that a change may be") as refused:
+        aggregator.check({"values": update["values"] * np.float32(1.01)}, WHOLE, form)
+    assert refused.value.reason == "too-large"
+
+
+def test_devices_that_claim_the_most_and_send_nothing_do_not_spoil_the_small_changes_of_others() -> None:
+    form = Form("signs", sections=(Section(("w",), Codes(1, SIGNS), {"w": 0}),), change=True)
+    weights = {"w": np.zeros(64, np.float32)}
+    limit = 990 * Rules("run", 0, 1, ()).most_samples + 10 * 100
+    aggregator = Aggregator(layout_of(weights), weight_limit=limit, device="cpu")
+    update = {"codes": np.full(8, 0b00001111, np.uint8), "scales": np.array([1e-5], np.float32)}
+    regions: dict[str, Region] = {"w": None}
+    for _ in range(10):
+        aggregator.add(aggregator.check(update, regions, form), 100)
+    expected = np.tile(np.repeat([1e-5, -1e-5], 4), 8)
+    np.testing.assert_allclose(aggregator.result(weights)["w"], expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4, 1e30, float("nan"), float("inf"), 1e39])
+def test_a_known_scale_that_no_change_may_have_is_refused_before_any_update(scale: float) -> None:
+    form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, scale)),), change=True)
+    with pytest.raises(ConfigError, match="choose a smaller scale"):
+        Aggregator(layout_of(OLD), weight_limit=1, device="cpu").pieces(WHOLE, form)
+
+
+def test_an_aggregator_that_gave_its_sums_away_is_of_no_more_use() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
+    checked = aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE)
+    aggregator.add(checked, 1)
+    assert aggregator.released() is not None
+    for call in (lambda: aggregator.add(checked, 1), lambda: aggregator.result(OLD), aggregator.released):
+        with pytest.raises(RuntimeError, match="make a new one"):
+            call()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_buffered_rule_takes_no_more_memory_than_it_says(threads: int) -> None:
+    updates, entries = 100, 2 * 66_000
+    weights = {name: np.zeros(entries // 2, np.float32) for name in ("a", "b")}
+    aggregator = Aggregator(
+        layout_of(weights), weight_limit=updates, device="cpu", threads=threads, rule=Rule("median")
+    )
+    regions: dict[str, Region] = dict.fromkeys(weights)
+    checked = aggregator.check(weights, regions)
+    tracemalloc.start()
+    for _ in range(updates):
+        aggregator.add(checked, 1)
+    aggregator.result(weights)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    stated = buffered_bytes(updates, entries, threads)
+    assert stated / 2 < peak <= stated
+
+
 def test_small_weights_under_a_large_limit_stay_accurate() -> None:
     updates = [(drawn(np.random.default_rng(n), WHOLE), WHOLE, 3) for n in range(16)]
     found, expected = aggregate(updates, limit=16 * 60_000), by_hand(updates)
@@ -209,17 +274,25 @@ def test_both_engines_give_the_same_bits() -> None:
     assert np.array_equal(engines[0].sums(), engines[1].sums()) and engines[0].sums().any()
 
 
-def test_an_engine_that_reads_dense_updates_only_gets_coded_ones_decoded() -> None:
+def test_both_engines_give_the_same_model_of_coded_updates_and_again_with_the_sums_of_an_earlier_round() -> (
+    None
+):
     form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, 0.3)),), change=True)
     arrays = {"codes": np.array([7, 0, 255, 5, 1], np.uint8)}
     found = []
     for engine in (CpuAccumulator(28), TorchAccumulator(28, torch.device("cpu"))):
-        aggregator = Aggregator(layout_of(OLD), weight_limit=3, device="cpu")
-        average = aggregator._average_for(form)
-        aggregator._packed, average._sums = engine.packed, engine  # type: ignore[attr-defined]
-        aggregator.add(aggregator.check(arrays, WHOLE, form), 3)
-        found.append(aggregator.result(OLD))
-    assert all(found[0][name].tobytes() == found[1][name].tobytes() for name in OLD)
+        sums: Accumulator | None = engine
+        for _ in range(2):
+            aggregator = Aggregator(layout_of(OLD), weight_limit=3, device="cpu", sums=sums)
+            aggregator.add(aggregator.check(arrays, WHOLE, form), 3)
+            found.append(aggregator.result(OLD))
+            sums = aggregator.released()
+        assert sums is engine and engine.sums().any(), "they are emptied when they are used again"
+        with pytest.raises(ValueError, match="28"):
+            Aggregator(layout_of({"w": np.zeros(3, np.float32)}), weight_limit=1, sums=engine)
+    for name in OLD:
+        assert not np.array_equal(found[0][name], OLD[name])
+        assert len({new[name].tobytes() for new in found}) == 1
 
 
 def test_slices_that_cut_many_pieces_are_added_by_index() -> None:

@@ -37,9 +37,10 @@ NAMES = tuple(sorted(WEIGHTS))
 SIZES = {name: WEIGHTS[name].size for name in NAMES}
 GROUPS = {name: number for number, name in enumerate(NAMES)}
 SIGNED = Form("scaled_sign", sections=(Section(NAMES, Codes(1, SIGNS), GROUPS),), change=True)
+KNOWN = Form("signsgd", sections=(Section(NAMES, Codes(1, SIGNS, 0.01)),), change=True)
 SPARSE = Form("topk", sections=(Section(NAMES, Sparse(0.05)),), change=True)
 HALVES = Form("float16", sections=(Section(NAMES, Values("float16")),), change=True)
-FORMS = {form.codec: form for form in (SIGNED, SPARSE, HALVES)}
+FORMS = {form.codec: form for form in (SIGNED, KNOWN, SPARSE, HALVES)}
 MASK_BITS = sum(SIZES.values())
 SHAPES = {name: array.shape for name, array in WEIGHTS.items()}
 
@@ -73,13 +74,15 @@ def send(
     opened: Round,
     form: Form,
     arrays: Mapping[str, Any] | bytes,
+    metrics: dict[str, float] | None = None,
     **fields: Any,
 ) -> None:
     masks = {"mask": MASK_BITS} if form is SPARSE else {}
     content = arrays if isinstance(arrays, bytes) else tensors.dump(arrays, masks)
     told = {"codec": form.codec, "codec_version": form.version, **fields}
     update = update_for(device.name, task, opened.model_version, {}, tensors=content, **told)
-    device.send(encode(update), task)
+    metrics = {"loss": 1.5} if metrics is None else metrics
+    device.send(encode(msgspec.structs.replace(update, metrics=metrics)), task)
 
 
 Answer = Callable[[ScriptedDevice, Task, Round], None]
@@ -192,6 +195,17 @@ CASES: list[tuple[str, Form, Answer, str, str]] = [
     ("value is NaN", SPARSE, bad(SPARSE, values=first(np.nan)), "not-finite", "values"),
     ("gaps of an exabyte", SPARSE, gaps(10**18), "malformed", "mask"),
     ("gaps of one entry more", SPARSE, gaps(MASK_BITS + 1), "malformed", "mask"),
+    ("a loss of NaN", SIGNED, told(SIGNED, metrics={"loss": np.nan}), "not-finite", "metric loss"),
+    ("an infinite loss", KNOWN, told(KNOWN, metrics={"loss": np.inf}), "not-finite", "metric loss"),
+    (
+        "another metric of minus infinity",
+        SPARSE,
+        told(SPARSE, metrics={"loss": 1.0, "norm": -np.inf}),
+        "not-finite",
+        "metric norm",
+    ),
+    ("no loss beside a known scale", KNOWN, told(KNOWN, metrics={}), "malformed", "no metric 'loss'"),
+    ("a change of 5000", HALVES, bad(HALVES, halves=first(5000)), "too-large", "beyond 4096"),
     ("halves are infinite", HALVES, bad(HALVES, halves=first(np.inf)), "not-finite", "halves"),
     (
         "halves as float32",
@@ -258,6 +272,11 @@ def test_a_bad_coded_update_is_refused_and_the_round_goes_on(
     model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
     expected = moved_by(form, "strong-0")
     assert all(np.array_equal(model[name], expected[name]) for name in NAMES)
+
+
+def test_a_loss_need_not_be_told_where_the_numbers_that_are_sent_show_what_it_would() -> None:
+    mixed = Form("signsgd", sections=(*KNOWN.sections, Section(("norm",), Values())), change=True)
+    assert [form.silent for form in (KNOWN, SIGNED, SPARSE, HALVES, DENSE, mixed)] == [True] + [False] * 5
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

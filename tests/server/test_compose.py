@@ -23,7 +23,8 @@ from edgefl.submodels.output_side import OutputSide
 from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.recompute import Budget
-from server.compose import _rules, build_model, bundle_digest, compose, evaluation, run_digest
+from server.compose import _rules, build_model, bundle_digest, compose, evaluation
+from server.digests import run_digest
 from server.events import Event, Warned
 from server.plan import DownlinkPlan, Plan
 from server.roster import tier_of
@@ -157,6 +158,30 @@ def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> N
     assert digest != run_digest(federation(federation={"rounds": 11}))
 
 
+def test_a_key_that_is_added_with_its_default_leaves_a_run_as_it_is() -> None:
+    digest = run_digest(federation())
+    assert digest == run_digest(federation(downlink={"encoding": "float32"}, aggregate={"rule": "mean"}))
+    bare = parse({"model": {"name": "mlp"}}, source="the test")
+    assert run_digest(bare) == run_digest(parse({"model": {"name": "mlp"}, "round": {}}, source="the test"))
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_a_model_that_is_not_float32_cannot_be_rounded_on_its_way_down(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = build_model(federation(), DATASET)
+    spec.module.half()
+    monkeypatch.setattr("server.compose.build_model", lambda *_: spec)
+    with pytest.raises(ModelError, match="only float32 can be rounded on its way"):
+        compose(federation(downlink={"encoding": encoding}), DATASET, tmp_path)
+
+
+def test_what_counts_changes_and_rounds_tiers_apart_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    tiers = {"half": {"kind": "width", "gamma": 0.5, "devices": ["half-*"]}}
+    with pytest.raises(ConfigError, match="rounds each tier's own part by itself"):
+        compose(federation(downlink={"encoding": "int8"}, tiers=tiers), DATASET, tmp_path)
+
+
 def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +198,7 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     assert before == digests()
     source.write_text("def make(): return 1\n")
     changed = digests()
-    monkeypatch.setattr("server.compose.metadata.version", lambda _: "999")
+    monkeypatch.setattr("server.digests.metadata.version", lambda _: "999")
     updated = digests()
     assert all(len({*three}) == 3 for three in zip(before, changed, updated, strict=True))
 

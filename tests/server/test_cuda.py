@@ -20,7 +20,8 @@ from edgefl.wire.errors import ConfigError
 from server import slabs
 from server.accumulator import Checked, CpuAccumulator
 from server.cuda import TorchAccumulator, measure_signs
-from server.pieces import BLOCK, compiled
+from server.kernels import BLOCK
+from server.pieces import compiled
 from server.triton_kernels import sign_tables
 from tests.server.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels
 

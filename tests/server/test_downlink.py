@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.forward import record_tag
 from device_runtime.graphs import Graphs
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
@@ -40,26 +42,28 @@ class Nobody:
 class Server:
     """A downlink and the model it publishes; ``again`` is what starts after a kill."""
 
-    def __init__(self, folder: Path, encoding: Any = "int8", every: int = 4, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, encoding: Any = "int8", every: int = 4, run: str = "run", **settings: Any
+    ) -> None:
         self.folder = folder
         self.plan = DownlinkPlan(encoding, every, **settings)
         self.publisher = Publisher(Nobody(), Topics("demo"), 1000, self.plan.compression)
-        self.downlink = Downlink(self.plan, self.publisher, Shelf(folder), LIMIT)
+        self.downlink = Downlink(self.plan, self.publisher, Shelf(folder, run), LIMIT)
 
     def again(self) -> Server:
         return Server(self.folder, self.plan.encoding, self.plan.keyframe_every)
 
-    def publish(self, number: int) -> None:
-        self.downlink.publish(number, units(number))
+    def publish(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
+        self.downlink.publish(number, f"v{number}", units(number) if parts is None else parts)
         self.forget_old()
 
-    def resume(self, number: int) -> None:
-        self.downlink.resume(number, units(number))
+    def resume(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
+        self.downlink.resume(number, f"v{number}", units(number) if parts is None else parts)
 
     def forget_old(self) -> None:
         """As after an announcement: what it does not name is no longer to be had."""
-        patches = [ref for line in self.downlink.patches.values() for ref in line]
-        self.publisher.keep_only(ref.sha256 for ref in [*self.downlink.units.values(), *patches])
+        several = [ref for line in self.downlink.lines.values() for ref in line]
+        self.publisher.keep_only(ref.sha256 for ref in [*self.downlink.units.values(), *several])
 
     def announced(self, number: int) -> Round:
         return Round(
@@ -69,7 +73,7 @@ class Server:
             model_version=f"v{number}",
             bundles={"strong": describe(b"", 8)},
             units=self.downlink.units,
-            patches=self.downlink.patches,
+            lines=self.downlink.lines,
             hyper={},
             deadline=0.0,
         )
@@ -130,7 +134,7 @@ def job(announced: Round) -> Job:
         bundle=announced.bundles["strong"],
         units=announced.units,
         hyper={},
-        patches=announced.patches,
+        lines=announced.lines,
     )
 
 
@@ -188,7 +192,7 @@ def test_float16_halves_the_trained_tensors_and_leaves_statistics_alone(tmp_path
     for name in NAMES:
         assert got[name].tobytes() == exact[name].astype(np.float16).astype(np.float32).tobytes()
     assert got["stem.mean"].tobytes() == exact["stem.mean"].tobytes()
-    assert server.downlink.patches == {} and not (tmp_path / "published").exists()
+    assert server.downlink.lines == {} and not (tmp_path / "published").exists()
 
 
 def test_float32_gives_the_exact_model(tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def test_a_server_that_lost_its_record_begins_with_a_keyframe(tmp_path: Path, da
             file.write_bytes(file.read_bytes()[:500])
     again = server.again()
     again.resume(2)
-    assert again.downlink.patches == {} and same(Device().read(again, 2), model(2))
+    assert again.downlink.lines == {} and same(Device().read(again, 2), model(2))
 
 
 def test_records_that_nobody_needs_any_more_go(tmp_path: Path) -> None:
@@ -258,9 +262,96 @@ def test_records_that_nobody_needs_any_more_go(tmp_path: Path) -> None:
 def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
     server = Server(tmp_path)
     for number in range(3):
-        still = {**units(number), "stem": units(0)["stem"]}
-        server.downlink.publish(number, still)
-    assert set(server.downlink.patches) == {"head"} and len(server.downlink.patches["head"]) == 2
+        server.publish(number, {**units(number), "stem": units(0)["stem"]})
+    assert set(server.downlink.units) == {"stem"} and set(server.downlink.lines) == {"head"}
+    assert len(server.downlink.lines["head"]) == 3
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("killed_after", range(7))
+def test_a_unit_that_keeps_its_bytes_over_a_keyframe_is_there_again_after_a_kill(
+    tmp_path: Path, every: int, killed_after: int
+) -> None:
+    calm, killed = (Server(tmp_path / name, every=every, compression="none") for name in ("calm", "killed"))
+    for number in range(7):
+        parts = {**units(number), "stem": units(0)["stem"]}
+        calm.publish(number, parts)
+        killed.publish(number, parts)
+        if number == killed_after:
+            killed = Server(tmp_path / "killed", every=every, compression="none")
+            killed.resume(number, parts)
+        assert killed.announced(number) == calm.announced(number)
+        assert same(believed(killed), believed(calm))
+
+
+def test_what_another_run_published_in_the_folder_is_not_taken_up(tmp_path: Path) -> None:
+    for number in range(3):
+        Server(tmp_path, run="old").publish(number)
+    other = Server(tmp_path, run="new")
+    other.resume(2, units(7))
+    assert same(Device().read(other, 2), {n: a for part in units(7).values() for n, a in part.arrays.items()})
+    kept = [file.name for file in (tmp_path / "published").iterdir()]
+    assert kept == ["round-0002.msgpack"], "a new run leaves nothing of the old one behind"
+
+
+def test_what_was_published_of_another_model_is_not_taken_up(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.publish(0)
+    again = server.again()
+    again.downlink.resume(0, "another", units(7))
+    assert same(Device().read(again, 0), {n: a for part in units(7).values() for n, a in part.arrays.items()})
+
+
+def test_a_device_that_knows_no_lines_finds_no_weights_instead_of_old_ones(tmp_path: Path) -> None:
+    server, device = Server(tmp_path), Device()
+    server.publish(0)
+    server.publish(1)
+    announced = server.announced(1)
+    assert announced.units == {} and set(announced.lines) == {"stem", "head"}
+    device.server = server
+    graphs = Graphs(OnnxEngine(), bundle("strong").manifest, device, Profiler())
+    with pytest.raises(BundleError, match="announces no weights"):
+        graphs.fetch(msgspec.structs.replace(job(announced), lines={}), ["stem", "head"])
+
+
+@pytest.mark.parametrize("encoding", ["float32", "float16", "int8"])
+def test_the_server_knows_the_bits_that_devices_begin_with(tmp_path: Path, encoding: str) -> None:
+    server = Server(tmp_path, encoding)
+    for number in range(3):
+        server.publish(number)
+        given = server.downlink.given(model(number), units(number))
+        assert same(given, Device().read(server, number))
+    assert (encoding == "float32") == same(given, model(2))
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_the_server_knows_what_a_tier_of_its_own_begins_with(tmp_path: Path, encoding: str) -> None:
+    server, rows = Server(tmp_path, encoding), range(5, 20)
+    for number in range(3):
+        server.publish(number, slice_of(number, rows))
+        given, exact = server.downlink.given(model(number), slice_of(number, rows)), model(number)
+        got = Device().read(server, number, ["half/submodel"])
+        assert given["head.w"][5:20].tobytes() == got["head.w"].tobytes()
+        assert given["head.w"][:5].tobytes() == exact["head.w"][:5].tobytes()
+        assert same(
+            {n: given[n] for n in ("stem.w", "stem.mean")}, {n: exact[n] for n in ("stem.w", "stem.mean")}
+        )
+
+
+def test_the_server_knows_what_a_tier_behind_a_mask_begins_with(tmp_path: Path) -> None:
+    server, held = Server(tmp_path), np.arange(2600) % 7 == 0
+    names, exact = ("head.w", "stem.w"), model(1)
+    values = np.concatenate([exact[name].reshape(-1) for name in names])[held]
+    payload = {"submodel.mask": bits.pack(held), "submodel.values": values}
+    regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
+    part = Part.of_payload(Placement(regions, payload, {"submodel.mask": held.size}), NAMES)
+    server.publish(1, {"thin/submodel": part})
+    given = server.downlink.given(exact, {"thin/submodel": part})
+    flat = np.concatenate([given[name].reshape(-1) for name in names])
+    assert flat[held].tobytes() == values.astype(np.float16).astype(np.float32).tobytes()
+    assert (
+        flat[~held].tobytes() == np.concatenate([exact[name].reshape(-1) for name in names])[~held].tobytes()
+    )
 
 
 def test_another_patch_is_other_content_for_a_device_with_work_begun(tmp_path: Path) -> None:
@@ -269,7 +360,7 @@ def test_another_patch_is_other_content_for_a_device_with_work_begun(tmp_path: P
     first = job(server.announced(1))
     server.publish(1)
     second = job(server.announced(1))
-    assert first.units == second.units and first.content != second.content
+    assert first.content != second.content and record_tag(first) != record_tag(second)
 
 
 def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> None:
@@ -277,7 +368,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> N
     server.publish(0)
     server.publish(1)
     bad = tensors.dump({"head.w": np.zeros(3, np.int8), "/scales": np.ones(1, np.float32)})
-    device.store[server.downlink.patches["head"][0].sha256] = bad
+    device.store[server.downlink.lines["head"][1].sha256] = bad
     with pytest.raises(BundleError, match=r"patch does not fit.*'head.w' is int8 \(3,\)"):
         device.read(server, 1)
 
@@ -295,24 +386,24 @@ def slice_of(number: int, rows: range) -> dict[str, Part]:
 def test_a_payload_that_stays_where_it_is_travels_as_patches(tmp_path: Path) -> None:
     server, device = Server(tmp_path), Device()
     for number in range(3):
-        server.downlink.publish(number, slice_of(number, range(10)))
+        server.publish(number, slice_of(number, range(10)))
         got = device.read(server, number, ["half/submodel"])
         assert same(got, believed(server))
-    assert len(server.downlink.patches["half/submodel"]) == 2
+    assert len(server.downlink.lines["half/submodel"]) == 3
 
 
 def test_a_payload_that_moves_travels_whole_in_float16(tmp_path: Path) -> None:
     server = Server(tmp_path)
     for number in range(3):
-        server.downlink.publish(number, slice_of(number, range(number, number + 10)))
+        server.publish(number, slice_of(number, range(number, number + 10)))
     got = Device().read(server, 3, ["half/submodel"])
-    assert server.downlink.patches == {}
+    assert server.downlink.lines == {}
     expected = model(2)["head.w"][2:12].astype(np.float16).astype(np.float32)
     assert got["head.w"].tobytes() == expected.tobytes()
     assert got["stem.mean"].tobytes() == model(2)["stem.mean"].tobytes()
-    server.downlink.publish(3, slice_of(3, range(2, 12)))
+    server.publish(3, slice_of(3, range(2, 12)))
     assert same(Device().read(server, 3, ["half/submodel"]), believed(server))
-    assert len(server.downlink.patches["half/submodel"]) == 1, "patches start from what was sent"
+    assert len(server.downlink.lines["half/submodel"]) == 2, "patches start from what was sent"
 
 
 @pytest.mark.parametrize("names", [("head.w",), ("head.w", "stem.mean")])
@@ -326,10 +417,10 @@ def test_values_behind_a_mask_travel_whole_and_rounded_only_if_all_are_trained(
         payload = {"submodel.mask": bits.pack(held), "submodel.values": values, "submodel.theta": values[:2]}
         regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
         placement = Placement(regions, payload, {"submodel.mask": held.size})
-        server.downlink.publish(number, {"thin/submodel": Part.of_payload(placement, NAMES)})
+        server.publish(number, {"thin/submodel": Part.of_payload(placement, NAMES)})
     got = Device().read(server, 3, ["thin/submodel"])
     rounded = values.astype(np.float16).astype(np.float32) if names == ("head.w",) else values
     assert got["submodel.values"].tobytes() == rounded.tobytes()
     assert got["submodel.mask"].tobytes() == bits.pack(held).tobytes()
     assert got["submodel.theta"].tobytes() == values[:2].tobytes()
-    assert server.downlink.patches == {}
+    assert server.downlink.lines == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import subprocess
 import sys
@@ -14,15 +15,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import server
 from edgefl.codecs.decode import decode, widen
-from edgefl.codecs.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values, packed_bytes
+from edgefl.codecs.form import (
+    CHANGE_LIMIT,
+    DENSE,
+    VALUE_LIMIT,
+    Codes,
+    Encoding,
+    Form,
+    Section,
+    Sparse,
+    Values,
+)
 from edgefl.submodels.submodel import Block, Entries, Region, local_shape, pieces
 from edgefl.wire import bits as masks
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Arrays
 from server.accumulator import Checked, CpuAccumulator
-from server.aggregator import VALUE_LIMIT, Aggregator, layout_of
-from server.pieces import BLOCK, LENGTH, Integers, compiled
+from server.aggregator import Aggregator, layout_of
+from server.kernels import BLOCK, LENGTH
+from server.pieces import Integers, compiled
 
 OLD: Arrays = {
     "a": np.linspace(-1, 1, 37 * 11, dtype=np.float32).reshape(37, 11),
@@ -162,11 +175,11 @@ def test_any_mixture_of_packed_updates_sums_to_the_bits_of_a_plain_sum_in_any_or
 ) -> None:
     total = sum(weight for *_, weight in case.updates)
     aggregator = Aggregator(LAYOUT, weight_limit=total, device="cpu", threads=threads)
-    sums, weights = plain_sums(case, aggregator.fraction_bits)
     shuffled = list(case.updates)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for regions, form, arrays, weight in shuffled:
         aggregator.add(aggregator.check(arrays, regions, form), weight)
+    sums, weights = plain_sums(case, aggregator.fraction_bits)
     new = aggregator.result(OLD)
     unit = 2.0**aggregator.fraction_bits
     for name, old in OLD.items():
@@ -271,16 +284,22 @@ def halves(value: float, dtype: str) -> Arrays:
         (SIGNS, {**SIGNED, "scales": np.array([1, np.nan], np.float32)}, "not-finite"),
         (SIGNS, {**SIGNED, "scales": np.array([1, np.inf], np.float32)}, "not-finite"),
         (SIGNS, {**SIGNED, "scales": np.array([1, -1], np.float32)}, "bad-scale"),
-        (SIGNS, {**SIGNED, "scales": np.array([1, 0.6 * VALUE_LIMIT], np.float32)}, "too-large"),
+        (SIGNS, {**SIGNED, "scales": np.array([1, 0.6 * CHANGE_LIMIT], np.float32)}, "too-large"),
         (KEPT, {"mask": mask(0, *range(1, 9)), "values": np.zeros(9, np.float32)}, ""),
         (KEPT, {"mask": mask(0, *range(1, 8)), "values": np.zeros(9, np.float32)}, "malformed"),
         (KEPT, {"mask": mask(*range(1, 10)), "values": np.zeros(9, np.float32)}, "malformed"),
         (KEPT, {"mask": mask(0, *range(1, 9)), "values": np.full(9, np.nan, np.float32)}, "not-finite"),
-        (Section(("b", "e"), Values()), {"values": np.full(16, VALUE_LIMIT * 1.01, np.float32)}, "too-large"),
-        (Section(("b", "e"), Values("float16")), halves(60_000, "float16"), ""),
+        (
+            Section(("b", "e"), Values()),
+            {"values": np.full(16, CHANGE_LIMIT * 1.01, np.float32)},
+            "too-large",
+        ),
+        (Section(("b", "e"), Values("float16")), halves(-CHANGE_LIMIT, "float16"), ""),
+        (Section(("b", "e"), Values("float16")), halves(4100, "float16"), "too-large"),
+        (Section(("b", "e"), Values("bfloat16")), halves(-CHANGE_LIMIT, "bfloat16"), ""),
         (Section(("b", "e"), Values("float16")), halves(np.inf, "float16"), "not-finite"),
         (Section(("b", "e"), Values("bfloat16")), halves(-np.inf, "bfloat16"), "not-finite"),
-        (Section(("b", "e"), Values("bfloat16")), halves(2.0 * VALUE_LIMIT, "bfloat16"), "too-large"),
+        (Section(("b", "e"), Values("bfloat16")), halves(4128, "bfloat16"), "too-large"),
         (Section(("b", "e"), Values("bfloat16")), halves(1.0, "float16"), "wrong-dtype"),
     ],
 )
@@ -326,14 +345,45 @@ def test_arrays_at_odd_addresses_and_strided_ones_are_read_right() -> None:
         assert aggregator.result(OLD)["e"].reshape(-1).tolist() == list(range(1, 16))
 
 
+@pytest.mark.parametrize(("value", "reason"), [(-VALUE_LIMIT, ""), (1.01 * VALUE_LIMIT, "too-large")])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_weights_may_be_larger_than_changes(dtype: str, value: float, reason: str) -> None:
+    name = "values" if dtype == "float32" else "halves"
+    if dtype == "float16":
+        value, reason = (60_000, "") if not reason else (np.inf, "not-finite")
+    arrays = {name: np.full(16, value, np.float32)} if dtype == "float32" else halves(value, dtype)
+    form = Form("any", sections=(Section(("b", "e"), Values(dtype)),))  # type: ignore[arg-type]
+    aggregator, regions = Aggregator(LAYOUT, weight_limit=1, device="cpu"), dict.fromkeys(("b", "e"))
+    if not reason:
+        aggregator.add(aggregator.check(arrays, regions, form), 1)
+        assert (aggregator.result(OLD)["e"] == widen_one(value, dtype)).all()
+        return
+    with pytest.raises(UpdateRejected) as refused:
+        aggregator.check(arrays, regions, form)
+    assert refused.value.reason == reason
+
+
+def widen_one(value: float, dtype: str) -> float:
+    """What ``value`` is in ``dtype``."""
+    return float(np.float16(value)) if dtype == "float16" else value
+
+
+@pytest.mark.parametrize("module", ["kernels", "scans"])
+def test_compiled_loops_take_nothing_from_files_that_numbas_cache_does_not_look_at(module: str) -> None:
+    """A number that another file defines would be frozen into the cache, and stale once that file is changed."""
+    tree = ast.parse((Path(server.__file__).parent / f"{module}.py").read_text())
+    taken = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert set(taken) == {"__future__", "server.native"}
+
+
 def test_the_kernels_work_where_no_cache_can_be_written() -> None:
     """The fall back of a read-only installation: compiled in the process, nothing kept."""
     code = (
         "import numba.core.caching as c\n"
         "c.CacheImpl._locator_classes = []\n"
-        "import numpy as np\nfrom server import kernels\n"
-        "a = np.ones(9, np.float32)\nassert kernels.within(a.ctypes.data, 9, 1.0)\n"
-        "assert not kernels.within(a.ctypes.data, 9, 0.5)\n"
+        "import numpy as np\nfrom server import scans\n"
+        "a = np.ones(9, np.float32)\nassert scans.within(a.ctypes.data, 9, 1.0)\n"
+        "assert not scans.within(a.ctypes.data, 9, 0.5)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
 
@@ -347,4 +397,4 @@ def test_codes_end_with_the_array() -> None:
         made = compiled(layout, {"w": None}, form)
         block = made.blocks[-1]
         last = int(block[0]) + bits * int(block[1])
-        assert -(-last // 8) == packed_bytes(bits, size)
+        assert -(-last // 8) == masks.packed_bytes(size, bits)

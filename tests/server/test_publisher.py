@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.messages import Round, decode
 from edgefl.wire.topics import Topics
 from server.publisher import Publisher, unit_blobs, version_of
@@ -54,6 +56,15 @@ def test_a_blob_is_published_once_in_chunks() -> None:
     assert broker.log == [
         (TOPICS.blob_chunk(ref.sha256, n), p) for n, p in enumerate([b"0123", b"4567", b"89"])
     ]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_blob_that_devices_would_refuse_is_refused_here(compression: Any) -> None:
+    publisher = Publisher(Broker(), TOPICS, 4, compression, blob_limit=1000)
+    assert publisher.offer(bytes(1000)).sha256 in publisher.live
+    with pytest.raises(ConfigError, match=r"1001 bytes .* limits.max_blob_bytes is 1000: .*raise the limit"):
+        publisher.offer(bytes(1001))
+    assert len(publisher.live) == 1
 
 
 def test_a_graph_keeps_the_chunk_size_of_its_manifest() -> None:

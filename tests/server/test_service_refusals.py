@@ -8,18 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from edgefl.codecs.form import Form
+from edgefl.codecs.form import DENSE, Form
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Status, Task, UpdateChunk, encode
 from edgefl.wire.session import Address
+from server.downlink import check_counting
 from server.events import Rejected, RoundClosed
 from server.journal import MOST_REJECTED
-from server.plan import DownlinkPlan
+from server.plan import DownlinkPlan, Plan
 from server.service import Service
 from tests.server.fleet import (
     PATIENCE_S,
@@ -174,15 +176,40 @@ def test_refusals_are_recorded_in_bounded_number_and_size(
         assert journal.execute("select max(length(text)) from updates").fetchone()[0] < 300
 
 
-@pytest.mark.parametrize("encoding", ["float16", "int8"])
-def test_who_counts_changes_by_comparing_must_send_exact_weights(
-    encoding: Any, federation: str, limits: Limits, tmp_path: Path
+NOBODY = Address("127.0.0.1", 1)
+
+
+def rounding_apart(plan: Plan) -> Plan:
+    """The plan with counted changes, whose weak tier has a part of its own, rounded by itself."""
+    weak = plan.tiers["weak"]
+    manifest = msgspec.structs.replace(weak.bundle.manifest, suffix=("weak/submodel",))
+    tiers = {**plan.tiers, "weak": replace(weak, bundle=replace(weak.bundle, manifest=manifest))}
+    return replace(plan, tiers=tiers, count="nonzero", downlink=DownlinkPlan("int8"))
+
+
+def test_who_counts_changes_by_comparing_must_know_what_was_sent(
+    federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    wrong = rounding_apart(plan_for(federation, limits))
+    with pytest.raises(ConfigError, match="rounds each tier's own part by itself: choose 'float16'"):
+        Service(wrong, NOBODY, tmp_path, emit=print)
+    forms, changes = {"strong": DENSE, "weak": DENSE}, Form("x", change=True)
+    check_counting("nonzero", "int8", dict.fromkeys(forms, changes), ["weak"])
+    check_counting("nonzero", "int8", {"weak": DENSE}, ["weak"])
+    check_counting("nonzero", "int8", forms, [])
+    check_counting("nonzero", "float16", forms, ["weak"])
+    check_counting("holders", "int8", forms, ["weak"])
+
+
+@pytest.mark.parametrize("kind", ["counting", "size"])
+def test_a_refused_configuration_leaves_no_run_behind(
+    kind: str, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     plan = plan_for(federation, limits)
-    wrong = replace(plan, count="nonzero", downlink=DownlinkPlan(encoding))
-    with pytest.raises(
-        ConfigError, match=f"downlink.encoding '{encoding}' gives it rounded ones: choose 'float32'"
-    ):
-        Service(wrong, Address("127.0.0.1", 1), tmp_path, emit=print)
-    changes = {name: replace(tier, form=Form("x", change=True)) for name, tier in plan.tiers.items()}
-    Service(replace(wrong, tiers=changes), Address("127.0.0.1", 1), tmp_path / "other", emit=print)
+    small = replace(plan, limits=msgspec.structs.replace(limits, max_blob_bytes=100))
+    with pytest.raises(ConfigError, match="rounds each tier" if kind == "counting" else "max_blob_bytes"):
+        Service(rounding_apart(plan) if kind == "counting" else small, NOBODY, tmp_path, emit=print)
+
+    mended = Service(replace(plan, digest="e" * 64), NOBODY, tmp_path, emit=print)
+
+    assert not mended._rounds.resumed

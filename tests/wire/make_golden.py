@@ -87,7 +87,7 @@ MESSAGES: dict[str, Message] = {
         hyper={"lr": 0.05},
         deadline=1767225600.5,
         signatures={"weak": bytes(range(64))},
-        patches={"head": (describe(b"patch 1", 131072), describe(ZSTD_FRAME, 131072, raw=1000))},
+        lines={"tail": (describe(b"keyframe", 131072), describe(ZSTD_FRAME, 131072, raw=1000))},
     ),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),

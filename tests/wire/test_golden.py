@@ -133,12 +133,12 @@ FORMER = Path(__file__).parent / "former"
 def test_a_message_without_the_fields_added_since_is_read_with_their_defaults(
     name: str, kind: type[Message]
 ) -> None:
-    added = {"round_open": ("patches",), "update": ("codec", "codec_version")}[name]
+    added = {"round_open": ("lines",), "update": ("codec", "codec_version")}[name]
     found = messages.decode(kind, (FORMER / f"{name}.bin").read_bytes())
 
     now = msgspec.to_builtins(MESSAGES[name], builtin_types=(bytes,))
     then = msgspec.to_builtins(found, builtin_types=(bytes,))
-    defaults = {"patches": {}, "codec": "dense", "codec_version": 1}
+    defaults = {"lines": {}, "codec": "dense", "codec_version": 1}
     assert {field: then.pop(field) for field in added} == {field: defaults[field] for field in added}
     now.get("profile", {}).pop("down_wire_bytes", None)
     assert then.get("profile", {}).pop("down_wire_bytes", 0) == 0

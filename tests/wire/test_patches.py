@@ -107,6 +107,14 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:
         patched(model(0), tensors.dump(arrays))
 
 
+def test_a_patch_that_leads_beyond_float32_is_refused() -> None:
+    old: Arrays = {"u.w": np.full(3, 3e38, np.float32)}
+    data = tensors.dump({"u.w": np.full(3, 127, np.int8), SCALES: SCALE * np.float32(3e38)})
+
+    with pytest.raises(BundleError, match=r"does not fit.*'u.w' would hold NaN or infinity"):
+        patched(old, data)
+
+
 def test_bytes_that_are_no_patch_are_refused() -> None:
     with pytest.raises(BundleError, match="does not fit"):
         patched(model(0), b"nonsense")

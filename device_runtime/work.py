@@ -1,0 +1,118 @@
+"""The work on one round: fetch its bundle, train, and put the update into the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.data import LabelSpec, LocalData
+from device_runtime.engine.base import Engine
+from device_runtime.fetch import Fetcher
+from device_runtime.graphs import Settings, Step
+from device_runtime.job import Job
+from device_runtime.memory import peak_bytes
+from device_runtime.profiler import Profiler
+from device_runtime.runner import RoundResult, RoundRunner
+from device_runtime.store import Outgoing, Store
+from edgefl.wire import manifest as manifests
+from edgefl.wire import signatures, tensors
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.limits import Limits
+from edgefl.wire.manifest import Manifest
+from edgefl.wire.messages import Profile, Update, encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded.
+
+    ``begins`` is told the rows and steps of a round before the first of them, ``watch`` each step; ``aborted`` is asked
+    before each step whether the round is over.
+    """
+
+    device: str
+    folder: Path
+    limits: Limits
+    server_key: str
+    engine: Engine
+    data: LocalData
+    fetcher: Fetcher
+    store: Store
+    begins: Callable[[Job, int, int], None]
+    watch: Callable[[Job, Step], None]
+    aborted: Callable[[], bool]
+
+    def run(self, job: Job) -> None:
+        """One round, from the first blob to the outbox.
+
+        Raises RoundAborted when the round is over, DataError if the local data do not fit the model, and other
+        EdgeflErrors after which the round may be tried again.
+        """
+        profiler = Profiler()
+        if self.server_key:
+            signatures.check(self.server_key, job.bundle.sha256, job.signature)
+        manifest = manifests.decode(self.fetcher.get(job.bundle))
+        self._check_formats(manifest)
+        data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
+        self.begins(job, len(data), manifest.steps)
+        runner = RoundRunner(
+            engine=self.engine,
+            manifest=manifest,
+            blobs=self.fetcher,
+            memory=self.store,
+            profiler=profiler,
+            settings=self._settings(job),
+        )
+        carry_name = f"{job.run}/{manifest.program}/{job.tier}"
+        carry = self.store.carry(carry_name)
+        result = runner.run(job, data, tensors.load(carry) if carry else {})
+        self._hand_over(job, manifest, result, self._profile(profiler), carry_name)
+
+    def _check_formats(self, manifest: Manifest) -> None:
+        wrong = {graph.format for graph in manifest.graphs} - {self.engine.format}
+        if wrong:
+            raise ProtocolError(
+                f"the bundle holds {sorted(wrong)} graphs, this device runs {self.engine.format}"
+            )
+
+    def _settings(self, job: Job) -> Settings:
+        return Settings(
+            folder=self.folder,
+            checkpoint_steps=self.limits.checkpoint_steps,
+            watch=lambda step: self.watch(job, step),
+            aborted=self.aborted,
+        )
+
+    def _profile(self, profiler: Profiler) -> Profile:
+        received = self.fetcher.take_received()
+        return Profile(
+            step_ms=profiler.median_ms("step"),
+            forward_ms=profiler.total_ms("forward"),
+            load_ms=profiler.total_ms("load"),
+            idle_bytes=profiler.idle_bytes,
+            peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
+            down_bytes=received.payload,
+            down_wire_bytes=received.wire,
+        )
+
+    def _hand_over(
+        self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile, carry_name: str
+    ) -> None:
+        update = Update(
+            run=job.run,
+            round=job.round,
+            device=self.device,
+            nonce=job.nonce,
+            tier=job.tier,
+            model_version=job.model_version,
+            samples=result.samples,
+            metrics=result.metrics,
+            profile=profile,
+            tensors=tensors.dump(result.update, result.masks),
+            codec=manifest.codec,
+            codec_version=manifest.codec_version,
+        )
+        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
+        carry = tensors.dump(result.carry) if result.carry else None
+        self.store.finish_job(outgoing, carry, carry_name)

@@ -1,0 +1,46 @@
+"""Python functions as machine code that many threads may run at once, and addresses as arrays of numbers.
+
+numba keeps what it compiled on disk, and looks at nothing but the file that a function stands in to see whether that is
+still right: what a compiled function takes from another file (a number, a compiled helper) is frozen into it. So the
+modules of compiled functions define their numbers and helpers themselves. Only this file is shared: after a change
+here, delete the ``__pycache__`` folder of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit, types
+from numba.extending import intrinsic
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def compiled(function: _F) -> _F:
+    """Compiled at first use and kept on disk; where no folder can be written, compiled anew in each process."""
+    try:
+        return cast(_F, njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # "cannot cache function: no locator available"
+        return cast(_F, njit(nogil=True)(function))
+
+
+def pointer(element: Any) -> Any:
+    """A function that compiled code calls to see an address (uint64) as an array of ``element``."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def at(typing_context: Any, address: Any) -> Any:
+        kind = types.CPointer(element)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+        return kind(types.uint64), generate
+
+    return at
+
+
+bytes_at = pointer(types.uint8)
+words_at = pointer(types.uint64)
+shorts_at = pointer(types.uint16)
+floats_at = pointer(types.float32)

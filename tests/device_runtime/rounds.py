@@ -1,0 +1,120 @@
+"""One device that runs rounds: each run a new process on the same folder, that can be killed at any step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device_runtime.engine.base import LoadedGraph, Outputs, State
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.graphs import Settings, Step
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from device_runtime.runner import RoundResult, RoundRunner
+from device_runtime.store import Store
+from edgefl.wire import tensors
+from edgefl.wire.manifest import Graph
+from edgefl.wire.tensors import Arrays
+from tests.device_runtime import tiny
+from tests.device_runtime.tiny import ROWS, STEPS, World
+
+ALL_STEPS = range(1, STEPS + 1)
+STATE = 3
+"""Tensors of the tiny program's state."""
+
+
+class CountingEngine(OnnxEngine):
+    """Counts the calls of each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: dict[str, int] = {}
+
+    def load(self, graph: Graph, artifact: bytes) -> LoadedGraph:  # type: ignore[override]
+        return _Counted(super().load(graph, artifact), graph.name, self.runs)
+
+
+@dataclass
+class _Counted:
+    inner: LoadedGraph
+    name: str
+    runs: dict[str, int]
+
+    def run(self, feeds: Arrays, state: State) -> Outputs:
+        self.runs[self.name] = self.runs.get(self.name, 0) + 1
+        return self.inner.run(feeds, state)
+
+
+class OneByOneEngine(CountingEngine):
+    """Notes how many tensors each call moves, and how many copies of state were ever alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+        self.written: list[int] = []
+        self.most_copies = 0
+        self._copies: list[weakref.ref[tiny.Array]] = []
+
+    def read_state(self, state: State) -> Arrays:
+        copies = super().read_state(state)
+        self.read.append(len(copies))
+        self._copies += [weakref.ref(array) for array in copies.values()]
+        self.most_copies = max(self.most_copies, sum(ref() is not None for ref in self._copies))
+        return copies
+
+    def write_state(self, arrays: Mapping[str, tiny.Array]) -> State:
+        self.written.append(len(arrays))
+        return super().write_state(arrays)
+
+
+class Killed(Exception):
+    """The power went."""
+
+
+@dataclass
+class Device:
+    """A device's folder and store; each ``run`` is a new process on it."""
+
+    folder: Path
+    world: World
+    rows: int = ROWS
+    checkpoint_steps: int = 1
+    engine: CountingEngine = field(default_factory=CountingEngine)
+    runner: RoundRunner | None = None
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.folder, limit_bytes=1 << 20, history_rounds=5)
+
+    def run(
+        self,
+        job: Job,
+        *,
+        watch: Callable[[Step], None] = lambda _: None,
+        aborted: Callable[[], bool] = lambda: False,
+        carry: Arrays | None = None,
+    ) -> RoundResult:
+        self.runner = RoundRunner(
+            engine=self.engine,
+            manifest=self.world.bundle.manifest,
+            blobs=self.world,
+            memory=self.store,
+            profiler=Profiler(),
+            settings=Settings(self.folder, self.checkpoint_steps, watch, aborted),
+        )
+        return self.runner.run(job, tiny.local(self.rows).fitted(tiny.DATA), carry or {})
+
+
+def kill_at(stage: str, step: int) -> Callable[[Step], None]:
+    def watch(at: Step) -> None:
+        if (at.stage, at.step) == (stage, step):
+            raise Killed
+
+    return watch
+
+
+def assert_same(one: RoundResult, other: RoundResult) -> None:
+    assert tensors.dump(one.update) == tensors.dump(other.update)
+    assert tensors.dump(one.carry) == tensors.dump(other.carry)
+    assert (one.metrics, one.samples) == (other.metrics, other.samples)
