@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,139 +11,13 @@ import pytest
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.forward import record_tag
 from device_runtime.graphs import Graphs
-from device_runtime.job import Job
 from device_runtime.profiler import Profiler
 from edgefl.submodels.submodel import Block, Entries, Placement
 from edgefl.wire import bits, tensors
-from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError
-from edgefl.wire.messages import Round
-from edgefl.wire.tensors import Arrays
-from edgefl.wire.topics import Topics
-from server.downlink import Downlink, Part
-from server.plan import DownlinkPlan
-from server.publisher import Publisher
-from server.shelf import Shelf
+from server.downlink import Part
 from tests.server.fleet import bundle
-
-LIMIT = 1 << 24
-NAMES = frozenset({"stem.w", "head.w"})
-
-
-class Nobody:
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Any:
-        raise AssertionError("nothing is published before the broker is there")
-
-
-class Server:
-    """A downlink and the model it publishes; ``again`` is what starts after a kill."""
-
-    def __init__(
-        self, folder: Path, encoding: Any = "int8", every: int = 4, run: str = "run", **settings: Any
-    ) -> None:
-        self.folder = folder
-        self.plan = DownlinkPlan(encoding, every, **settings)
-        self.publisher = Publisher(Nobody(), Topics("demo"), 1000, self.plan.compression)
-        self.downlink = Downlink(self.plan, self.publisher, Shelf(folder, run), LIMIT)
-
-    def again(self) -> Server:
-        return Server(self.folder, self.plan.encoding, self.plan.keyframe_every)
-
-    def publish(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
-        self.downlink.publish(number, f"v{number}", units(number) if parts is None else parts)
-        self.forget_old()
-
-    def resume(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
-        self.downlink.resume(number, f"v{number}", units(number) if parts is None else parts)
-
-    def forget_old(self) -> None:
-        """As after an announcement: what it does not name is no longer to be had."""
-        several = [ref for line in self.downlink.lines.values() for ref in line]
-        self.publisher.keep_only(ref.sha256 for ref in [*self.downlink.units.values(), *several])
-
-    def announced(self, number: int) -> Round:
-        return Round(
-            run="run",
-            round=number,
-            state="open",
-            model_version=f"v{number}",
-            bundles={"strong": describe(b"", 8)},
-            units=self.downlink.units,
-            lines=self.downlink.lines,
-            hyper={},
-            deadline=0.0,
-        )
-
-
-def model(number: int) -> Arrays:
-    """Weights after round ``number``: a random walk, statistics among them."""
-    weights: Arrays = {"stem.w": np.zeros((30, 20), np.float32), "head.w": np.zeros((50, 40), np.float32)}
-    weights["stem.mean"] = np.zeros(20, np.float32)
-    for at in range(number + 1):
-        rng = np.random.default_rng(at)
-        for name, array in weights.items():
-            weights[name] = array + rng.normal(size=array.shape).astype(np.float32) * 0.1
-    return weights
-
-
-def units(number: int) -> dict[str, Part]:
-    weights = model(number)
-    return {
-        unit: Part({n: a for n, a in weights.items() if n.startswith(unit)}, NAMES)
-        for unit in ("stem", "head")
-    }
-
-
-@dataclass
-class Device:
-    """A store, and what it had to fetch; reads units through the runtime's own code."""
-
-    store: dict[str, bytes] = field(default_factory=dict)
-    fetched: int = 0
-    server: Server | None = None
-
-    def get(self, ref: BlobRef) -> bytes:
-        if ref.sha256 not in self.store:
-            assert self.server is not None
-            self.store[ref.sha256] = self.server.publisher.travelling(ref.sha256)
-            self.fetched += ref.size
-        return unpacked(ref, self.store[ref.sha256], LIMIT)
-
-    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
-        return [self.get(ref) for ref in refs]
-
-    def read(self, server: Server, number: int, names: Sequence[str] = ("stem", "head")) -> Arrays:
-        self.server, self.fetched = server, 0
-        graphs = Graphs(OnnxEngine(), bundle("strong").manifest, self, Profiler())
-        return graphs.fetch(job(server.announced(number)), names)
-
-
-def job(announced: Round) -> Job:
-    return Job(
-        run="run",
-        round=announced.round,
-        tier="strong",
-        seed=0,
-        nonce="n",
-        samples=0,
-        model_version=announced.model_version,
-        bundle=announced.bundles["strong"],
-        units=announced.units,
-        hyper={},
-        lines=announced.lines,
-    )
-
-
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[n].dtype == other[n].dtype and one[n].tobytes() == other[n].tobytes() for n in one
-    )
-
-
-def believed(server: Server) -> Arrays:
-    """What the server takes its devices to have."""
-    return {name: array for line in server.downlink._lines.values() for name, array in line.r.items()}
+from tests.server.published import NAMES, Device, Server, believed, job, model, same, units
 
 
 def test_devices_that_stay_come_late_or_miss_rounds_all_have_the_bits_that_the_server_believes(
@@ -199,107 +70,6 @@ def test_float32_gives_the_exact_model(tmp_path: Path) -> None:
     server = Server(tmp_path, "float32")
     server.publish(3)
     assert same(Device().read(server, 3), model(3))
-
-
-@pytest.mark.parametrize("killed_after", range(7))
-def test_a_server_killed_between_keyframes_goes_on_with_the_same_bytes(
-    tmp_path: Path, killed_after: int
-) -> None:
-    calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
-    for number in range(9):
-        calm.publish(number)
-        killed.publish(number)
-        if number == killed_after:
-            before = {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live}
-            killed = killed.again()
-            killed.resume(number)
-            assert {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live} == before
-        assert killed.announced(number) == calm.announced(number)
-        assert same(believed(killed), believed(calm))
-
-
-def test_a_server_killed_before_the_end_of_its_round_was_journaled_publishes_the_same_again(
-    tmp_path: Path,
-) -> None:
-    calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
-    for number in range(9):
-        calm.publish(number)
-        killed.publish(number)
-        if number:
-            killed = killed.again()
-            killed.resume(number - 1)
-            killed.publish(number)
-            killed.forget_old()
-    assert killed.announced(8) == calm.announced(8)
-
-
-@pytest.mark.parametrize("damage", ["lost", "half"])
-def test_a_server_that_lost_its_record_begins_with_a_keyframe(tmp_path: Path, damage: str) -> None:
-    server = Server(tmp_path)
-    for number in range(3):
-        server.publish(number)
-    for file in (tmp_path / "published").iterdir():
-        if damage == "lost":
-            file.unlink()
-        else:
-            file.write_bytes(file.read_bytes()[:500])
-    again = server.again()
-    again.resume(2)
-    assert again.downlink.lines == {} and same(Device().read(again, 2), model(2))
-
-
-def test_records_that_nobody_needs_any_more_go(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    for number in range(15):
-        server.publish(number)
-    assert {file.stem for file in (tmp_path / "published").iterdir()} == {
-        "round-0012",
-        "round-0013",
-        "round-0014",
-    }
-
-
-def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    for number in range(3):
-        server.publish(number, {**units(number), "stem": units(0)["stem"]})
-    assert set(server.downlink.units) == {"stem"} and set(server.downlink.lines) == {"head"}
-    assert len(server.downlink.lines["head"]) == 3
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("killed_after", range(7))
-def test_a_unit_that_keeps_its_bytes_over_a_keyframe_is_there_again_after_a_kill(
-    tmp_path: Path, every: int, killed_after: int
-) -> None:
-    calm, killed = (Server(tmp_path / name, every=every, compression="none") for name in ("calm", "killed"))
-    for number in range(7):
-        parts = {**units(number), "stem": units(0)["stem"]}
-        calm.publish(number, parts)
-        killed.publish(number, parts)
-        if number == killed_after:
-            killed = Server(tmp_path / "killed", every=every, compression="none")
-            killed.resume(number, parts)
-        assert killed.announced(number) == calm.announced(number)
-        assert same(believed(killed), believed(calm))
-
-
-def test_what_another_run_published_in_the_folder_is_not_taken_up(tmp_path: Path) -> None:
-    for number in range(3):
-        Server(tmp_path, run="old").publish(number)
-    other = Server(tmp_path, run="new")
-    other.resume(2, units(7))
-    assert same(Device().read(other, 2), {n: a for part in units(7).values() for n, a in part.arrays.items()})
-    kept = [file.name for file in (tmp_path / "published").iterdir()]
-    assert kept == ["round-0002.msgpack"], "a new run leaves nothing of the old one behind"
-
-
-def test_what_was_published_of_another_model_is_not_taken_up(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    server.publish(0)
-    again = server.again()
-    again.downlink.resume(0, "another", units(7))
-    assert same(Device().read(again, 0), {n: a for part in units(7).values() for n, a in part.arrays.items()})
 
 
 def test_a_device_that_knows_no_lines_finds_no_weights_instead_of_old_ones(tmp_path: Path) -> None:
