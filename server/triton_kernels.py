@@ -64,7 +64,8 @@ def _swap(a, b, low: tl.constexpr, by: tl.constexpr):
 @triton.jit
 def _word(at, client, clients, stride, shift, inside):
     """32 bits of a client from any bit on: ``shift`` into the word ``at``, uint32."""
-    here = inside & (client < clients)
+    # In the interpreter two numbers compare to a Python bool, and a mask & True is int32.
+    here = (inside & (client < clients)) != 0
     low = tl.load(at + client * stride, here, other=0)
     high = tl.load(at + client * stride + 1, here & (shift > 0), other=0)
     low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from edgefl.bench.coded import CodedModel
 from edgefl.bench.encode import Settings, build, measure, write_graph
@@ -17,6 +16,7 @@ from edgefl.cli import app
 from edgefl.models import zoo
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
+from tests.cli.runner import runner
 
 FIELDS = ["codec", "encode_ms", "step_ms", "ratio"]
 SMALL = zoo.build("mlp", size=4, hidden=[9])
@@ -24,7 +24,7 @@ SMALL = zoo.build("mlp", size=4, hidden=[9])
 
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--repeat", "1", "--codec", "nope"]
-    ran = CliRunner().invoke(app, ["bench", "encode", *arguments, "--codec", "fedbat", "--json"])
+    ran = runner().invoke(app, ["bench", "encode", *arguments, "--codec", "fedbat", "--json"])
 
     assert ran.exit_code == ConfigError.exit_code and "no codec 'nope'" in " ".join(ran.stderr.split())
     [row] = json.loads(ran.stdout)["results"]

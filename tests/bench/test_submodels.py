@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from edgefl.bench.submodels import Settings, build, kinds_of, matched, measure
 from edgefl.cli import app
@@ -15,6 +14,7 @@ from edgefl.models import zoo
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.wire.errors import ConfigError, ModelError
+from tests.cli.runner import runner
 from tests.exporters.near import near
 
 FIELDS = [
@@ -108,9 +108,7 @@ def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
         "--gamma",
         "1",
     ]
-    ran = CliRunner().invoke(
-        app, ["bench", "submodels", *arguments, "--batch", "2", "--steps", "1", "--json"]
-    )
+    ran = runner().invoke(app, ["bench", "submodels", *arguments, "--batch", "2", "--steps", "1", "--json"])
 
     assert ran.exit_code == ConfigError.exit_code
     assert "no submodel kind 'depth'" in " ".join(ran.stderr.split())

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from edgefl.cli import app
 from edgefl.codecs.catalog import CODECS, build
 from edgefl.lab.codec import parse_codec
 from edgefl.wire.errors import ConfigError
+from tests.cli.runner import runner
 
 SMALL = """
 [federation]
@@ -39,7 +39,7 @@ ENTRIES, TENSORS = 64 * 64 + 64 + 64 * 10 + 10, 4
 
 def edgefl(*arguments: str | Path) -> str:
     """What a command prints; what it refuses is raised."""
-    ran = CliRunner().invoke(app, list(map(str, arguments)))
+    ran = runner().invoke(app, list(map(str, arguments)))
     if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
         raise ran.exception
     assert ran.exit_code == 0, ran.output
@@ -102,9 +102,9 @@ def test_a_run_with_a_codec_that_does_not_exist_starts_nothing(
 
 
 def test_a_downlink_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    ran = CliRunner().invoke(app, ["run", "--downlink", "int4"])
+    ran = runner().invoke(app, ["run", "--downlink", "int4"])
     assert ran.exit_code == 2
-    assert all(word in ran.output for word in ("int4", "float32", "float16", "int8"))
+    assert all(word in ran.stderr for word in ("int4", "float32", "float16", "int8"))
 
 
 def test_the_list_of_codecs_has_them_all_with_bits_and_defaults() -> None:

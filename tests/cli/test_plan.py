@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from edgefl.cli import app
 from edgefl.cli.fit import Wishes, rate, read_device, read_hello
 from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.messages import Hello, encode
+from tests.cli.runner import runner
 
 SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]
 
@@ -24,8 +23,7 @@ SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--b
 def edgefl(*arguments: str | Path) -> str:
     """What the command prints; what it refuses is raised."""
     # Click before 8.2 puts stderr into stdout unless told not to; later ones never do and cannot be told.
-    apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-    ran = CliRunner(**apart).invoke(app, list(map(str, arguments)))
+    ran = runner().invoke(app, list(map(str, arguments)))
     if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
         raise ran.exception
     assert ran.exit_code == 0, ran.output

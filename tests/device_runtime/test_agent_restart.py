@@ -184,8 +184,9 @@ def test_a_store_that_a_round_still_uses_is_not_closed(
     agent = start()
     server.hello()
     release = threading.Event()
-    agent.agent._worker = threading.Thread(target=release.wait, daemon=True)
-    agent.agent._worker.start()
+    worker = threading.Thread(target=release.wait, daemon=True)
+    worker.start()  # before the agent, which forgets one that is not alive, may see it
+    agent.agent._worker = worker
 
     agent.stop()
 

@@ -45,6 +45,7 @@ count = 1
 MIXED = (
     SMALL[: SMALL.index("[tiers.strong]")].replace("[program]", '[program]\nname = "tcbgd"')
     + _TIERS
+    + '[downlink]\ncompression = "none"\n'  # sizes in both directions are compared
     + SMALL[SMALL.index("[limits]") :]
 )
 
