@@ -1,0 +1,108 @@
+"""What leaves a device whose training diverged, and what of it stays there: in torch and in onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from edgefl.codecs.decode import widen
+from edgefl.programs.contract import Tensors
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from server.compose import program_of
+from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
+
+FEEDBACK: list[tuple[str, dict[str, object]]] = [
+    ("ef_signsgd", {}),
+    ("int8", {"feedback": True}),
+    ("topk", {"feedback": True, "share": 0.02}),
+]
+DIVERGING: list[tuple[str, dict[str, object]]] = [
+    ("float16", {}),
+    ("bfloat16", {}),
+    ("int8", {}),
+    ("fedpaq", {}),
+    ("scaled_sign", {}),
+    ("signsgd", {}),
+    ("noisy_signsgd", {}),
+    ("stoc_signsgd", {}),
+    ("topk", {"share": 0.02}),
+    ("fedbat", {}),
+    ("fedbat", {"step_size": "largest"}),
+    *FEEDBACK,
+]
+
+
+class Finish:
+    """``finish`` of a codec in torch and in onnxruntime."""
+
+    def __init__(self, codec: str, options: dict[str, object]) -> None:
+        self.program = program_of(federation(codec, options), submodel("output_side"))
+        self.session = onnxruntime.InferenceSession(to_onnx(capture(self.program.finish)))
+        self.coded = self.program.form.sections[0].names
+
+    def example(self, seed: int, number: float | None = None, name: str = "") -> Tensors:
+        """Inputs; the last entry of what training left of tensor ``name`` is ``number``."""
+        example = self.program.finish.example(seed)
+        if number is not None:
+            part = "change" if f"state.change.{name}" in example else "weights"
+            example[f"state.{part}.{name}"].reshape(-1)[-1] = number
+        return example
+
+    def in_torch(self, example: Tensors) -> dict[str, np.ndarray]:
+        return {name: tensor.numpy() for name, tensor in self.program.finish(example).items()}
+
+    def on_device(self, example: Tensors) -> dict[str, np.ndarray]:
+        names = list(self.program.finish(example))  # a graph may not give a name to an input and an output
+        given = {port.name: example[port.name].numpy() for port in self.session.get_inputs()}
+        return dict(zip(names, self.session.run(None, given), strict=True))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("codec", "options"), DIVERGING)
+def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
+    codec: str, options: dict[str, object], number: float
+) -> None:
+    """The server refuses such an update; it cannot where an engine's maximum or order passes over NaN."""
+    finish = Finish(codec, options)
+    told = ("update.scales", "update.values", "update.halves", "metric.finite")
+    for run in (finish.in_torch, finish.on_device):
+        whole = run(finish.example(3))
+        assert all(np.isfinite(widen(whole[key])).all() for key in told if key in whole)
+        for name in finish.coded:
+            arrays = run(finish.example(3, number, name))
+            floats = [widen(arrays[key]) for key in told if key in arrays]
+            assert not all(np.isfinite(array).all() for array in floats), name
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("codec", "options"), FEEDBACK)
+def test_a_round_that_diverged_does_not_end_in_the_residual(
+    codec: str, options: dict[str, object], number: float
+) -> None:
+    finish = Finish(codec, options)
+    residuals = [name for name in finish.program.finish.inputs if name.startswith("carry.")]
+    for run in (finish.in_torch, finish.on_device):
+        bad = finish.example(3, number, finish.coded[0])
+        kept = run(bad)
+        assert all(np.array_equal(kept[name], bad[name].numpy()) for name in residuals), "nothing was told"
+
+        poisoned = finish.example(4)
+        for name in residuals:
+            poisoned[name].reshape(-1)[0] = number  # as an earlier edition may have left it
+        clean = {name: torch.where(poisoned[name].isfinite(), poisoned[name], 0.0) for name in residuals}
+        found, expected = run(poisoned), run(poisoned | clean)
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+        assert all(np.isfinite(found[name]).all() for name in residuals)
+        assert any((found[name] != clean[name].numpy()).any() for name in residuals)
+
+
+def test_zeros_are_the_entries_that_did_not_change() -> None:
+    finish = Finish("signsgd", {})
+    example = finish.example(3)
+    name = finish.coded[0]
+    example[f"state.weights.{name}"] = example[f"weights.{name}"].clone()
+    for run in (finish.in_torch, finish.on_device):
+        assert float(run(example)["metric.zeros"]) == example[f"weights.{name}"].numel()
