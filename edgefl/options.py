@@ -12,13 +12,15 @@ import msgspec
 from edgefl.wire.errors import ConfigError
 
 
-def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, object]) -> None:
+def check_options(
+    what: str, factory: Callable[..., Any], options: Mapping[str, object], *, upon: int = 1
+) -> None:
     """ConfigError, naming ``what`` takes them, for an option that ``factory`` has not or that is of another type.
 
-    The first parameter of the factory is the thing that is built upon and no option.
+    The first ``upon`` parameters of the factory are the things that are built upon and no options.
     """
     parameters = inspect.signature(factory).parameters
-    accepted = list(parameters)[1:]
+    accepted = list(parameters)[upon:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     unknown = sorted(set(options) - set(accepted))

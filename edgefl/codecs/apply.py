@@ -13,9 +13,9 @@ from edgefl.codecs.codec import Codec
 from edgefl.codecs.coder import Change, Coded, Coder, flat, parted
 from edgefl.codecs.form import Codes, Form, Sparse
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed, select
+from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import held_ports
+from edgefl.programs.parts import held_ports
 from edgefl.wire.errors import ConfigError
 
 
@@ -32,6 +32,7 @@ def applied(codec: Codec, program: Program, objective: Objective) -> Program:
             program=program.name,
             codec=codec.name,
         )
+    _check_plain(program, objective, codec)
     coding = _Coding(codec, objective)
     if not coding.parts.coded:
         raise ConfigError(
@@ -40,6 +41,21 @@ def applied(codec: Codec, program: Program, objective: Objective) -> Program:
         )
     finish = Function("finish", coding.finish, coding.ports)
     return replace(program, finish=finish, form=coding.form, masks=coding.masks)
+
+
+def _check_plain(program: Program, objective: Objective, codec: Codec) -> None:
+    """A coded update replaces what ``finish`` makes, so that may be nothing but the trained weights."""
+    more = [name for name in program.start.inputs if role_of(name) == "carry"]
+    more += [name for name in program.finish.inputs if name not in held_ports(objective)]
+    if not more and len(program.exchanges) == 1:
+        return
+    told = f"it reads {more[0]!r} for it" if more else "in several exchanges"
+    raise ConfigError(
+        f"codec {codec.name!r} codes the change of the weights, and program {program.name!r} sends or keeps more than that "
+        f"({told}); choose codec dense, or a program such as fedavg or fedprox",
+        program=program.name,
+        codec=codec.name,
+    )
 
 
 @dataclass(frozen=True, eq=False)

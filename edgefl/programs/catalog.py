@@ -6,18 +6,49 @@ import importlib
 from collections.abc import Callable, Mapping
 
 from edgefl.options import check_options
+from edgefl.programs.adamw import adamw
+from edgefl.programs.adapted import adapted
 from edgefl.programs.binary import binary
 from edgefl.programs.contract import Program
+from edgefl.programs.fafed import fafed
+from edgefl.programs.fedavg import fedavg, fedavg_matched, fedavg_update
 from edgefl.programs.fedbat import fedbat
+from edgefl.programs.fedopt import fedadagrad, fedadam, fedams, fedyogi
+from edgefl.programs.fedprox import fedprox
+from edgefl.programs.local import local
+from edgefl.programs.local_amsgrad import local_amsgrad
+from edgefl.programs.mime import mimeadam, mimelite
 from edgefl.programs.multi_exit import multi_exit
+from edgefl.programs.naive_adaptive import naive_adaptive
 from edgefl.programs.objective import Objective
+from edgefl.programs.per_fedavg import per_fedavg
+from edgefl.programs.scaffold import scaffold
 from edgefl.programs.sgd import sgd
+from edgefl.programs.stem import stem
 from edgefl.programs.swat import swat
 from edgefl.programs.tcbgd import tcbgd
 from edgefl.wire.errors import ConfigError
 
 PROGRAMS: Mapping[str, Callable[..., Program]] = {
     "sgd": sgd,
+    "fedavg": fedavg,
+    "fedavg_update": fedavg_update,
+    "fedavg_matched": fedavg_matched,
+    "per_fedavg": per_fedavg,
+    "local": local,
+    "fedprox": fedprox,
+    "scaffold": scaffold,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+    "fedams": fedams,
+    "fafed": fafed,
+    "stem": stem,
+    "naive_adaptive": naive_adaptive,
+    "local_amsgrad": local_amsgrad,
+    "mimeadam": mimeadam,
+    "mimelite": mimelite,
+    "adamw": adamw,
     "tcbgd": tcbgd,
     "multi_exit": multi_exit,
     "swat": swat,
@@ -26,16 +57,34 @@ PROGRAMS: Mapping[str, Callable[..., Program]] = {
 }
 
 
+PERSONAL = "personal"
+"""The option that every program has: the step size of a graph that adapts the model to one user."""
+
+
 def build(name: str, objective: Objective, **options: object) -> Program:
-    """The program ``name`` for ``objective``. Raises ConfigError, with what exists, for a wrong name or option."""
+    """The program ``name`` for ``objective``. Raises ConfigError, with what exists, for a wrong name or option.
+
+    ``personal``, which no factory needs to know, adds the graph of :func:`edgefl.programs.adapted.adapted` to any program
+    that has none. It is left out otherwise, since it costs each bundle a graph and each export the time to make it.
+    """
     factory = _imported(name) if ":" in name else PROGRAMS.get(name)
     if factory is None:
         known = ", ".join(sorted(PROGRAMS))
         raise ConfigError(
             f"no program {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
         )
+    personal = options.pop(PERSONAL, None)
     check_options(f"program {name!r}", factory, options)
-    return factory(objective, **options)
+    program = factory(objective, **options)
+    if personal is None:
+        return program
+    if isinstance(personal, bool) or not isinstance(personal, int | float):
+        raise ConfigError(
+            f"program {name!r}: personal is {personal!r}; set it to the step size of the graph that adapts the model to one "
+            "user, such as 0.01",
+            option=PERSONAL,
+        )
+    return adapted(program, objective, alpha=personal)
 
 
 def _imported(path: str) -> Callable[..., Program]:

@@ -12,7 +12,10 @@ name is the *role* (who feeds or receives the tensor), the rest is the tensor's 
     hyper.lr                         scalars of the task
 
 and, for outputs only, ``update.*`` (sent to the server), ``metric.*`` (scalars for people) and ``record.x``
-(the boundary activations a forward chunk leaves behind).
+(the boundary activations a forward chunk leaves behind). ``personalize`` returns ``weights.*``.
+
+What the server keeps beside the model (SCAFFOLD's c, FAFED's m and v) are more weights to a device: the tensor of ``m``
+for ``conv.weight`` is called ``m/conv.weight``, is read as ``weights.m/conv.weight`` and sent as ``update.m/conv.weight``.
 
 The same function runs as it is in torch, is traced and exported, and runs on the device from the artifact.
 Randomness is an input, shapes are static, and nothing outside the arguments is read or written.
@@ -22,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import chain
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +36,12 @@ from edgefl.codecs.form import DENSE, Form
 Tensors = dict[str, Tensor]
 _Value = TypeVar("_Value")
 INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "data", "noise", "hyper"})
-OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record"})
+OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weights"})
+
+Scalars = Mapping[str, float]
+Schedule = Callable[[int, int], Scalars]
+"""(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this program were
+completed before it, ``rounds`` are planned in all."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +106,63 @@ def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_rang
 
 @dataclass(frozen=True)
 class Phase:
-    """``steps`` repetitions of one step function; phases run in order."""
+    """``steps`` repetitions of one step function; phases run in order.
+
+    ``over_data``: one pass over all local samples in place of ``steps``, in their order. The last batch is filled up by
+    wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the rows that were filled in, 1 elsewhere.
+    """
 
     name: str
     function: Function
     steps: int
+    over_data: bool = False
+
+
+def _mean(_before: Tensors, _mean: Tensors, _hyper: Scalars) -> Tensors:
+    return {}
+
+
+def _as_sent(update: Tensors) -> Tensors:
+    return update
+
+
+@dataclass(frozen=True)
+class ServerOpt:
+    """What the server makes of the averages of an exchange (ServerOpt of Reddi et al. 2021).
+
+    ``memory``: what it keeps beside the weights, by name, with the value that its entries begin with; there is one tensor
+    for each trainable parameter of the model, of its shape. ``step(before, mean, hyper)`` gets the weights and the memory
+    as the exchange began with them, the same tensors with the mean wherever devices sent something and the old value
+    elsewhere, and the exchange's scalars, to which the server adds ``share``, the part of all devices that reported. It
+    returns the tensors that become something else than that mean. ``unfold(update)`` gives what is averaged in place of
+    one update (the squares of what was sent, for example), by the same names. All are pure functions of named tensors.
+    """
+
+    name: str = "mean"
+    memory: Mapping[str, float] = field(default_factory=dict)
+    step: Callable[[Tensors, Tensors, Scalars], Tensors] = _mean
+    unfold: Callable[[Tensors], Tensors] = _as_sent
+
+
+MEAN = ServerOpt()
+"""FedAvg's: the mean is the new model."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a device's ``carry`` means to later exchanges.
+
+    ``exchanges``: for how many it is good, counted in completed ones; 0 is for as long as the run goes. A device whose
+    carry is older drops it and says so. ``needed``: without it the device does not take part and says so, instead of
+    beginning with zeros.
+    """
+
+    exchanges: int = 0
+    needed: bool = False
+
+
+def _constant(_position: int, _rounds: int) -> Scalars:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -110,10 +171,18 @@ class Program:
 
     ``start`` and ``finish`` read ``weights.*`` and ``carry.*``: a change is what training left of the weights minus the
     weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
-    scalar; the round announcement may override each. ``late`` names those that the server announces as 0 until this
-    fraction of the rounds has passed. ``form`` says what the bytes of ``update.*`` mean; ``masks`` names those that are
-    packed bits, with their number of bits. ``own_inference``: ``evaluate`` reads the weights in another form than they
-    travel in, so that units which this program does not train would not fit those that it does.
+    scalar; ``schedule`` those that the server announces otherwise, exchange by exchange. ``form`` says what the bytes of
+    ``update.*`` mean; ``masks`` names those that are packed bits, with their number of bits. ``own_inference``:
+    ``evaluate`` reads the weights in another form than they travel in, so that units which this program does not train
+    would not fit those that it does.
+
+    ``personalize`` maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
+    data. ``draws``: batches are walked through in shuffled order ("walk"), or each is drawn anew, without replacement
+    inside and independent of all others ("draw").
+
+    ``server`` is what the server makes of the averages. A method of several exchanges has those of ``opening`` once, in
+    order, and then those of ``ahead`` and this one in turn; all have the same ``name``, so a carry passes from one to the
+    next. ``whole``: every device has to take part in every exchange.
     """
 
     name: str
@@ -122,14 +191,52 @@ class Program:
     finish: Function
     evaluate: Function
     hyper: Mapping[str, float] = field(default_factory=dict)
-    late: Mapping[str, float] = field(default_factory=dict)
+    schedule: Schedule = _constant
     form: Form = DENSE
     masks: Mapping[str, int] = field(default_factory=dict)
     own_inference: bool = False
+    personalize: Function | None = None
+    draws: Literal["walk", "draw"] = "walk"
+    server: ServerOpt = MEAN
+    opening: tuple[Program, ...] = ()
+    ahead: tuple[Program, ...] = ()
+    kept: Kept = Kept()
+    whole: bool = False
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        return (self.start, *(phase.function for phase in self.phases), self.finish, self.evaluate)
+        """What a bundle holds."""
+        last = () if self.personalize is None else (self.personalize,)
+        return (self.start, *(phase.function for phase in self.phases), self.finish, self.evaluate, *last)
+
+    @property
+    def exchanges(self) -> tuple[Program, ...]:
+        """Every exchange of the method, in the order in which they first come."""
+        return (*self.opening, *self.ahead, self)
+
+    def exchange(self, position: int) -> Program:
+        """The exchange that comes after ``position`` completed ones."""
+        if position < len(self.opening):
+            return self.opening[position]
+        turns = (*self.ahead, self)
+        return turns[(position - len(self.opening)) % len(turns)]
+
+    @property
+    def memory(self) -> Mapping[str, float]:
+        """What the server keeps over all exchanges, with the values that it begins with."""
+        return dict(chain.from_iterable(each.server.memory.items() for each in self.exchanges))
+
+
+def beside(memory: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
+    """``{"conv.weight": x}`` as the server's memory has it: ``{"m/conv.weight": x}``."""
+    return {f"{memory}/{name}": value for name, value in named.items()}
+
+
+def memory_of(tensors: Mapping[str, Tensor], memory: str) -> Tensors:
+    """The inverse of :func:`beside`: the tensors of one memory, by the name of their parameter."""
+    return {
+        name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{memory}/")
+    }
 
 
 def role_of(port: str) -> str:

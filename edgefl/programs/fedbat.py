@@ -14,8 +14,9 @@ from edgefl.codecs.codec import STATISTICS_BITS, Codec
 from edgefl.codecs.sections import Parts
 from edgefl.programs.binarized_update import Binarized, Upload, UploadMode
 from edgefl.programs.contract import Function, Phase, Program, Tensors, TensorSpec, prefixed, select
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import SCALAR, batch_ports, evaluate, gradient
+from edgefl.programs.parts import SCALAR, batch_ports, evaluate
 from edgefl.wire.errors import ModelError
 
 StepSizes = Literal["learned", "largest"]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from torch import Tensor
 
 from edgefl.models.exit_loss import ExitLoss
-from edgefl.programs.contract import Function, Phase, Program, Tensors
+from edgefl.programs.contract import Function, Phase, Program, Scalars, Schedule, Tensors
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import SCALAR, sgd
+from edgefl.programs.parts import SCALAR
+from edgefl.programs.sgd import sgd
 from edgefl.wire.errors import ModelError
 
 WEIGHT = "kd_weight"
@@ -25,7 +26,7 @@ def multi_exit(
     *,
     batch: int = 32,
     steps: int = 10,
-    lr: float = 0.1,
+    lr: float = 0.05,
     momentum: float = 0.9,
     weight_decay: float = 1e-4,
     kd_weight: float | None = None,
@@ -62,7 +63,16 @@ def multi_exit(
         return replace(program, name="multi_exit")
     phases = tuple(map(_reading_weight, program.phases))
     hyper = {**program.hyper, WEIGHT: float(weight)}
-    return replace(program, name="multi_exit", phases=phases, hyper=hyper, late={WEIGHT: BEGIN})
+    return replace(program, name="multi_exit", phases=phases, hyper=hyper, schedule=_begins_late(weight))
+
+
+def _begins_late(weight: float) -> Schedule:
+    """No distillation until the share BEGIN of the rounds has passed."""
+
+    def at(position: int, rounds: int) -> Scalars:
+        return {WEIGHT: float(weight) if position >= BEGIN * rounds - 1e-9 else 0.0}
+
+    return at
 
 
 @dataclass(frozen=True, eq=False)

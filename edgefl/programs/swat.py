@@ -26,7 +26,7 @@ def swat(
     *,
     batch: int = 64,
     steps: int = 10,
-    lr: float = 0.1,
+    lr: float = 0.05,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     sparsity: float = 0.97,

@@ -15,7 +15,7 @@ def tcbgd(
     *,
     batch: int = 20,
     steps: int = 100,
-    lr: float = 0.1,
+    lr: float = 0.05,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     remask: bool = True,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Function, Program, Tensors, prefixed, role_of, select
+from edgefl.programs.contract import Function, Phase, Program, Tensors, prefixed, role_of, select
 
 # (step function, step over all phases) -> its batch.* and noise.* inputs.
 Feed = Callable[[Function, int], Tensors]
+Samples = tuple[Tensor, Tensor]
+"""A client's rows and labels."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +48,49 @@ def run_round(
     *,
     hyper: Mapping[str, float] | None = None,
     carry: Mapping[str, Tensor] | None = None,
+    samples: Samples | None = None,
 ) -> RoundResult:
     """``start``, every phase's steps, ``finish``; ``feed`` gives each step its batches and noise, ``finish`` its noise.
 
-    ``weights`` may be the whole model's; ``hyper`` overrides the program's defaults; ``carry`` is what the
-    previous round left, zeros where it left nothing.
+    ``weights`` may be the whole model's, with the server's memory beside it; scalars have their dtype. ``hyper``
+    overrides the program's defaults; ``carry`` is what the previous round left, zeros where it left nothing. ``samples``
+    are those that a phase over the data passes through.
     """
-    scalars = {name: torch.tensor(value) for name, value in {**program.hyper, **(hyper or {})}.items()}
+    dtype = next((tensor.dtype for tensor in weights.values() if tensor.is_floating_point()), torch.float32)
+    scalars = {
+        name: torch.tensor(value, dtype=dtype) for name, value in {**program.hyper, **(hyper or {})}.items()
+    }
     ports = {**program.start.inputs, **program.finish.inputs}
     kept = {name: spec.zeros() for name, spec in ports.items() if role_of(name) == "carry"}
     kept |= prefixed("carry", carry or {})
     common = prefixed("hyper", scalars) | kept | prefixed("weights", weights)
     state, step, metrics = _role("state", _run(program.start, common)), 0, []
     for phase in program.phases:
-        for _ in range(phase.steps):
-            out = _run(phase.function, common | state | feed(phase.function, step))
+        for given in _inputs(phase, step, feed, samples):
+            out = _run(phase.function, common | state | given)
             state = state | _role("state", out)
             metrics.append(select(out, "metric"))
             step += 1
     draws = any(role_of(name) == "noise" for name in program.finish.inputs)
     final = _run(program.finish, common | state | (feed(program.finish, step) if draws else {}))
     return RoundResult(select(final, "update"), select(final, "carry"), tuple(metrics))
+
+
+def _inputs(phase: Phase, step: int, feed: Feed, samples: Samples | None) -> Iterator[Tensors]:
+    """What feeds each step of a phase, the first of which is number ``step``."""
+    if not phase.over_data:
+        for at in range(step, step + phase.steps):
+            yield feed(phase.function, at)
+        return
+    if samples is None:
+        raise ValueError(f"phase {phase.name!r} passes over the data; give run_round the samples")
+    x, y = samples
+    size = phase.function.inputs["batch.0.x"].shape[0]
+    for first in range(0, len(x), size):
+        rows = torch.arange(first, first + size)
+        held, at = (rows < len(x)).to(x.dtype), rows.remainder(len(x))
+        batch = {"batch.0.x": x[at], "batch.0.y": y[at], "batch.0.mask": held}
+        yield feed(phase.function, step + first // size) | batch
 
 
 def _run(function: Function, available: Mapping[str, Tensor]) -> Tensors:

@@ -20,11 +20,13 @@ from edgefl.submodels import catalog as kinds
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
-from server.compose import program_of
+from server.training import program_of
 
 ALL = frozenset
 CODEC, KIND, PROGRAM = ALL(CODECS), ALL(KINDS) | {"rolling"}, ALL(PROGRAMS)
 MOVING = ALL({"importance", "importance_structured", "rolling"})
+SHARING = ALL({"scaffold", "local_amsgrad", "mimeadam", "mimelite", "fafed", "stem"}) & PROGRAM
+KEEPING = ALL({"local", "naive_adaptive"}) & PROGRAM
 
 IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], type[Exception], str], ...] = (
     (
@@ -82,6 +84,30 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         ALL({"sgd"}),
         ModelError,
         r"importance has nothing to choose by: train this submodel by sgd or tcbgd, or choose a kind",
+    ),
+    (
+        "the server's memory lies where the weights lie, which these kinds change in each round",
+        CODEC,
+        MOVING,
+        SHARING,
+        ConfigError,
+        r"shares .* of every parameter with the devices, and kind .*; choose output_side or width without rolling",
+    ),
+    (
+        "what is held changes each round, and with it what a device kept of it",
+        CODEC,
+        MOVING,
+        KEEPING,
+        ConfigError,
+        r"keeps something of every entry .* choose another program, or a kind that stays",
+    ),
+    (
+        "a codec codes the weights, and these send or keep more",
+        CODEC - {"dense"},
+        KIND,
+        SHARING | KEEPING,
+        ConfigError,
+        r"codes the change of the weights, and program .* sends or keeps more than that .*; choose codec dense",
     ),
     (
         "an update is coded once",

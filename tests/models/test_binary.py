@@ -12,8 +12,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.programs.binary import binarized
 from edgefl.programs.contract import Program, Tensors, TensorSpec
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.errors import ModelError

@@ -160,4 +160,4 @@ def test_kernels_are_what_decay_acts_on() -> None:
     assert {"lstm.forward_cell.kernel", "lstm.reverse_cell.recurrent", "head.weight"} <= kernels
     assert not any(key.endswith("bias") for key in kernels)
     program = sgd(Objective(spec.module, spec.sample), batch=2)
-    assert program.hyper == {"lr": 0.1}
+    assert program.hyper == {"lr": 0.05}

@@ -13,8 +13,8 @@ from edgefl import programs
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, select
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient
 from edgefl.programs.swat import Top, sparsely
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog as submodels

@@ -20,9 +20,10 @@ from edgefl.models.loss import CROSS_ENTROPY, SquaredError
 from edgefl.models.resnet import resnet8, resnet18
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Tensors
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.multi_exit import multi_exit
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient, sgd
+from edgefl.programs.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
@@ -33,7 +34,8 @@ from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.submodel import Block, Submodel, check_regions, extract
 from edgefl.submodels.width import Width
 from edgefl.wire.errors import ModelError
-from server.compose import build_model, functions, submodel_of
+from server.compose import build_model, submodel_of
+from server.training import functions
 from tests.invariants.embracingfl import samples, tiny, walk
 
 # -- exits -----------------------------------------------------------------------------------------------------
@@ -338,8 +340,9 @@ def test_without_distillation_the_program_is_sgd_and_with_it_the_round_says_how_
     plain = update(sgd(objective, batch=4, steps=2))
     none = multi_exit(objective, batch=4, steps=2)
     some = multi_exit(objective, batch=4, steps=2, kd_weight=0.5)
-    assert not none.late and some.late == {"kd_weight": 0.25}
-    assert none.hyper == {"lr": 0.1} and some.hyper == {"lr": 0.1, "kd_weight": 0.5}
+    assert not none.schedule(0, 8)
+    assert [some.schedule(position, 8)["kd_weight"] for position in range(4)] == [0.0, 0.0, 0.5, 0.5]
+    assert none.hyper == {"lr": 0.05} and some.hyper == {"lr": 0.05, "kd_weight": 0.5}
     assert _equal(update(none), plain) and _equal(update(some, kd_weight=0.0), plain)
     assert not _equal(update(some), plain)
     own = with_exits(tiny("resnet8"), kd_weight=0.5)

@@ -1,0 +1,98 @@
+"""Adaptive optimizers of a server: FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021), FedAMS (Wang et al. 2022).
+
+Delta is the mean change of the round. All keep ``m <- beta1 m + (1 - beta1) Delta`` and a second moment v of Delta, begin
+with m = 0 and v = tau^2, correct no bias, and have tau outside of the root (fafed.md 3.4, 3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from edgefl.optimizers.change import on_change
+from edgefl.programs.contract import ServerOpt
+from edgefl.programs.ranges import above_zero, below_one
+from edgefl.wire.errors import ConfigError
+
+LR, TAU = 0.0316, 0.01
+"""The server step of FAFED's paper for these (10^-1.5, the largest of its grid) and its tau."""
+Kept = Mapping[str, Tensor]
+Variant = Literal["amsgrad", "max_stabilisation"]
+
+
+def fedadam(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU) -> ServerOpt:
+    """Adam on the mean change: ``v <- beta2 v + (1 - beta2) Delta^2``, ``x <- x + lr m / (sqrt(v) + tau)``."""
+    _check("fedadam", lr, tau, beta1=beta1, beta2=beta2)
+    return _adaptive("fedadam", lr, beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
+
+
+def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU) -> ServerOpt:
+    """Yogi on the mean change: ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``, the step as Adam's."""
+    _check("fedyogi", lr, tau, beta1=beta1, beta2=beta2)
+
+    def second(v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - beta2) * square * torch.sign(v - square)
+
+    return _adaptive("fedyogi", lr, beta1, tau, second)
+
+
+def fedadagrad(*, lr: float = LR, beta1: float = 0.0, tau: float = TAU) -> ServerOpt:
+    """Adagrad on the mean change: ``v <- v + Delta^2``, the step as Adam's; without momentum unless ``beta1`` is given."""
+    _check("fedadagrad", lr, tau, beta1=beta1)
+    return _adaptive("fedadagrad", lr, beta1, tau, lambda v, square: v + square)
+
+
+def fedams(
+    *,
+    lr: float = LR,
+    beta1: float = 0.9,
+    beta2: float = 0.9,
+    tau: float = TAU,
+    variant: Variant = "amsgrad",
+) -> ServerOpt:
+    """FedAdam whose second moment never falls: vhat, the largest v so far, in place of v.
+
+    ``amsgrad``: ``vhat <- max(vhat, v)``, ``x <- x + lr m / (sqrt(vhat) + tau)``, so that tau is what it is in FedAdam.
+    ``max_stabilisation``: ``vhat <- max(vhat, v, tau)``, ``x <- x + lr m / sqrt(vhat)``. vhat begins where v does.
+    """
+    _check("fedams", lr, tau, beta1=beta1, beta2=beta2)
+    if variant not in get_args(Variant):
+        raise ConfigError(
+            f"optimizer 'fedams': variant is {variant!r}; set it to one of {', '.join(get_args(Variant))}",
+            option="variant",
+            value=variant,
+        )
+
+    def rule(delta: Tensor, kept: Kept) -> tuple[Tensor, Kept]:
+        m = beta1 * kept["m"] + (1 - beta1) * delta
+        v = beta2 * kept["v"] + (1 - beta2) * delta.square()
+        vhat = torch.maximum(kept["vhat"], v)
+        if variant == "amsgrad":
+            scale = vhat.sqrt() + tau
+        else:
+            vhat = vhat.clamp_min(tau)
+            scale = vhat.sqrt()
+        return lr * m / scale, {"m": m, "v": v, "vhat": vhat}
+
+    return on_change("fedams", {"m": 0.0, "v": tau**2, "vhat": tau**2}, rule)
+
+
+def _adaptive(
+    name: str, lr: float, beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor]
+) -> ServerOpt:
+    """``x + lr m / (sqrt(v) + tau)`` with the v that ``second`` makes of the last one and of Delta^2."""
+
+    def rule(delta: Tensor, kept: Kept) -> tuple[Tensor, Kept]:
+        m = beta1 * kept["m"] + (1 - beta1) * delta
+        v = second(kept["v"], delta.square())
+        return lr * m / (v.sqrt() + tau), {"m": m, "v": v}
+
+    return on_change(name, {"m": 0.0, "v": tau**2}, rule)
+
+
+def _check(name: str, lr: float, tau: float, **betas: float) -> None:
+    above_zero(f"optimizer {name!r}", lr=lr, tau=tau)
+    below_one(f"optimizer {name!r}", **betas)

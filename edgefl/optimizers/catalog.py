@@ -1,0 +1,56 @@
+"""The optimizers of a server by name, as federation files have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edgefl.optimizers.adaptive import fedadagrad, fedadam, fedams, fedyogi
+from edgefl.optimizers.momentum import server_momentum
+from edgefl.options import check_options
+from edgefl.programs.contract import MEAN, Program, ServerOpt
+from edgefl.wire.errors import ConfigError
+
+OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+    "fedams": fedams,
+    "server_momentum": server_momentum,
+}
+NONE = "none"
+"""In a federation file: what the program has, which is the mean unless it has its own."""
+
+
+def build(name: str, **options: Any) -> ServerOpt:
+    """The optimizer ``name``. ConfigError, with what exists, for a wrong name or option, or a value out of range."""
+    factory = OPTIMIZERS.get(name)
+    if factory is None:
+        known = ", ".join((NONE, *OPTIMIZERS))
+        raise ConfigError(f"no optimizer {name!r}; there are: {known}", name=name, known=known)
+    check_options(f"optimizer {name!r}", factory, options, upon=0)
+    return factory(**options)
+
+
+def with_optimizer(program: Program, name: str, **options: Any) -> Program:
+    """``program`` with the optimizer ``name`` at the server; ``none`` leaves it as it is.
+
+    ConfigError for a program that says itself what the server does, or that has several exchanges.
+    """
+    if name == NONE:
+        if options:
+            raise ConfigError(
+                f"optimizer 'none' takes no options, found {', '.join(options)}; choose an optimizer",
+                options=sorted(options),
+            )
+        return program
+    optimizer = build(name, **options)
+    if program.server is not MEAN or len(program.exchanges) > 1:
+        raise ConfigError(
+            f"program {program.name!r} has a server's step of its own, {program.server.name!r}; leave out optimizer "
+            f"{name!r}, or choose a program that the server averages, such as fedavg",
+            program=program.name,
+            optimizer=name,
+        )
+    return replace(program, server=optimizer)

@@ -1,0 +1,153 @@
+"""Step sizes and momentum parameters of recursive-momentum methods, iteration by iteration, in double precision.
+
+``eta(t)`` is the step size of iteration t = 0, 1, 2, ...; t = 0 is the first step, which the opening exchange makes.
+``alpha(t)`` is the weight of the fresh gradient at t >= 1; where it follows the step size, it is that of t - 1 (the
+shift is intended: alpha is fixed before the step that it belongs to).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from edgefl.wire.errors import ConfigError
+
+DecayUnit = Literal["iteration", "epoch"]
+
+
+class Steps(Protocol):
+    """eta_t and alpha_t."""
+
+    def eta(self, t: int) -> float: ...
+    def alpha(self, t: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """eta_t = ``size``, alpha_t = ``fresh``."""
+
+    size: float
+    fresh: float
+
+    def __post_init__(self) -> None:
+        positive("the step size lr", self.size)
+        share("alpha", self.fresh)
+
+    def eta(self, t: int) -> float:
+        return self.size
+
+    def alpha(self, t: int) -> float:
+        return self.fresh
+
+
+@dataclass(frozen=True)
+class Decaying:
+    """eta_t = ``size`` / (``w`` + ``sigma``^2 u)^(1/3), where u = t, or the epoch of iteration t, counted from 0.
+
+    alpha_t = ``fresh``, or with ``c`` min(1, c eta_{t-1}^2), STEM's own coupling. FAFED's language model: size = rho h = 1,
+    w = sigma = 1, by iteration; STEM's: size = 20, by epoch. An epoch has ``epoch_steps`` iterations. ConfigError for
+    an epoch without a length, and for numbers that are not above 0.
+    """
+
+    size: float
+    fresh: float
+    w: float = 1.0
+    sigma: float = 1.0
+    unit: DecayUnit = "iteration"
+    epoch_steps: int | None = None
+    c: float | None = None
+
+    def __post_init__(self) -> None:
+        positive("the step size lr", self.size)
+        positive("w", self.w)
+        positive("sigma", self.sigma)
+        share("alpha", self.fresh)
+        if self.c is not None:
+            positive("c", self.c)
+        if self.unit == "epoch" and (self.epoch_steps is None or self.epoch_steps < 1):
+            raise ConfigError(
+                f"decay by epoch needs epoch_steps, the local steps of one pass over the data, at least 1; found "
+                f"{self.epoch_steps}",
+                epoch_steps=self.epoch_steps,
+            )
+
+    def eta(self, t: int) -> float:
+        passed = t if self.unit == "iteration" else max(t - 1, 0) // (self.epoch_steps or 1)
+        return self.size / math.cbrt(self.w + self.sigma**2 * passed)
+
+    def alpha(self, t: int) -> float:
+        return self.fresh if self.c is None else min(1.0, self.c * self.eta(t - 1) ** 2)
+
+
+@dataclass(frozen=True)
+class Theory:
+    """FAFED, Theorem 2 (with the repairs of the spec, 8.7)::
+
+        h       = N^(2/3) / L
+        w_t     = max(w, 1728 L^3 q^3 h^3 - t),  w = 3/2
+        eta_t   = rho h / (w_t + t)^(1/3)                          <= rho / (12 L q)
+        c       = 1 / (12 L q h^3 rho^2) + 60 L^2 / (b N rho^2)
+        alpha_t = c eta_{t-1}^2
+
+    ``smoothness`` L, ``devices`` N, ``steps`` q, ``batch`` b. ``h`` other than N^(2/3) / L is possible. ConfigError for
+    numbers that are not above 0, and where alpha would leave (0, 1).
+    """
+
+    smoothness: float
+    devices: int
+    steps: int
+    batch: int
+    rho: float
+    h: float | None = None
+    w: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("smoothness", "devices", "steps", "batch", "rho", "scale", "w"):
+            positive("h" if name == "scale" else name, getattr(self, name))
+        largest = self.c * self.eta(0) ** 2
+        if largest >= 1.0:
+            raise ConfigError(
+                f"with these numbers alpha begins at {largest:g}, and it lies below 1: lower rho or h, or raise the "
+                "number of local steps",
+                alpha=largest,
+            )
+
+    @property
+    def scale(self) -> float:
+        """h."""
+        return self.devices ** (2 / 3) / self.smoothness if self.h is None else self.h
+
+    @property
+    def c(self) -> float:
+        L, q, h, rho = self.smoothness, self.steps, self.scale, self.rho
+        return 1 / (12 * L * q * h**3 * rho**2) + 60 * L**2 / (self.batch * self.devices * rho**2)
+
+    @property
+    def flat(self) -> float:
+        """1728 L^3 q^3 h^3: eta is constant while t + w stays below it."""
+        return 1728 * (self.smoothness * self.steps * self.scale) ** 3
+
+    def eta(self, t: int) -> float:
+        return self.rho * self.scale / math.cbrt(max(self.w + t, self.flat))
+
+    def alpha(self, t: int) -> float:
+        return self.c * self.eta(t - 1) ** 2
+
+
+def positive(name: str, value: float) -> None:
+    """ConfigError unless ``value`` is a finite number above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(
+            f"{name} is a finite number above 0, found {value}; choose one", name=name, value=value
+        )
+
+
+def share(name: str, value: float) -> None:
+    """ConfigError unless ``value`` lies in (0, 1]."""
+    if not 0 < value <= 1:
+        raise ConfigError(
+            f"{name}, the weight of the fresh gradient, lies above 0 and at most at 1, found {value}; 1 is plain SGD",
+            name=name,
+            value=value,
+        )

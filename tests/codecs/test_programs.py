@@ -1,0 +1,57 @@
+"""Which programs a codec goes with: those whose update is the trained weights and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgefl import programs
+from edgefl.codecs import catalog as codecs
+from edgefl.codecs.apply import applied
+from edgefl.programs.contract import select
+from edgefl.programs.objective import Objective
+from edgefl.submodels.output_side import OutputSide
+from edgefl.wire.errors import ConfigError
+from tests.codecs.coding import small
+
+TRAINING = {"batch": 2, "steps": 2, "lr": 0.1}
+OWN = ("scaffold", "local_amsgrad", "mimeadam", "mimelite", "local")
+
+
+def _objective() -> Objective:
+    return Objective.of(OutputSide(small(), 0))
+
+
+@pytest.mark.parametrize("codec", ["signsgd", "int8", "fedpaq", "topk"])
+@pytest.mark.parametrize("program", OWN)
+def test_a_program_that_sends_or_keeps_more_than_weights_is_refused(program: str, codec: str) -> None:
+    made = programs.build(program, _objective(), **TRAINING)
+
+    with pytest.raises(ConfigError, match=f"codec '{codec}'.*{program!r} sends or keeps more.*codec dense"):
+        applied(codecs.build(codec), made, _objective())
+
+
+def test_an_optimizer_that_a_device_keeps_is_refused_and_a_fresh_one_is_coded() -> None:
+    fresh = programs.build("adamw", _objective(), **TRAINING)
+    kept = programs.build("adamw", _objective(), **TRAINING, keep=True)
+
+    assert applied(codecs.build("signsgd"), fresh, _objective()).form.sections
+    with pytest.raises(ConfigError, match=r"'carry\.adam\.m"):
+        applied(codecs.build("signsgd"), kept, _objective())
+
+
+@pytest.mark.parametrize("program", OWN)
+def test_the_dense_codec_leaves_every_program_as_it_is(program: str) -> None:
+    made = programs.build(program, _objective(), **TRAINING)
+
+    assert applied(codecs.build("dense"), made, _objective()) is made
+
+
+@pytest.mark.parametrize("program", ["fedavg", "fedavg_update", "fedprox", "fedadam", "fedams"])
+def test_programs_that_send_weights_alone_are_coded_and_keep_their_server(program: str) -> None:
+    made = programs.build(program, _objective(), **TRAINING)
+
+    coded = applied(codecs.build("signsgd"), made, _objective())
+
+    assert coded.server is made.server
+    assert coded.personalize is made.personalize
+    assert list(select(coded.finish(coded.finish.example(0)), "update")) == ["codes", "scales"]
