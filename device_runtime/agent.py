@@ -20,17 +20,19 @@ import msgspec
 
 from device_runtime import data as local_data
 from device_runtime import job as jobs
+from device_runtime.carry import Kept
 from device_runtime.engine.base import Engine
 from device_runtime.fetch import Fetcher
 from device_runtime.graphs import Step
 from device_runtime.job import Job
+from device_runtime.keep import drop_abandoned
 from device_runtime.memory import peak_bytes, resident_bytes, return_memory_early
 from device_runtime.outbox import Outbox
-from device_runtime.store import Outgoing, PastRound, Store
+from device_runtime.store import DECLINED, Outgoing, PastRound, Store
 from device_runtime.work import Work
-from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted
+from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Ack, Hello, Progress, Round, Status, Task, Update, decode, encode
+from edgefl.wire.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, decode, encode
 from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
 from edgefl.wire.topics import Topics
 
@@ -102,6 +104,7 @@ class Agent:
             begins=self._begins,
             watch=self._watch,
             aborted=self._round_is_over,
+            dropped=self._dropped,
         )
         self._announced: Round | None = None
         self._task: Task | None = None
@@ -187,6 +190,7 @@ class Agent:
                 self._announced = decode(Round, message.payload)
                 if self._announced.state == "open":
                     self._seen_open.add(self._announced.run)
+                self._drop_abandoned()
                 self._remind()
             elif topic == self._mine.tasks:
                 self._task = decode(Task, message.payload)
@@ -197,9 +201,14 @@ class Agent:
             self._say("refused", f"ignored a message on {topic}: {error.message}")
 
     def _remind(self) -> None:
-        """The server speaks of a round while an update waits: it may have lost what we sent; send it again."""
+        """The server speaks of a round: it may have lost what we sent, so updates that wait and what we declined of this
+        round are sent again."""
         if self._store.outgoing() is not None:
             self._outbox.send_again()
+        announced = self._announced
+        if announced is not None and announced.state == "open":
+            for past in self._store.declined(announced.run, announced.round):
+                self._send_decline(past)
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
@@ -227,6 +236,7 @@ class Agent:
                 return
             self._worker = None
             self._job = None
+            self._drop_abandoned()  # its last step may have been made after its round was over
         job = self._next_job()
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
@@ -269,8 +279,7 @@ class Agent:
     def _attempt(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
         try:
-            self._work.run(job)
-            self._outbox.wake()
+            self._perform(job)
         except RoundAborted as error:
             self._say("aborted", error.message, round=job.round)
         except DataError as error:
@@ -279,6 +288,37 @@ class Agent:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
             self._fail(job, f"{type(error).__name__}: {error}")
+
+    def _perform(self, job: Job) -> None:
+        try:
+            self._work.run(job)
+            self._outbox.wake()
+        except RoundDeclined as declined:
+            self._decline(job, declined)
+
+    def _decline(self, job: Job, declined: RoundDeclined) -> None:
+        """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
+        past = PastRound(
+            run=job.run,
+            round=job.round,
+            tier=job.tier,
+            nonce=job.nonce,
+            outcome=DECLINED,
+            reason=declined.reason,
+            text=declined.message,
+        )
+        self._store.decline(past)
+        self._send_decline(past)
+        self._say("declined", f"round {job.round} ({declined.reason}): {declined.message}", round=job.round)
+
+    def _send_decline(self, past: PastRound) -> None:
+        decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
+        self._session.publish(self._mine.declines, encode(decline))
+
+    def _drop_abandoned(self) -> None:
+        with suppress(StoreError):  # a full disk: the next announcement finds it again
+            if self._announced is not None:
+                drop_abandoned(self._store, self._announced, self._dropped)
 
     def _fail(self, job: Job, reason: str) -> None:
         self._failed[job.nonce] = time.monotonic() + self._config.limits.retry_pause_s
@@ -313,6 +353,9 @@ class Agent:
         self._store.settle(past)
         text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
         self._say(ack.status, text, round=past.round, loss=past.loss)
+
+    def _dropped(self, text: str, kept: Kept) -> None:
+        self._say("carry", text, run=kept.name.partition("/")[0], round=kept.round)
 
     # -- telling people --------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from edgefl.wire.tensors import Array
 
 # The ids are never used again: what was replaced is missing to who still reads it, and never mixed with the new.
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS checkpoint(nonce TEXT PRIMARY KEY, step INTEGER NOT NULL, sums BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS checkpoint(
+  nonce TEXT PRIMARY KEY, step INTEGER NOT NULL, sums BLOB NOT NULL, basis TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS checkpoint_tensors(
   id INTEGER PRIMARY KEY AUTOINCREMENT, nonce TEXT NOT NULL REFERENCES checkpoint ON DELETE CASCADE,
   name TEXT NOT NULL, dtype TEXT NOT NULL, shape BLOB NOT NULL, data BLOB NOT NULL);
@@ -28,7 +29,8 @@ _PIECE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Training state after ``step`` local steps; ``sums`` are running metric sums.
+    """Training state after ``step`` local steps; ``sums`` are running metric sums, ``basis`` says what the training began
+    with beside the task.
 
     ``tensors`` are names and arrays, made one at a time and to be walked once: hold on to none that is not needed.
     """
@@ -36,6 +38,7 @@ class Checkpoint:
     step: int
     sums: dict[str, float]
     tensors: Iterable[tuple[str, Array]]
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ def replace(db: sqlite3.Connection, nonce: str, checkpoint: Checkpoint) -> None:
     """Keep ``checkpoint`` instead of any other. Draws its tensors one after the other; what they raise passes."""
     delete(db)
     db.execute(
-        "INSERT INTO checkpoint VALUES(?, ?, ?)",
-        (nonce, checkpoint.step, msgspec.msgpack.encode(checkpoint.sums)),
+        "INSERT INTO checkpoint VALUES(?, ?, ?, ?)",
+        (nonce, checkpoint.step, msgspec.msgpack.encode(checkpoint.sums), checkpoint.basis),
     )
     for name, array in checkpoint.tensors:
         _insert(db, nonce, name, array)
@@ -65,9 +68,19 @@ def delete(db: sqlite3.Connection) -> None:
     db.execute("DELETE FROM checkpoint")
 
 
-def find(db: sqlite3.Connection, nonce: str) -> tuple[int, dict[str, float], list[Row]] | None:
-    """Step, metric sums and tensors of the checkpoint of this task, None if there is none."""
-    found = db.execute("SELECT step, sums FROM checkpoint WHERE nonce = ?", (nonce,)).fetchone()
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint whose tensors are still in the file."""
+
+    step: int
+    sums: dict[str, float]
+    basis: str
+    rows: list[Row]
+
+
+def find(db: sqlite3.Connection, nonce: str) -> Found | None:
+    """The checkpoint of this task, None if there is none."""
+    found = db.execute("SELECT step, sums, basis FROM checkpoint WHERE nonce = ?", (nonce,)).fetchone()
     if found is None:
         return None
     rows = db.execute(
@@ -77,7 +90,8 @@ def find(db: sqlite3.Connection, nonce: str) -> tuple[int, dict[str, float], lis
         Row(key, name, dtype, msgspec.msgpack.decode(shape, type=tuple[int, ...]))
         for key, name, dtype, shape in rows
     ]
-    return found[0], msgspec.msgpack.decode(found[1], type=dict[str, float]), listed
+    step, sums, basis = found
+    return Found(step, msgspec.msgpack.decode(sums, type=dict[str, float]), basis, listed)
 
 
 def read(db: sqlite3.Connection, row: Row) -> Array:

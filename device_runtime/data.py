@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
@@ -188,21 +189,44 @@ def _idx_file(folder: Path, ending: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Batches:
-    """Mini-batches of a round: shuffled once, walked through, wrapped around; with replacement if data are short.
+    """Mini-batches of a round, ``batch`` rows each; with replacement if data are short.
 
+    "walk": shuffled once per stream, walked through, wrapped around. "draw": each on its own, without replacement inside.
     A pure function of (seed, stream, step), so a round can be taken up at any step.
     """
 
     seed: int
     samples: int
     batch: int
+    draws: Literal["walk", "draw"] = "walk"
 
     def indices(self, stream: int, step: int) -> Array:
         """Row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
         if self.samples < self.batch:
             return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
+        if self.draws == "draw":
+            return _generator(self.seed, stream, step).choice(self.samples, self.batch, replace=False)
         order = _generator(self.seed, stream).permutation(self.samples)
         return np.take(order, np.arange(step * self.batch, (step + 1) * self.batch), mode="wrap")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the data in their order, ``batch`` rows at a time; the last batch is filled from the first rows."""
+
+    samples: int
+    batch: int
+
+    def indices(self, step: int) -> Array:
+        """Row numbers, int64, shape (batch,)."""
+        return self._rows(step) % self.samples
+
+    def mask(self, step: int) -> Array:
+        """float32 (batch,): 1 where a row is met for the first time, 0 where it only fills the batch."""
+        return (self._rows(step) < self.samples).astype(np.float32)
+
+    def _rows(self, step: int) -> Array:
+        return np.arange(step * self.batch, (step + 1) * self.batch)
 
 
 def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:

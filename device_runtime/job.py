@@ -25,6 +25,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     hyper: dict[str, float]
     signature: bytes = b""
     lines: dict[str, tuple[BlobRef, ...]] = {}
+    base: int = -1
 
     @classmethod
     def of(cls, task: Task, announced: Round) -> Job | None:
@@ -45,6 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             hyper=announced.hyper,
             signature=announced.signatures.get(task.tier, b""),
             lines=announced.lines,
+            base=announced.base,
         )
 
     def following(self, announced: Round) -> Job | None:

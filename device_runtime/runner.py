@@ -4,7 +4,7 @@
 
     prefix: per chunk fetch its units, run forward over the local data, write the record, drop the units
     weights of the suffix, carry -> start -> state
-    per phase, per step: state, batch, data, noise, hyper -> state, metrics
+    per phase, per step (or batch of all rows): state, batch, data, noise, hyper -> state, metrics
     weights of the suffix, carry, state -> finish -> update, carry, metrics
 
 The runner knows graphs, roles and ports, and no method by name.
@@ -12,30 +12,29 @@ The runner knows graphs, roles and ports, and no method by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from device_runtime import data as local_data
 from device_runtime.checkpoint import Checkpoint
-from device_runtime.data import Batches, FittedData
+from device_runtime.data import FittedData
 from device_runtime.engine.base import Engine, LoadedGraph, State
+from device_runtime.feeds import Feeds, complete
 from device_runtime.forward import MultiStepForward, record_tag
 from device_runtime.graphs import Blobs, Graphs, Memory, Settings, Step, check_port, labelled
 from device_runtime.job import Job
 from device_runtime.memory import trim_memory
 from device_runtime.profiler import Profiler
 from device_runtime.record import Record
-from edgefl.wire.errors import BundleError
-from edgefl.wire.manifest import Graph, Manifest, Port
+from edgefl.wire.manifest import Graph, Manifest, PhaseSpec
 from edgefl.wire.tensors import Array, Arrays
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps,
-    and those of ``finish`` as they are."""
+    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps
+    that report them, and those of ``finish`` as they are."""
 
     update: Arrays
     masks: dict[str, int]
@@ -46,14 +45,17 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _Round:
-    """What every step of a round reads."""
+    """What every step of a round reads. ``steps`` are those of each phase, ``basis`` what the state is made of beside
+    the task."""
 
     job: Job
-    data: FittedData
-    record: Record | None
-    batches: Batches
-    hyper: Mapping[str, float]
-    facts: Mapping[str, Array]
+    feeds: Feeds
+    steps: tuple[int, ...]
+    basis: str
+
+    @property
+    def total(self) -> int:
+        return sum(self.steps)
 
 
 class RoundRunner:
@@ -82,55 +84,77 @@ class RoundRunner:
         """The graphs and weights in use; its ``residency`` tells what was ever in memory."""
         return self._graphs
 
-    def run(self, job: Job, data: FittedData, carry: Arrays) -> RoundResult:
-        """The whole round. RoundAborted if it ended meanwhile; BundleError if graphs, blobs and ports disagree."""
+    def run(self, job: Job, data: FittedData, carry: Arrays, origin: str = "") -> RoundResult:
+        """The whole round. RoundAborted if it ended meanwhile; BundleError if graphs, blobs and ports disagree.
+
+        ``origin`` names the carry: a checkpoint that began with another one, or with other rows, is not gone on from.
+        """
         data = data.first(job.samples)
         record = self._forward.record(job, data) if self._manifest.prefix else None
-        batches = Batches(job.seed, len(data), self._manifest.batch)
-        hyper = {**self._manifest.hyper, **job.hyper}
-        current = _Round(job, data, record, batches, hyper, data.facts())
+        current = self._round(job, data, record, origin)
         try:
             state, sums = self._train(current, carry)
         finally:
             if record is not None:
                 record.close()
         finish = self._manifest.graph(self._manifest.finish)
-        feeds = self._kept_feeds(current, finish, carry) | _given(current, finish, self._manifest.steps + 1)
-        outputs = self._graphs.load(finish.name).run(_complete(finish, feeds), state).arrays
+        feeds = self._kept_feeds(current, finish, carry) | current.feeds.given(finish, current.total + 1)
+        outputs = self._graphs.load(finish.name).run(complete(finish, feeds), state).arrays
         if record is not None:
             record.delete()
-        steps = max(1, self._manifest.steps)
         return RoundResult(
             update=labelled(outputs, "update"),
             masks={port.label: port.mask for port in finish.outputs_of("update") if port.mask},
             carry=labelled(outputs, "carry"),
-            metrics={name: total / steps for name, total in sums.items()}
+            metrics=self._means(sums, current.steps)
             | {name: float(value) for name, value in labelled(outputs, "metric").items()},
             samples=len(data),
         )
 
+    def _round(self, job: Job, data: FittedData, record: Record | None, origin: str) -> _Round:
+        def recorded(rows: Array) -> Array:
+            assert record is not None
+            return record.rows(rows, record_tag(job))
+
+        hyper = {**self._manifest.hyper, **job.hyper}
+        features = None if record is None else recorded
+        feeds = Feeds(job.seed, data, hyper, self._manifest.draws, features)
+        return _Round(job, feeds, self._manifest.steps_with(len(data)), f"{len(data)} rows, carry {origin}")
+
+    def _means(self, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
+        """Of each metric, the mean over the steps that report it, where ``steps`` of each phase were made."""
+        return {name: total / max(1, self._reporting(name, steps)) for name, total in sums.items()}
+
+    def _reporting(self, metric: str, steps: Sequence[int]) -> int:
+        graphs = [self._manifest.graph(phase.graph) for phase in self._manifest.phases]
+        return sum(
+            made
+            for graph, made in zip(graphs, steps, strict=True)
+            if any(port.label == metric for port in graph.outputs_of("metric"))
+        )
+
     def _train(self, current: _Round, carry: Arrays) -> tuple[State, dict[str, float]]:
         saved = self._memory.checkpoint(current.job.nonce)
-        if saved is None:
+        if saved is None or saved.basis != current.basis:
             state, done, sums = self._start(current, carry), 0, {}
         else:
             state, done, sums = self._restored(saved), saved.step, dict(saved.sums)
         position = 0
-        for phase in self._manifest.phases:
-            if position + phase.steps > done:
+        for phase, steps in zip(self._manifest.phases, current.steps, strict=True):
+            if position + steps > done:
                 graph = self._graphs.load(phase.graph)
-                for step in range(max(position, done), position + phase.steps):
-                    state = self._step(current, phase.graph, graph, state, step, sums)
-                    self._keep(current.job, state, step + 1, sums)
+                for step in range(max(position, done), position + steps):
+                    state = self._step(current, phase, graph, state, (position, step), sums)
+                    self._keep(current, state, step + 1, sums)
                 del graph
                 trim_memory()
-            position += phase.steps
+            position += steps
         return state, sums
 
     def _start(self, current: _Round, carry: Arrays) -> State:
         spec = self._manifest.graph(self._manifest.start)
-        feeds = self._kept_feeds(current, spec, carry) | _given(current, spec, self._manifest.steps)
-        return self._graphs.load(spec.name).run(_complete(spec, feeds), {}).state
+        feeds = self._kept_feeds(current, spec, carry) | current.feeds.given(spec, current.total)
+        return self._graphs.load(spec.name).run(complete(spec, feeds), {}).state
 
     def _kept_feeds(self, current: _Round, spec: Graph, carry: Arrays) -> Arrays:
         """What a graph reads of the round's weights, and of what the previous round left (zeros if nothing did)."""
@@ -143,30 +167,35 @@ class RoundRunner:
         return feeds
 
     def _step(
-        self, current: _Round, name: str, graph: LoadedGraph, state: State, step: int, sums: dict[str, float]
+        self,
+        current: _Round,
+        phase: PhaseSpec,
+        graph: LoadedGraph,
+        state: State,
+        at: tuple[int, int],
+        sums: dict[str, float],
     ) -> State:
+        """One step; ``at`` are the phase's first step and this one, both counted over all phases."""
         self._settings.check_aborted()
-        feeds = self._feeds(current, self._manifest.graph(name), step)
+        first, step = at
+        spec, feeds = self._manifest.graph(phase.graph), current.feeds
+        drawn = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(spec, step)
+        fed = complete(spec, feeds.given(spec, step) | drawn)
         with self._profiler.timed("step"):
-            outputs = graph.run(feeds, state)
+            outputs = graph.run(fed, state)
         for metric, value in labelled(outputs.arrays, "metric").items():
             sums[metric] = sums.get(metric, 0.0) + float(value)
-        mean_loss = sums.get("loss", float("nan")) / (step + 1)
-        last_ms = self._profiler.last_ms("step")
-        self._settings.watch(Step("train", step + 1, self._manifest.steps, mean_loss, last_ms))
+        self._tell(current, step + 1, sums)
         return {**state, **outputs.state}
 
-    def _feeds(self, current: _Round, spec: Graph, step: int) -> Arrays:
-        """Batches, hyper-parameters and noise of one step."""
-        feeds = _given(current, spec, step)
-        for port in spec.inputs_of("batch"):
-            feeds[port.name] = _batch(current, port, step)
-            check_port(port, feeds[port.name])
-        return _complete(spec, feeds)
+    def _tell(self, current: _Round, done: int, sums: Mapping[str, float]) -> None:
+        loss = self._means(sums, _made(current.steps, done)).get("loss", float("nan"))
+        self._settings.watch(Step("train", done, current.total, loss, self._profiler.last_ms("step")))
 
-    def _keep(self, job: Job, state: State, step: int, sums: dict[str, float]) -> None:
-        if step % self._settings.checkpoint_steps == 0 or step == self._manifest.steps:
-            self._memory.save_checkpoint(job.nonce, Checkpoint(step, dict(sums), self._copies(state)))
+    def _keep(self, current: _Round, state: State, step: int, sums: dict[str, float]) -> None:
+        if step % self._settings.checkpoint_steps == 0 or step == current.total:
+            kept = Checkpoint(step, dict(sums), self._copies(state), current.basis)
+            self._memory.save_checkpoint(current.job.nonce, kept)
 
     def _copies(self, state: State) -> Iterator[tuple[str, Array]]:
         """The tensors of the state, each copied only when it is asked for."""
@@ -180,47 +209,10 @@ class RoundRunner:
         return state
 
 
-def _given(current: _Round, spec: Graph, draw: int) -> Arrays:
-    """What any function may read: the scalars of the task, facts about the data, and noise of its own (number ``draw``
-    of the round)."""
-    feeds: Arrays = {}
-    for port in spec.inputs_of("data"):
-        if port.label not in current.facts:
-            known = ", ".join(current.facts) or "none, as its labels are no class numbers"
-            raise BundleError(
-                f"graph {spec.name!r} asks for {port.name!r} of the local data, this device can tell: {known}; export "
-                "the bundle for data like these, or install a newer edgefl",
-                port=port.name,
-            )
-        feeds[port.name] = current.facts[port.label]
-        check_port(port, feeds[port.name])
-    for port in spec.inputs_of("hyper"):
-        if port.label not in current.hyper:
-            raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")
-        feeds[port.name] = np.full(port.shape, current.hyper[port.label], port.dtype)
-    for number, port in enumerate(spec.inputs_of("noise")):
-        feeds[port.name] = local_data.noise(current.job.seed, draw, number, port.shape, port.dtype)
-    return feeds
-
-
-def _complete(spec: Graph, feeds: Arrays) -> Arrays:
-    """``feeds`` if every input of ``spec`` but its state is there, else BundleError."""
-    hungry = [port.name for port in spec.inputs if port.role != "state" and port.name not in feeds]
-    if hungry:
-        raise BundleError(
-            f"graph {spec.name!r} reads {hungry}, which nobody feeds there (see the roles in docs/protocol.md); "
-            "export the bundle again",
-            ports=hungry,
-        )
-    return feeds
-
-
-def _batch(current: _Round, port: Port, step: int) -> Array:
-    """``batch.<stream>.x`` or ``.y``: features come from the record where there is a frozen prefix."""
-    stream, _, part = port.label.partition(".")
-    indices = current.batches.indices(int(stream), step)
-    if part == "y":
-        return current.data.labels(indices)
-    if current.record is not None:
-        return current.record.rows(indices, record_tag(current.job))
-    return current.data.rows(indices)
+def _made(steps: Sequence[int], done: int) -> list[int]:
+    """The steps made in each phase when ``done`` are, counted over all phases."""
+    made = []
+    for count in steps:
+        made.append(min(count, done))
+        done -= made[-1]
+    return made

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,7 @@ import msgspec
 
 from device_runtime import carry as carries
 from device_runtime import checkpoint as checkpoints
+from device_runtime.carry import Kept
 from device_runtime.checkpoint import Checkpoint
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
@@ -31,8 +32,8 @@ _LOCK_PATIENCE_S = 5.0
 _CACHE_KIB = 256
 """What SQLite keeps of the file in memory for good, once it wrote that much; its own choice of 2 MiB is no faster."""
 
-_LAYOUT = 1
-"""Of the tables, in SQLite's ``user_version``; before there was one, a checkpoint was one blob."""
+_LAYOUT = 2
+"""Of a checkpoint, in SQLite's ``user_version``: before there was one it was one blob, with 1 it did not tell its basis."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -44,6 +45,10 @@ CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB
 CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
 """
+
+
+DECLINED = "declined"
+"""The outcome of a task that this device did not take."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -69,6 +74,7 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int = 0
     down_bytes: int = 0
     up_bytes: int = 0
+    text: str = ""
 
 
 class Store:
@@ -106,6 +112,7 @@ class Store:
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             self._drop_former_layout()
+            carries.set_former_aside(self._db)
             self._db.executescript(_SCHEMA + checkpoints.SCHEMA + carries.SCHEMA)
             with self._db:
                 carries.adopt_former(self._db)
@@ -256,8 +263,8 @@ class Store:
             found = checkpoints.find(db, nonce)
         if found is None:
             return None
-        step, sums, rows = found
-        return Checkpoint(step, sums, ((row.name, self._tensor(row)) for row in rows))
+        tensors = ((row.name, self._tensor(row)) for row in found.rows)
+        return Checkpoint(found.step, found.sums, tensors, found.basis)
 
     def _tensor(self, row: checkpoints.Row) -> Array:
         with self._reading() as db:
@@ -271,7 +278,7 @@ class Store:
             row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
             db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
             if carry is not None:
-                carries.add(db, carry_name, outgoing.nonce, carry)
+                carries.add(db, carry_name, outgoing.nonce, outgoing.round, carry)
             db.execute("DELETE FROM job")
             checkpoints.delete(db)
 
@@ -287,24 +294,44 @@ class Store:
     def settle(self, past: PastRound) -> None:
         """The server has spoken: the update leaves the outbox and enters the history, in one step.
 
-        With it goes the carry that its round replaced, or, unless the server accepted it, the one that it left.
+        Unless the server accepted it, the carry that its round left goes with it.
         """
         with self._transaction() as db:
-            carries.settle(db, past.nonce, accepted=past.outcome == "accepted")
+            if past.outcome != "accepted":
+                carries.reject(db, past.nonce)
             db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
-            db.execute(
-                "INSERT OR REPLACE INTO history VALUES(?, ?, ?)",
-                (past.nonce, time.time(), msgspec.msgpack.encode(past)),
-            )
-            db.execute(
-                "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
-                (self._history_rounds,),
-            )
+            self._remember(db, past)
 
-    def carry(self, name: str) -> bytes | None:
-        """What the last round of this name left, its update accepted or waiting; None before the first."""
+    def decline(self, past: PastRound) -> None:
+        """The open job is not taken: it ends and enters the history, in one durable step."""
+        with self._transaction(durable=True) as db:
+            self._remember(db, past)
+            db.execute("DELETE FROM job")
+            checkpoints.delete(db)
+
+    def _remember(self, db: sqlite3.Connection, past: PastRound) -> None:
+        row = (past.nonce, time.time(), msgspec.msgpack.encode(past))
+        db.execute("INSERT OR REPLACE INTO history VALUES(?, ?, ?)", row)
+        db.execute(
+            "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
+            (self._history_rounds,),
+        )
+
+    # -- what is carried from round to round -----------------------------------------------------------------
+
+    def carries(self) -> list[Kept]:
+        """What rounds left for later ones, oldest first; of all runs, programs and tiers."""
         with self._reading() as db:
-            return carries.newest(db, name)
+            return carries.kept(db)
+
+    def carry(self, kept: Kept) -> bytes | None:
+        """The bytes of one; None if its update was rejected meanwhile."""
+        with self._reading() as db:
+            return carries.read(db, kept.id)
+
+    def drop_carries(self, kept: Iterable[Kept]) -> None:
+        with self._transaction() as db:
+            carries.drop(db, (each.id for each in kept))
 
     # -- history ---------------------------------------------------------------------------------------------
 
@@ -316,6 +343,14 @@ class Store:
     def past(self, nonce: str) -> PastRound | None:
         data = self._one("SELECT data FROM history WHERE nonce = ?", nonce)
         return msgspec.msgpack.decode(data, type=PastRound) if data else None
+
+    def declined(self, run: str, number: int) -> list[PastRound]:
+        """The tasks of a round that were not taken."""
+        return [
+            past
+            for past in self.history()
+            if past.outcome == DECLINED and (past.run, past.round) == (run, number)
+        ]
 
 
 def _locked(folder: Path) -> IO[bytes]:

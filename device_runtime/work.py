@@ -11,6 +11,7 @@ from device_runtime.engine.base import Engine
 from device_runtime.fetch import Fetcher
 from device_runtime.graphs import Settings, Step
 from device_runtime.job import Job
+from device_runtime.keep import Tell, carry_name, take_up
 from device_runtime.memory import peak_bytes
 from device_runtime.profiler import Profiler
 from device_runtime.runner import RoundResult, RoundRunner
@@ -28,7 +29,8 @@ class Work:
     """What a device works with. ``server_key``: with it, only bundles that it signed are loaded.
 
     ``begins`` is told the rows and steps of a round before the first of them, ``watch`` each step; ``aborted`` is asked
-    before each step whether the round is over.
+    before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
+    more.
     """
 
     device: str
@@ -42,12 +44,13 @@ class Work:
     begins: Callable[[Job, int, int], None]
     watch: Callable[[Job, Step], None]
     aborted: Callable[[], bool]
+    dropped: Tell
 
     def run(self, job: Job) -> None:
         """One round, from the first blob to the outbox.
 
-        Raises RoundAborted when the round is over, DataError if the local data do not fit the model, and other
-        EdgeflErrors after which the round may be tried again.
+        Raises RoundAborted when the round is over, RoundDeclined if this device cannot take part in it, DataError if
+        the local data do not fit the model, and other EdgeflErrors after which the round may be tried again.
         """
         profiler = Profiler()
         if self.server_key:
@@ -55,7 +58,9 @@ class Work:
         manifest = manifests.decode(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
         data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
-        self.begins(job, len(data), manifest.steps)
+        taken = take_up(self.store, job, manifest, self.dropped)
+        rows = len(data.first(job.samples))
+        self.begins(job, rows, sum(manifest.steps_with(rows)))
         runner = RoundRunner(
             engine=self.engine,
             manifest=manifest,
@@ -64,10 +69,8 @@ class Work:
             profiler=profiler,
             settings=self._settings(job),
         )
-        carry_name = f"{job.run}/{manifest.program}/{job.tier}"
-        carry = self.store.carry(carry_name)
-        result = runner.run(job, data, tensors.load(carry) if carry else {})
-        self._hand_over(job, manifest, result, self._profile(profiler), carry_name)
+        result = runner.run(job, data, taken.arrays, taken.origin)
+        self._hand_over(job, manifest, result, self._profile(profiler))
 
     def _check_formats(self, manifest: Manifest) -> None:
         wrong = {graph.format for graph in manifest.graphs} - {self.engine.format}
@@ -96,9 +99,7 @@ class Work:
             down_wire_bytes=received.wire,
         )
 
-    def _hand_over(
-        self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile, carry_name: str
-    ) -> None:
+    def _hand_over(self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile) -> None:
         update = Update(
             run=job.run,
             round=job.round,
@@ -115,4 +116,4 @@ class Work:
         )
         outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
         carry = tensors.dump(result.carry) if result.carry else None
-        self.store.finish_job(outgoing, carry, carry_name)
+        self.store.finish_job(outgoing, carry, carry_name(job, manifest))

@@ -11,7 +11,7 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.manifest import VERSIONS, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from exporters.capture import capture
 from exporters.onnx import to_onnx
 from exporters.recompute import Budget, within
@@ -31,10 +31,11 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Label:
-    """What people read on a bundle."""
+    """What people read on a bundle. ``exchange``: which one of a method of several, "" the main one."""
 
     model: str
     tier: str
+    exchange: str = ""
 
 
 def build_bundle(
@@ -77,9 +78,11 @@ def build_bundle(
     graphs = [add(name, chunk.forward) for name, chunk in chunks]
     graphs += [add(name, function) for name, function in _named(program).items()]
     manifest = Manifest(
+        v=version_of(program),
         model=label.model,
         program=program.name,
         tier=label.tier,
+        exchange=label.exchange,
         parameters=trained_entries(program),
         data=data,
         batch=batch_size(program),
@@ -87,8 +90,8 @@ def build_bundle(
         suffix=suffix,
         start=program.start.name,
         phases=tuple(
-            PhaseSpec(name=phase.name, graph=phase.function.name, steps=phase.steps)
-            for phase in program.phases
+            PhaseSpec(name=p.name, graph=p.function.name, steps=p.steps, over_data=p.over_data)
+            for p in program.phases
         ),
         finish=program.finish.name,
         evaluate=program.evaluate.name,
@@ -96,6 +99,10 @@ def build_bundle(
         graphs=tuple(graphs),
         codec=program.form.codec,
         codec_version=program.form.version,
+        personalize=program.personalize.name if program.personalize else "",
+        draws=program.draws,
+        carry_exchanges=program.kept.exchanges,
+        carry_needed=program.kept.needed,
     )
     check_wiring(manifest)
     return Bundle(manifest, blobs)
@@ -129,24 +136,52 @@ def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = Non
     )
 
 
+def version_of(program: Program) -> int:
+    """Of the manifest: the first that says all of it, so that devices of before go on reading what they can train."""
+    later = program.kept.needed or any(phase.over_data for phase in program.phases)
+    return VERSIONS[-1] if later else VERSIONS[0]
+
+
 def batch_size(program: Program) -> int:
-    """Rows of the batch ports of the steps; the same for all of them."""
-    sizes = {
-        spec.shape[0]
-        for phase in program.phases
-        for name, spec in phase.function.inputs.items()
-        if role_of(name) == "batch"
-    }
-    if len(sizes) != 1:
+    """Rows of ``batch.0`` in the steps that draw batches, or else in those that pass over the data.
+
+    Streams may differ in size; steps that draw from the same one may not, and neither may the ports of one pass.
+    """
+    drawn = [phase.function for phase in program.phases if not phase.over_data]
+    passing = [phase.function for phase in program.phases if phase.over_data]
+    sizes = [_stream_sizes(program, functions) for functions in (drawn, *([each] for each in passing))]
+    found = next((each["0"] for each in sizes if "0" in each), 0)
+    if not found:
         raise ExportError(
-            f"the batches of program {program.name!r} should have one size, found {sorted(sizes)}",
-            sizes=sizes,
+            f"no step of program {program.name!r} reads batch.0, which every device draws; give one of them that port",
+            program=program.name,
         )
-    return sizes.pop()
+    return found
+
+
+def _stream_sizes(program: Program, functions: Sequence[Function]) -> dict[str, int]:
+    """Rows of each stream, by its number as ports have it; ExportError if its ports differ."""
+    found: dict[str, set[int]] = {}
+    for function in functions:
+        for name, spec in function.inputs.items():
+            if role_of(name) == "batch":
+                found.setdefault(name.split(".")[1], set()).add(spec.shape[0] if spec.shape else 0)
+    for stream, sizes in found.items():
+        if len(sizes) != 1:
+            raise ExportError(
+                f"the batches of stream {stream} of program {program.name!r} should have one size, found "
+                f"{sorted(sizes)}; declare the same number of rows in all steps that read it",
+                sizes=sizes,
+            )
+    return {stream: sizes.pop() for stream, sizes in found.items()}
 
 
 def trained_entries(program: Program) -> int:
-    """Entries the device sends back, moving statistics included."""
-    state = program.finish.inputs
-    weights = [spec for name, spec in state.items() if name.startswith("state.weights.")]
-    return sum(math.prod(spec.shape) for spec in weights)
+    """Entries that the device trains, moving statistics included: those that ``finish`` reads, or the steps where it
+    reads none."""
+    finish, steps = program.finish.inputs, [phase.function.inputs for phase in program.phases]
+    for ports in (finish, {name: spec for each in steps for name, spec in each.items()}):
+        weights = [spec for name, spec in ports.items() if name.startswith("state.weights.")]
+        if weights:
+            return sum(math.prod(spec.shape) for spec in weights)
+    return 0

@@ -14,6 +14,11 @@ def check_wiring(manifest: Manifest) -> None:
     _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
     _check_hyper(manifest)
     _check_record([manifest.graph(chunk.graph) for chunk in manifest.prefix], steps)
+    for phase in manifest.phases:
+        if phase.over_data:
+            _check_pass(manifest.graph(phase.graph))
+    if manifest.personalize:
+        _check_personalize(manifest.graph(manifest.personalize))
 
 
 def _check_state(graphs: list[Graph]) -> None:
@@ -52,6 +57,38 @@ def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
                 "at the same place for both",
                 writer=writer.name,
                 reader=reader.name,
+            )
+
+
+def _check_pass(graph: Graph) -> None:
+    """A step over all the data has one batch, and heeds which of its rows are there for the first time."""
+    labels = {port.label for port in graph.inputs_of("batch")}
+    if "0.mask" not in labels or not labels <= {"0.x", "0.y", "0.mask"}:
+        raise ExportError(
+            f"function {graph.name!r} passes over the data and reads {sorted(labels)} of its batch; it should read 0.x, "
+            "0.y and 0.mask, by which it leaves out the rows that only fill up the last batch, and no other stream",
+            function=graph.name,
+            batch=sorted(labels),
+        )
+
+
+def _check_personalize(graph: Graph) -> None:
+    """What it returns can be fed to it again: the next step of adaptation."""
+    read = {port.name: port for port in graph.inputs_of("weights")}
+    roles = {port.role for port in graph.outputs}
+    if "weights" not in roles or roles - {"weights", "metric"}:
+        raise ExportError(
+            f"function {graph.name!r} returns {sorted(roles)}; one that adapts the model returns weights and may return "
+            "metrics, nothing else",
+            function=graph.name,
+        )
+    for port in graph.outputs_of("weights"):
+        if read.get(port.name) != port:
+            raise ExportError(
+                f"function {graph.name!r} returns {port.name!r} as {_shown(port)} and reads "
+                f"{_shown(read.get(port.name))}; read and return the same weights",
+                function=graph.name,
+                port=port.name,
             )
 
 

@@ -86,3 +86,19 @@ class RoundAborted(EdgeflError):
     """The round a device works on is over; nothing is wrong, the work is dropped."""
 
     exit_code = 12
+
+
+class ParticipationError(EdgeflError):
+    """A run that ends because its program needs every device, and one is missing or has lost what it kept."""
+
+    exit_code = 13
+
+
+class RoundDeclined(EdgeflError):
+    """A task that this device cannot take; nothing is wrong with the round. ``reason`` is a short code."""
+
+    exit_code = 14
+
+    def __init__(self, reason: str, message: str, **details: object) -> None:
+        super().__init__(message, **details)
+        self.reason = reason

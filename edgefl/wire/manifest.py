@@ -6,6 +6,8 @@ The manifest names no method. Every graph lists its ports with their role, and t
     for chunk in prefix:  weights of the chunk's units, batch -> forward -> record
     for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics
     weights, carry, state -> finish -> update, carry
+
+and, when a device adapts the model to its own data, ``weights, batch, hyper -> personalize -> weights``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError
 from edgefl.wire.messages import MALFORMED, VERSION, Message
+
+VERSIONS = (VERSION, 2)
+"""What :func:`decode` reads. The second has phases over the data and carries that are needed."""
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
@@ -76,12 +81,17 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     graph: str
 
 
-class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """``steps`` runs of ``graph``, in the order of the list."""
+class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``steps`` runs of ``graph``, in the order of the list.
+
+    ``over_data``: one pass over all local samples in place of ``steps``, in their order, by ``batch.0`` alone;
+    ``batch.0.mask`` is 0 at rows that only fill up the last batch.
+    """
 
     name: str
     graph: str
     steps: int
+    over_data: bool = False
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +108,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A bundle's table of contents. Its own SHA-256 names the bundle.
 
     ``codec`` and ``codec_version`` name what the bytes of an update mean: a device repeats them beside the update.
+    ``exchange`` tells people which one of a method of several this is, "" the main one. ``personalize`` is the graph that
+    adapts the weights to a device's data by one step, if there is one: ``weights.*`` and a batch to ``weights.*``.
+    ``draws``: batches come from one shuffled walk through the data, or each is drawn anew. A carry is good for the next
+    ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes); without one that is
+    ``carry_needed`` the device declines.
+
+    ``v`` is 2 where a runtime that reads version 1 only would train something else: phases over the data, a carry that is
+    needed.
     """
 
     v: int = VERSION
@@ -117,6 +135,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[Graph, ...]
     codec: str = "dense"
     codec_version: int = 1
+    personalize: str = ""
+    draws: Literal["walk", "draw"] = "walk"
+    exchange: str = ""
+    carry_exchanges: int = 0
+    carry_needed: bool = False
 
     def graph(self, name: str) -> Graph:
         for graph in self.graphs:
@@ -126,8 +149,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> int:
-        """Local steps of a round over all phases."""
-        return sum(phase.steps for phase in self.phases)
+        """Local steps of a round over all phases but those over the data, whose number is the device's."""
+        return sum(phase.steps for phase in self.phases if not phase.over_data)
+
+    def steps_with(self, samples: int) -> tuple[int, ...]:
+        """Local steps of each phase on a device that has so many samples."""
+        return tuple(
+            -(-samples // self.pass_rows(phase)) if phase.over_data else phase.steps for phase in self.phases
+        )
+
+    def pass_rows(self, phase: PhaseSpec) -> int:
+        """Rows of each step of a phase over the data; BundleError if its graph reads none."""
+        for port in self.graph(phase.graph).inputs_of("batch"):
+            if port.label == "0.x" and port.shape and port.shape[0] > 0:
+                return port.shape[0]
+        raise BundleError(
+            f"phase {phase.name!r} passes over the data, and graph {phase.graph!r} reads no rows of them as "
+            "'batch.0.x'; export the bundle again",
+            phase=phase.name,
+        )
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -139,9 +179,10 @@ def decode(data: bytes) -> Manifest:
     """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
-        if version != VERSION:
+        if version not in VERSIONS:
+            known = " and ".join(map(str, VERSIONS))
             raise BundleError(
-                f"the manifest has version {version}, this runtime reads {VERSION}: install a matching edgefl",
+                f"the manifest has version {version}, this runtime reads {known}: install a matching edgefl",
                 version=version,
             )
         manifest = msgspec.msgpack.decode(data, type=Manifest)
@@ -161,8 +202,12 @@ def _consistent(port: Port) -> bool:
 def _check(manifest: Manifest) -> None:
     used = [manifest.start, manifest.finish, manifest.evaluate]
     used += [chunk.graph for chunk in manifest.prefix] + [phase.graph for phase in manifest.phases]
+    used += [manifest.personalize] if manifest.personalize else []
     for name in used:
         manifest.graph(name)
+    for phase in manifest.phases:
+        if phase.over_data:
+            manifest.pass_rows(phase)
     for graph in manifest.graphs:
         for port in (*graph.inputs, *graph.outputs):
             if not _consistent(port):
@@ -171,3 +216,8 @@ def _check(manifest: Manifest) -> None:
                 )
     if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
         raise BundleError("batch and steps of a manifest must be positive; export the bundle again")
+    if manifest.carry_exchanges < 0:
+        raise BundleError(
+            f"a carry cannot be good for {manifest.carry_exchanges} rounds; export the bundle again",
+            carry_exchanges=manifest.carry_exchanges,
+        )

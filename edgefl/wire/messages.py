@@ -34,7 +34,9 @@ class Round(Message, frozen=True, kw_only=True):
     ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``. A unit is in
     ``lines`` instead where it takes several blobs: earlier weights, and the patches that lead from there to
     ``model_version``, in order (:mod:`edgefl.wire.patches`). A device that knows no lines thus misses the unit.
-    ``deadline`` is seconds since the epoch. ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
+    ``base`` is the last round whose updates are in the model (0 before the first, -1 from a server that does not say):
+    what a device kept from a later round, it kept of one that was abandoned. ``deadline`` is seconds since the epoch.
+    ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
     """
 
     run: str
@@ -47,6 +49,7 @@ class Round(Message, frozen=True, kw_only=True):
     deadline: float
     signatures: dict[str, bytes] = {}
     lines: dict[str, tuple[BlobRef, ...]] = {}
+    base: int = -1
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -155,6 +158,18 @@ class Ack(Message, frozen=True, kw_only=True):
     status: Literal["accepted", "missing", "rejected"]
     missing: list[int] = []
     reason: str = ""
+    text: str = ""
+
+
+class Decline(Message, frozen=True, kw_only=True):
+    """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
+
+    ``no-carry``: the program needs what the device kept of the exchange before, and it has none.
+    """
+
+    round: int
+    nonce: str
+    reason: str
     text: str = ""
 
 

@@ -54,6 +54,10 @@ class DeviceTopics:
     def acks(self) -> str:
         return self._of("acks")
 
+    @property
+    def declines(self) -> str:
+        return self._of("declines")
+
     def update(self, round_number: int, index: int) -> str:
         return self._of(f"updates/{round_number}/{index}")
 
@@ -85,7 +89,13 @@ class Topics:
     def server_filters(self) -> tuple[str, ...]:
         """What the server subscribes to."""
         below = f"{self.root}/devices/+"
-        return (f"{below}/status", f"{below}/hello", f"{below}/progress", f"{below}/updates/#")
+        return (
+            f"{below}/status",
+            f"{below}/hello",
+            f"{below}/progress",
+            f"{below}/updates/#",
+            f"{below}/declines",
+        )
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
         """(device, leaf, numbers) of a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0))."""

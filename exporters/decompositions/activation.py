@@ -1,4 +1,4 @@
-"""Activations: gradients that select by comparison. The others decompose well as they are."""
+"""Activations: gradients that select by comparison, and the second derivative of GLU. The others decompose as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,26 @@ def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
     return torch.where(x.abs() <= limit, zero, grad)
 
 
+def glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
+    """Derivative of y = a sigmoid(b), x = [a, b] along ``dim``, in the direction ``dx``; ``out`` is y."""
+    s = x.chunk(2, dim)[1].sigmoid()
+    da, db = dx.chunk(2, dim)
+    return da * s + out * (1 - s) * db
+
+
+def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int) -> Tensor:
+    """Derivative of dL/dx = [g s, g a s (1 - s)], s = sigmoid(b), in the direction (``dgrad``, ``dx``)."""
+    a, b = x.chunk(2, dim)
+    da, db = dx.chunk(2, dim)
+    s = b.sigmoid()
+    slope = s * (1 - s)
+    bent = (dgrad * a + grad * da) * slope + grad * a * (1 - 2 * s) * slope * db
+    return torch.cat([dgrad * s + grad * slope * db, bent], dim)
+
+
 RULES = {
+    _aten.glu_jvp.default: glu_jvp,
+    _aten.glu_backward_jvp.default: glu_backward_jvp,
     _aten.threshold_backward.default: threshold_backward,
     _aten.hardshrink_backward.default: shrink_backward,
     _aten.softshrink_backward.default: shrink_backward,

@@ -14,7 +14,7 @@ from device_runtime.agent import Agent, AgentConfig, AgentEvent
 from device_runtime.engine.onnx import OnnxEngine
 from edgefl.wire import messages, tensors
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Ack, Hello, Progress, Round, Status, Task, Update, UpdateChunk
+from edgefl.wire.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, UpdateChunk
 from edgefl.wire.session import Address, Incoming, Session
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
@@ -124,12 +124,12 @@ class ScriptedServer:
     def assign(self, task: Task) -> None:
         self.publish(self.mine.tasks, messages.encode(task))
 
-    def open(self, world: World, *, number: int = 1, run: str = "run") -> None:
+    def open(self, world: World, *, number: int = 1, run: str = "run", base: int = -1) -> None:
         """Publish a round and its task, once the device has said hello: then it is subscribed."""
         if not self._greeted:
             self.hello()
         self.publish_blobs(world)
-        self.announce(world.announcement(number=number, run=run))
+        self.announce(world.announcement(number=number, run=run, base=base))
         self.assign(world.task(number=number, run=run))
 
     def ack(self, update: Update, status: str = "accepted", reason: str = "") -> None:
@@ -147,6 +147,10 @@ class ScriptedServer:
     def hello(self) -> Hello:
         self._greeted = True
         return messages.decode(Hello, wait_message(self.session, self.mine.hello))
+
+    def decline(self) -> Decline:
+        """The next word that a task is not taken."""
+        return messages.decode(Decline, wait_message(self.session, self.mine.declines))
 
     def progress(self, least: int = 0) -> Progress:
         """The next word on training, from step ``least`` on; not every step is told."""

@@ -24,6 +24,12 @@ def open_store(folder: Path, *, limit: int = 1000, history: int = 5) -> Store:
     return Store(folder, limit_bytes=limit, history_rounds=history)
 
 
+def carry_of(store: Store, name: str) -> bytes | None:
+    """The newest carry of a name."""
+    rows = [kept for kept in store.carries() if kept.name == name]
+    return store.carry(rows[-1]) if rows else None
+
+
 def checkpoint(step: int, tensors: Iterable[tuple[str, Array]] | None = None) -> Checkpoint:
     return Checkpoint(step, {"loss": 0.1 + 0.2}, TENSORS.items() if tensors is None else tensors)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.data import Batches, noise
+from device_runtime.data import Batches, Pass, noise
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -85,3 +87,64 @@ def test_the_first_draws_are_frozen() -> None:
 
 FROZEN_ROWS = [3, 7, 1, 5]
 FROZEN_NOISE = [0.23103231191635132, 0.2035975456237793, 0.929989755153656]
+
+
+# -- each batch drawn anew --------------------------------------------------------------------------------------
+
+
+def drawing(seed: int, samples: int, batch: int) -> Batches:
+    return Batches(seed, samples, batch, "draw")
+
+
+@given(SEEDS, st.integers(1, 40), st.integers(1, 12), st.integers(0, 3), st.integers(0, 30))
+def test_a_draw_depends_on_seed_stream_and_step_alone(
+    seed: int, samples: int, batch: int, stream: int, step: int
+) -> None:
+    rows = drawing(seed, samples, batch).indices(stream, step)
+
+    np.testing.assert_array_equal(rows, drawing(seed, samples, batch).indices(stream, step))
+    assert (rows.shape, rows.dtype) == ((batch,), np.int64)
+    assert ((rows >= 0) & (rows < samples)).all()
+    if samples >= batch:
+        assert len(set(rows.tolist())) == batch
+
+
+def test_draws_do_not_walk_through_the_data() -> None:
+    """Each step has the same chance of a row, whatever the steps before it drew."""
+    rows = [drawing(3, 10, 5).indices(0, step) for step in range(400)]
+
+    again = np.mean([len(np.intersect1d(one, other)) for one, other in itertools.pairwise(rows)])
+    assert abs(again - 2.5) < 0.2
+    assert np.bincount(np.concatenate(rows), minlength=10).min() > 160
+
+
+def test_streams_are_drawn_independently_of_each_other() -> None:
+    """Inner, outer and Hessian batches of one step share rows only by chance."""
+    overlap = [
+        len(np.intersect1d(drawing(3, 10, 5).indices(one, step), drawing(3, 10, 5).indices(two, step)))
+        for step in range(200)
+        for one, two in ((0, 1), (1, 2), (0, 2))
+    ]
+
+    assert abs(np.mean(overlap) - 2.5) < 0.2
+
+
+def test_draws_from_fewer_rows_than_a_batch_repeat_rows() -> None:
+    rows = np.concatenate([drawing(7, 3, 8).indices(0, step) for step in range(50)])
+
+    assert set(rows) == {0, 1, 2}
+    np.testing.assert_array_equal(rows[:8], Batches(7, 3, 8).indices(0, 0))
+
+
+# -- one pass over the data -------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_a_pass_meets_every_row_once_in_order_and_masks_what_fills_it_up(samples: int, batch: int) -> None:
+    over, steps = Pass(samples, batch), -(-samples // batch)
+    rows = np.concatenate([over.indices(step) for step in range(steps)])
+    mask = np.concatenate([over.mask(step) for step in range(steps)])
+
+    assert rows[mask == 1].tolist() == list(range(samples))
+    assert rows.tolist() == [row % samples for row in range(steps * batch)]
+    assert mask.dtype == np.float32

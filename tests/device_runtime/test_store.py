@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.store import Outgoing, PastRound, Store
+from device_runtime.carry import Kept
+from device_runtime.store import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.errors import StoreError
-from tests.device_runtime.stores import checkpoint, open_store, step_of
+from tests.device_runtime.stores import carry_of, checkpoint, open_store, step_of
 
 CHUNK = 100
 
@@ -136,7 +137,7 @@ def test_a_finished_job_becomes_an_update_that_waits(store: Store) -> None:
     assert store.outgoing() == outgoing("n1")
     assert store.waits("n1")
     assert (store.job(), store.checkpoint("n1")) == (None, None)
-    assert store.carry("run/sgd") == b"carry bytes"
+    assert carry_of(store, "run/sgd") == b"carry bytes"
 
 
 def test_the_oldest_update_goes_first(store: Store) -> None:
@@ -159,8 +160,19 @@ def test_an_update_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
     assert ended.returncode == -9
-    assert (store.outgoing(), store.job(), store.carry("c")) == (outgoing("n1"), None, b"carry")
+    assert (store.outgoing(), store.job(), carry_of(store, "c")) == (outgoing("n1"), None, b"carry")
     store.close()
+
+
+def test_a_declined_task_ends_its_job_and_is_remembered(store: Store) -> None:
+    store.open_job(b"job")
+    store.save_checkpoint("n1", checkpoint(3))
+
+    store.decline(past("n1", DECLINED))
+
+    assert (store.job(), store.checkpoint("n1"), store.outgoing()) == (None, None, None)
+    assert store.declined("run", 3) == [past("n1", DECLINED)]
+    assert store.declined("run", 4) == store.declined("another", 3) == []
 
 
 def test_finishing_a_job_happens_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -174,7 +186,7 @@ def test_finishing_a_job_happens_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="full"):
         store.finish_job(outgoing("n1"), b"carry", "c")
 
-    assert (store.outgoing(), store.carry("c")) == (None, None)
+    assert (store.outgoing(), carry_of(store, "c")) == (None, None)
     assert store.job() == b"job"
     assert step_of(store) == 3
     store.close()
@@ -273,7 +285,11 @@ def test_every_method_of_a_store_with_missing_tables_raises_store_error(tmp_path
         store.outgoing,
         lambda: store.waits("n"),
         lambda: store.settle(past("n")),
-        lambda: store.carry("c"),
+        store.carries,
+        lambda: store.carry(Kept(1, "run/p/t", "n", 1, False)),
+        lambda: store.drop_carries([Kept(1, "run/p/t", "n", 1, False)]),
+        lambda: store.decline(past("n")),
+        lambda: store.declined("run", 1),
         store.history,
         lambda: store.past("n"),
     ):

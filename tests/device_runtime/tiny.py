@@ -227,7 +227,9 @@ class World:
         tier = self.bundle.manifest.tier
         return Task(run=run, round=number, tier=tier, seed=7, nonce=nonce or f"n{number}", samples=samples)
 
-    def announcement(self, *, number: int = 1, run: str = "run", state: str = "open") -> Round:
+    def announcement(
+        self, *, number: int = 1, run: str = "run", state: str = "open", base: int = -1
+    ) -> Round:
         return Round(
             run=run,
             round=number,
@@ -237,6 +239,7 @@ class World:
             units=self.unit_refs,
             hyper={},
             deadline=0.0,
+            base=base,
         )
 
     def job(self, *, samples: int = 0, hyper: Mapping[str, float] | None = None) -> Job:

@@ -22,6 +22,7 @@ from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.messages import (
     Ack,
+    Decline,
     Hello,
     Message,
     Profile,
@@ -88,6 +89,7 @@ MESSAGES: dict[str, Message] = {
         deadline=1767225600.5,
         signatures={"weak": bytes(range(64))},
         lines={"tail": (describe(b"keyframe", 131072), describe(ZSTD_FRAME, 131072, raw=1000))},
+        base=1,
     ),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),
@@ -141,9 +143,10 @@ MESSAGES: dict[str, Message] = {
     "ack_rejected": Ack(
         round=3, nonce="0011aabb", status="rejected", reason="closed-round", text="round 4 is open"
     ),
+    "decline": Decline(round=3, nonce="0011aabb", reason="no-carry", text="it kept nothing of round 1"),
 }
 
-GRAPHS = {"start": b"graph bytes: start", "train": b"graph bytes: train", "finish": b"graph bytes: finish"}
+GRAPHS = {name: f"graph bytes: {name}".encode() for name in ("start", "train", "finish", "pass", "adapt")}
 
 
 def _port(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Port:
@@ -184,6 +187,40 @@ def example_manifest() -> Manifest:
     )
 
 
+def example_manifest_2() -> Manifest:
+    """One that needs version 2: a phase over the data, a carry that is needed, the server's memory among the weights."""
+    first = example_manifest()
+    weight, memory = (_port(f"weights.{name}", (2, 3)) for name in ("head.weight", "m/head.weight"))
+    state, carry = (_port(f"{role}.head.weight", (2, 3)) for role in ("state", "carry"))
+    batch = (_port("batch.0.x", (4, 3)), _port("batch.0.y", (4,), "int64"))
+    other = (_port("batch.1.x", (2, 3)), _port("batch.1.y", (2,), "int64"))
+    mask, sent = (
+        _port("batch.0.mask", (4,)),
+        (_port("update.head.weight", (2, 3)), _port("update.m/head.weight", (2, 3))),
+    )
+    return msgspec.structs.replace(
+        first,
+        v=2,
+        suffix=("head", "m/head"),
+        phases=(
+            PhaseSpec(name="all", graph="pass", steps=1, over_data=True),
+            PhaseSpec(name="train", graph="train", steps=10),
+        ),
+        graphs=(
+            _graph("start", (weight, memory, carry), (state,)),
+            _graph("pass", (state, *batch, mask), (state,)),
+            _graph("train", (state, *batch, *other), (state, _port("metric.loss", ()))),
+            _graph("finish", (state,), (*sent, carry)),
+            _graph("adapt", (weight, *batch, _port("hyper.lr", ())), (weight,)),
+        ),
+        personalize="adapt",
+        draws="draw",
+        exchange="first",
+        carry_exchanges=1,
+        carry_needed=True,
+    )
+
+
 def example_bundle() -> Bundle:
     listed = example_manifest()
     return Bundle(listed, {graph.blob.sha256: GRAPHS[graph.name] for graph in listed.graphs})
@@ -202,6 +239,7 @@ def topic_table() -> list[str]:
         device.tasks,
         device.update(3, 0),
         device.acks,
+        device.declines,
     ]
 
 
@@ -224,7 +262,8 @@ def vectors() -> dict[str, bytes]:
     found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
     found["manifest"] = manifest.encode(example_manifest())
-    found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})
+    found["manifest_2"] = manifest.encode(example_manifest_2())
+    found["manifest_of_version_3"] = msgspec.msgpack.encode({"v": 3, "something": "else"})
     found["bundle"] = bundle_bytes()
     found["tensors"] = tensors.dump(TENSORS)
     found["tensors_masked"] = tensors.dump(MASKED, MASK_COUNTS)

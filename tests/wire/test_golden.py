@@ -14,7 +14,7 @@ from edgefl.wire import bundle, manifest, messages, patches, tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
-from edgefl.wire.manifest import DataSpec, Graph, Manifest, Port
+from edgefl.wire.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.messages import Message, Profile, Round, Task, Update
 from edgefl.wire.topics import Topics
 from tests.wire import make_golden
@@ -63,9 +63,14 @@ def test_manifest_in_both_directions() -> None:
     assert manifest.decode(golden("manifest")) == make_golden.example_manifest()
 
 
+def test_manifest_of_version_2_in_both_directions() -> None:
+    assert manifest.encode(make_golden.example_manifest_2()) == golden("manifest_2")
+    assert manifest.decode(golden("manifest_2")) == make_golden.example_manifest_2()
+
+
 def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_changed() -> None:
-    with pytest.raises(BundleError, match="version 2, this runtime reads 1"):
-        manifest.decode(golden("manifest_of_version_2"))
+    with pytest.raises(BundleError, match="version 3, this runtime reads 1 and 2: install a matching edgefl"):
+        manifest.decode(golden("manifest_of_version_3"))
 
 
 def test_bundle_file_decodes_from_its_vector() -> None:
@@ -129,29 +134,44 @@ FORMER = Path(__file__).parent / "former"
 """Vectors as they were before fields were added: phones and servers of that time write them still."""
 
 
-@pytest.mark.parametrize(("name", "kind"), [("round_open", Round), ("update", Update)])
-def test_a_message_without_the_fields_added_since_is_read_with_their_defaults(
-    name: str, kind: type[Message]
-) -> None:
-    added = {"round_open": ("lines",), "update": ("codec", "codec_version")}[name]
+ADDED: dict[str, tuple[str, type[Message], dict[str, object]]] = {
+    "round_open": ("round_open", Round, {"lines": {}, "base": -1}),
+    "round_open_without_base": ("round_open", Round, {"base": -1}),
+    "update": ("update", Update, {"codec": "dense", "codec_version": 1}),
+}
+"""Former vector -> the one of today, its kind, and the fields added since with what they are read as."""
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_message_without_the_fields_added_since_is_read_with_their_defaults(name: str) -> None:
+    today, kind, added = ADDED[name]
     found = messages.decode(kind, (FORMER / f"{name}.bin").read_bytes())
 
-    now = msgspec.to_builtins(MESSAGES[name], builtin_types=(bytes,))
+    now = msgspec.to_builtins(MESSAGES[today], builtin_types=(bytes,))
     then = msgspec.to_builtins(found, builtin_types=(bytes,))
-    defaults = {"lines": {}, "codec": "dense", "codec_version": 1}
-    assert {field: then.pop(field) for field in added} == {field: defaults[field] for field in added}
+    assert {field: then.pop(field) for field in added} == added
     now.get("profile", {}).pop("down_wire_bytes", None)
     assert then.get("profile", {}).pop("down_wire_bytes", 0) == 0
     assert then == {field: value for field, value in now.items() if field not in added}
 
 
-def test_a_manifest_and_references_without_the_fields_added_since_are_read() -> None:
-    found = manifest.decode((FORMER / "manifest.bin").read_bytes())
+@pytest.mark.parametrize("name", ["manifest", "manifest_of_one_exchange"])
+def test_a_manifest_and_references_without_the_fields_added_since_are_read(name: str) -> None:
+    found = manifest.decode((FORMER / f"{name}.bin").read_bytes())
 
-    assert (found.model, found.codec, found.codec_version) == ("tiny", "dense", 1)
-    assert found.graphs == make_golden.example_manifest().graphs
+    assert found == make_golden.example_manifest()
+    assert (found.codec, found.codec_version, found.personalize, found.exchange) == ("dense", 1, "", "")
+    assert (found.draws, found.carry_exchanges, found.carry_needed) == ("walk", 0, False)
     ref = msgspec.msgpack.decode((FORMER / "blobref_one_chunk.bin").read_bytes(), type=BlobRef)
     assert ref == BLOBS["blobref_one_chunk"]
+
+
+def test_a_former_reader_finds_all_that_it_knows_in_a_manifest_of_version_1() -> None:
+    """Fields were added, and none was changed: what a device in the field reads is as it was."""
+    then = msgspec.msgpack.decode((FORMER / "manifest_of_one_exchange.bin").read_bytes())
+    now = msgspec.msgpack.decode(golden("manifest"))
+
+    assert {field: now[field] for field in then} == then
 
 
 def test_topics_read_as_in_their_vector() -> None:
@@ -167,6 +187,7 @@ def test_topics_read_as_in_their_vector() -> None:
         "tasks",
         "updates",
         "acks",
+        "declines",
     ]
     assert topics.parse_device(lines[6]) == ("phone-7", "updates", (3, 0))
 
@@ -193,6 +214,7 @@ def test_the_document_names_every_field_limit_and_vector() -> None:
         Graph,
         Port,
         DataSpec,
+        PhaseSpec,
         Profile,
     ]
     names = [field for kind in kinds for field in kind.__struct_fields__]

@@ -1,0 +1,147 @@
+"""Which of a user's samples a model is adapted to (support) and which judge it (query), and the batches of each step.
+
+Everything here is a pure function of (seed, user): the same rows and the same noise on a device, on a server and for every
+method that is compared. Nothing of it is shared with training, whose streams have other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.random import Generator, Philox, SeedSequence
+
+from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.tensors import Array
+
+Protocol = Literal["train_support", "split_test", "paper_literal"]
+
+NOTES: Mapping[Protocol, str] = {
+    "train_support": "adapted to training samples, judged on test samples: a user who took part",
+    "split_test": "adapted to one half of the test samples, judged on the other: a user who is new",
+    "paper_literal": "LEAKS: adapted to test samples that also judge it, as the paper's words have it; for comparison only",
+}
+"""What a result under each protocol says; for every report."""
+
+HELD_OUT = 0.2
+"""Share of the local samples that judge where there are no test samples."""
+
+_HALF = 0.5
+# Training counts its streams from 0; these keys begin with a number that none of them has.
+_PERSONAL = 1 << 30
+_SPLIT, _ROWS, _NOISE = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """A user's samples as row numbers (int64) in one pool: ``train`` and ``test`` have none in common."""
+
+    train: Array
+    test: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Row numbers of the pool: batches are drawn from ``support``, accuracy is that of ``query``."""
+
+    protocol: Protocol
+    support: Array
+    query: Array
+
+    @property
+    def leaks(self) -> bool:
+        """Whether samples that judge were adapted to."""
+        return bool(np.isin(self.support, self.query).any())
+
+
+def checked_protocol(name: str) -> Protocol:
+    """``name`` if there is such a protocol; ConfigError lists them."""
+    for known in NOTES:
+        if name == known:
+            return known
+    raise ConfigError(f"no protocol {name!r}; there are: {', '.join(get_args(Protocol))}", protocol=name)
+
+
+def split(protocol: Protocol, shards: Shards, labels: Array, *, seed: int, user: int = 0) -> Split:
+    """Support and query of a user; ``labels`` are those of the pool.
+
+    ``train_support``: the train shard and the test shard. ``split_test``: stratified halves of the test shard, the larger
+    one as support. ``paper_literal``: the test shard as both. DataError where there is nothing to adapt to or to judge by.
+    """
+    if protocol == "split_test":
+        halves = _halves(shards.test, labels, _HALF, _generator(seed, user, _SPLIT))
+        return Split(protocol, *halves)
+    support = shards.train if protocol == "train_support" else shards.test
+    for rows, what in ((support, "training"), (shards.test, "test")):
+        if not len(rows):
+            raise DataError(
+                f"protocol {protocol} needs {what} samples, and user {user} has none: add some, or choose another protocol",
+                protocol=protocol,
+                user=user,
+            )
+    return Split(protocol, support, shards.test)
+
+
+def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> Shards:
+    """All samples of ``labels``, a stratified ``share`` of them (at least one) as test shard. DataError below two."""
+    kept, judging = _halves(np.arange(len(labels)), labels, share, _generator(seed, user, _SPLIT))
+    return Shards(kept, judging)
+
+
+def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, clip: bool = False) -> Array:
+    """Positions among ``samples`` to adapt to at step ``step``: ``size`` of them, drawn without replacement and
+    independent of other steps.
+
+    With fewer samples than ``size``: all of them in random order (``clip``), or ``size`` drawn with replacement, for a
+    batch whose size is fixed in a graph.
+    """
+    most = min(size, samples) if clip else size
+    drawn = _generator(seed, user, _ROWS, step).choice(samples, most, replace=samples < most)
+    return np.asarray(drawn, np.int64)
+
+
+def uniform(shape: tuple[int, ...], step: int, port: int, *, seed: int, user: int = 0) -> Array:
+    """Uniform [0, 1), float32: noise input number ``port`` of step ``step``."""
+    return np.asarray(_generator(seed, user, _NOISE, step, port).random(shape, dtype=np.float32))
+
+
+def majority(labels: Array, support: Array, query: Array) -> float | None:
+    """Accuracy on ``query`` of the class that is most frequent in ``support`` (the smallest of several): what a constant
+    answer reaches. None for labels that are not one class number each."""
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        return None
+    return float((labels[query] == np.bincount(labels[support]).argmax()).mean())
+
+
+def _halves(rows: Array, labels: Array, share: float, generator: Generator) -> tuple[Array, Array]:
+    """``rows`` in two disjoint parts, neither empty, the second of about ``share`` of each class; both sorted."""
+    if len(rows) < 2:
+        raise DataError(
+            f"{len(rows)} samples cannot be split into some to adapt to and some to judge by: give at least 2, or choose "
+            "another protocol",
+            samples=len(rows),
+        )
+    own = labels[rows]
+    classes = own if own.ndim == 1 and np.issubdtype(own.dtype, np.integer) else np.zeros(len(own), np.int64)
+    _, members = np.unique(classes, return_inverse=True)
+    wanted = np.bincount(members) * share
+    counts = np.floor(wanted).astype(np.int64)
+    # Whole numbers first, then one more for the classes that came out shortest.
+    total = min(max(1, int(len(rows) * share)), len(rows) - 1)
+    shortest = np.argsort(counts - wanted, kind="stable")
+    counts[shortest[: max(0, total - int(counts.sum()))]] += 1
+    second = np.concatenate(
+        [
+            generator.permutation(np.flatnonzero(members == place))[:count]
+            for place, count in enumerate(counts)
+        ]
+    )
+    chosen = np.zeros(len(rows), bool)
+    chosen[second] = True
+    return np.sort(rows[~chosen]), np.sort(rows[chosen])
+
+
+def _generator(seed: int, user: int, *key: int) -> Generator:
+    return Generator(Philox(SeedSequence((_PERSONAL, seed, user, *key))))
