@@ -57,12 +57,17 @@ class ProgramTable(_Table):
     name: str = Field("sgd", description="a program of `edgefl ls programs`")
     batch: int = Field(32, ge=1, description="samples per local step")
     steps: int = Field(10, ge=0, description="local steps per round")
-    lr: float = Field(0.05, gt=0, description="learning rate")
+    lr: float | None = Field(None, gt=0, description="learning rate; default: the program's own")
     momentum: float | None = Field(
         None, ge=0, lt=1, description="momentum of the local optimizer; default: the program's own"
     )
     weight_decay: float | None = Field(
         None, ge=0, description="L2 coefficient on conv and dense kernels; default: the program's own"
+    )
+    personal: float | None = Field(
+        None,
+        ge=0,
+        description="step size of a graph that adapts the model to one user; default: no such graph",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="other options of the program")
 
@@ -73,6 +78,15 @@ class ProgramTable(_Table):
         return told | self.options
 
 
+class OptimizerTable(_Table):
+    """What the server makes of the mean of the updates, for a program that does not say it itself."""
+
+    name: str = Field(
+        "none", description="an optimizer of `edgefl ls optimizers`; none: the mean is the new model"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the optimizer")
+
+
 class DataTable(_Table):
     """What the simulated devices hold, and what the server evaluates on."""
 
@@ -81,11 +95,38 @@ class DataTable(_Table):
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")
-    partition: Literal["dirichlet", "iid", "labels"] = Field(
-        "dirichlet", description="how samples are spread over devices; labels: a few labels to each"
+    scale: Literal["standard", "unit"] = Field(
+        "standard",
+        description="of pixels: mean 0 and deviation 1 over the dataset, or as they are, in [0, 1]",
     )
-    alpha: float = Field(1.0, gt=0, description="Dirichlet concentration; smaller is more skewed")
+    partition: Literal["dirichlet", "iid", "labels", "groups", "similarity", "dirichlet_equal", "paired"] = (
+        Field(
+            "dirichlet",
+            description=(
+                "how samples are spread over devices; labels: a few labels to each; groups: Per-FedAvg's ten groups; "
+                "similarity, dirichlet_equal, paired: FAFED's low, medium and high, in equal sizes"
+            ),
+        )
+    )
+    alpha: float = Field(
+        1.0, gt=0, description="concentration of dirichlet and dirichlet_equal; smaller is more skewed"
+    )
     labels_per_device: int = Field(3, ge=1, description="labels that a device holds, for partition labels")
+    similarity: float = Field(
+        95.0, ge=0, le=100, description="percent of the samples dealt alike, for partition similarity"
+    )
+    group_samples: int = Field(
+        0,
+        ge=0,
+        multiple_of=2,
+        description="a of partition groups: samples of each class that a device of five holds; 0: the most there can be",
+    )
+    group_test_samples: int = Field(
+        0, ge=0, multiple_of=2, description="the same for test samples, where each device has its own"
+    )
+    single_class: bool = Field(
+        False, description="partition groups: the other half of the devices has one class instead of two"
+    )
     train_samples: int = Field(0, ge=0, description="training samples to use over all devices; 0 means all")
     test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
 
@@ -115,6 +156,13 @@ class RoundTable(_Table):
     )
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: never"
+    )
+    absent: Literal["wait", "refuse", "partial"] = Field(
+        "wait",
+        description=(
+            "where a program needs every device and one is missing: wait repeats the round when it is back, refuse ends the "
+            "run, partial goes on with the others"
+        ),
     )
     lr_decay_at: tuple[float, ...] = Field(
         (), description="fractions of training after which lr is divided by 10"
@@ -230,6 +278,7 @@ class Federation(_Table):
     federation: FederationTable = FederationTable()
     model: ModelTable = ModelTable()
     program: ProgramTable = ProgramTable()
+    optimizer: OptimizerTable = OptimizerTable()
     data: DataTable = DataTable()
     round: RoundTable = RoundTable()
     tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")

@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from edgefl.codecs import catalog as codecs
-from edgefl.codecs.apply import applied
-from edgefl.codecs.codec import Codec
 from edgefl.config import Federation, TierTable
 from edgefl.data.dataset import Dataset
 from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
-from edgefl.programs import catalog
 from edgefl.programs.contract import Program, prefixed
-from edgefl.programs.forward import chunk_forward
-from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire import bundle as bundles
-from edgefl.wire.bundle import Bundle
-from edgefl.wire.errors import BundleError, ConfigError, ModelError
-from edgefl.wire.manifest import DataSpec
+from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Array, Arrays
-from exporters.bundle import Label, Prefix, build_bundle
-from exporters.recompute import Budget
-from server.checkpoints import write_whole
+from server import memory
+from server.bundles import Emit, kept_bundle
 from server.coordinator import Rules
-from server.digests import code_of, digest_of, run_digest
+from server.digests import run_digest
 from server.downlink import check_counting
-from server.events import Event, Exporting, Warned
-from server.plan import AggregatePlan, DownlinkPlan, Evaluate, Plan, TierPlan
+from server.events import Warned
+from server.plan import AggregatePlan, DownlinkPlan, Evaluate, ExchangePlan, Plan, TierPlan
 from server.robust import Rule, buffered_bytes
 from server.roster import TierRule
-
-FORWARD_BATCH = 32
-"""Rows per group in a frozen forward pass (EmbracingFL Algorithm 1, b)."""
+from server.training import exchange_names, exchange_of, program_of, reads, trained_names
 
 EVALUATION_BATCH = 500
 """Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""
-
-Emit = Callable[[Event], None]
 
 
 @runtime_checkable
@@ -70,39 +56,66 @@ def compose(
     initial = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     held = {tier: submodel_of(spec, tier, table) for tier, table in tables.items()}
     programs = {tier: program_of(federation, submodel) for tier, submodel in held.items()}
+    method = next(iter(programs.values()))
     forms = {tier: program.form for tier, program in programs.items()}
     own = [tier for tier, submodel in held.items() if not submodel.units]
     check_counting(federation.round.count, federation.downlink.encoding, forms, own)
-    tiers: dict[str, TierPlan] = {}
-    late: dict[str, float] = {}
     for tier, submodel in held.items():
         for warned in warnings(submodel, tier, initial):
             emit(warned)
-        bundle = _bundle(federation, dataset, submodel, tier, out / "bundles", emit)
-        tiers[tier] = TierPlan(bundle, submodel.place, forms[tier])
-        late |= programs[tier].late
-    defaults = next(iter(tiers.values())).bundle.manifest.hyper
+    trained = frozenset(trained_names(spec))
+    kept = method.memory
+    initial |= memory.initial(kept, initial, trained)
+    exchanges = [
+        _exchange(federation, dataset, held, name, out / "bundles", emit) for name in exchange_names(method)
+    ]
+    main = exchanges[-1]
     aggregate = _aggregate(federation)
     if aggregate.rule.buffered:
         emit(Warned(tier="", text=_memory_of(aggregate.rule, sum(array.size for array in initial.values()))))
     return Plan(
         federation=federation.federation.name,
         digest=run_digest(federation),
-        rules=_rules(federation, tables),
-        tiers=tiers,
-        units=spec.units,
+        rules=_rules(federation, tables, method),
+        tiers=main.tiers,
+        units=(*spec.units, *memory.units_of(kept, spec.units, trained)),
         initial=initial,
-        hyper=defaults,
+        hyper=main.hyper,
         lr_decay_at=federation.round.lr_decay_at,
-        late=late,
+        schedule=main.schedule,
+        server=main.server,
+        opening=tuple(exchanges[: len(method.opening)]),
+        ahead=tuple(exchanges[len(method.opening) : -1]),
+        memory=tuple(kept),
         count=federation.round.count,
-        trained=frozenset(name for name, _ in spec.module.named_parameters(remove_duplicate=False)),
+        trained=trained,
         aggregate=aggregate,
         downlink=DownlinkPlan(**federation.downlink.model_dump()),
         evaluate=evaluation(program_of(federation, OutputSide(spec, 0)), dataset, device),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
     )
+
+
+def _exchange(
+    federation: Federation,
+    dataset: Dataset,
+    held: Mapping[str, Submodel],
+    name: str,
+    folder: Path,
+    emit: Emit,
+) -> ExchangePlan:
+    """The exchange ``name`` of the method, with the bundle of each tier."""
+    tiers: dict[str, TierPlan] = {}
+    for tier, submodel in held.items():
+        program = program_of(federation, submodel)
+        exchange, kept = exchange_of(program, name), program.memory
+        bundle = kept_bundle(federation, dataset, submodel, tier, name, folder, emit)
+        finish = bundle.manifest.graph(bundle.manifest.finish)
+        labels = [port.label for port in finish.outputs_of("update")]
+        sends = (memory.WEIGHTS,) if exchange.form.sections else memory.memories(labels, kept)
+        tiers[tier] = TierPlan(bundle, submodel.place, exchange.form, reads(exchange, kept), sends)
+    return ExchangePlan(tiers, bundle.manifest.hyper, exchange.schedule, exchange.server)
 
 
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
@@ -167,16 +180,22 @@ def _arrays(spec: ModelSpec, *, rounded: bool) -> Arrays:
                 "make the model float32, or set downlink.encoding to 'float32'",
                 name=name,
             )
-        if "~" in name:
+        if "~" in name or "/" in name:
             raise ModelError(
-                f"tensor {name} of {spec.name} has '~' in its name, which is reserved in blobs: "
-                "rename the module or parameter",
+                f"tensor {name} of {spec.name} has '~' or '/' in its name, which are reserved in blobs and for the server's "
+                "memory: rename the module or parameter",
                 name=name,
             )
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in spec.weights.items()}
 
 
-def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
+def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Program) -> Rules:
+    if method.whole and federation.round.fraction < 1:
+        raise ConfigError(
+            f"program {method.name!r} needs every device in every round, and round.fraction is "
+            f"{federation.round.fraction:g}; set it to 1, or choose a program that samples devices",
+            program=method.name,
+        )
     limits, table = federation.wire_limits, federation.round
     return Rules(
         run="",
@@ -195,6 +214,9 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable]) -> Rules:
         deadline_s=limits.round_deadline_s,
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,
+        whole=method.whole,
+        absent=table.absent,
+        opening=len(method.opening),
     )
 
 
@@ -212,130 +234,6 @@ def _memory_of(rule: Rule, entries: int) -> str:
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
     """Who belongs to a tier by name. One that says nothing at all takes the devices that bear its name."""
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)
-
-
-# -- bundles ---------------------------------------------------------------------------------------------------
-
-
-def _bundle(
-    federation: Federation, dataset: Dataset, submodel: Submodel, tier: str, folder: Path, emit: Emit
-) -> Bundle:
-    """The tier's bundle: the one in ``folder`` if it was made for this configuration, else a new one, kept there."""
-    digest = bundle_digest(federation, dataset, submodel, tier)
-    path, mark = folder / f"{tier}.efl", folder / f"{tier}.efl.digest"
-    if mark.exists() and mark.read_text() == digest:
-        try:
-            return bundles.read(path)
-        except BundleError:
-            pass  # damaged on disk: made again below
-    mark.unlink(missing_ok=True)
-    made = export(federation, dataset, submodel, tier, emit)
-    bundles.write(made, path)
-    write_whole(mark, digest.encode())
-    return made
-
-
-def export(
-    federation: Federation, dataset: Dataset, submodel: Submodel, tier: str, emit: Emit = lambda _: None
-) -> Bundle:
-    """Export one tier; ExportError if a graph cannot be made or disagrees with torch."""
-    program, prefix = functions(federation, submodel)
-    return build_bundle(
-        program,
-        prefix,
-        fetched(submodel, tier),
-        label=Label(model=federation.model.name, tier=tier),
-        data=data_spec(dataset),
-        chunk_bytes=federation.wire_limits.chunk_bytes,
-        memory_budget=_budget(federation, tier),
-        progress=lambda text: emit(Exporting(tier=tier, text=text)),
-    )
-
-
-def fetched(submodel: Submodel, tier: str) -> tuple[str, ...]:
-    """Names under which the weights to train are published: units that tiers share, or the tier's own payload."""
-    return submodel.units or (f"{tier}/submodel",)
-
-
-def functions(federation: Federation, submodel: Submodel) -> tuple[Program, list[Prefix]]:
-    """What a bundle holds, before it is exported: the program of the trained units, and the frozen chunks."""
-    prefix = [
-        Prefix(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
-        for chunk in submodel.prefix
-    ]
-    return program_of(federation, submodel), prefix
-
-
-def program_of(federation: Federation, submodel: Submodel) -> Program:
-    """The local training of a submodel, its update coded. ConfigError where program, codec and kind do not go together."""
-    codec = codecs.build(federation.codec.name, **federation.codec.options)
-    if codec.feedback and submodel.moves:
-        raise ConfigError(
-            f"codec {codec.name!r} keeps on each device what coding lost of every entry, and kind {submodel.kind!r} holds "
-            "other entries in each round; choose a codec without feedback, or a kind that stays in its place",
-            codec=codec.name,
-            kind=submodel.kind,
-        )
-    objective = Objective.of(submodel)
-    name, options = _trained_by(codec, federation)
-    program = catalog.build(name, objective, **options)
-    if program.own_inference and submodel.prefix:
-        raise ConfigError(
-            f"program {name!r} computes with its weights in a form of its own, and a tier with frozen units would run these "
-            "as they are; choose another program, or a kind that trains the whole depth, such as width",
-            program=name,
-            kind=submodel.kind,
-        )
-    return applied(codec, program, objective)
-
-
-def _trained_by(codec: Codec, federation: Federation) -> tuple[str, dict[str, Any]]:
-    """The program and its options: the federation's own, or the one in place of sgd that the codec belongs to."""
-    table, training = federation.program, codec.training
-    if training is None:
-        return table.name, table.arguments
-    if table.name not in ("sgd", training.program):
-        raise ConfigError(
-            f"codec {codec.name!r} goes with the local training {training.program!r}, and program.name is {table.name!r}; "
-            "leave program.name out, or choose a codec that codes the result of any training",
-            codec=codec.name,
-            program=table.name,
-        )
-    return training.program, {**table.arguments, **training.options}
-
-
-def _budget(federation: Federation, tier: str) -> Budget | None:
-    table = federation.tiers.get(tier)
-    return Budget.parse(table.memory_budget) if table and table.memory_budget else None
-
-
-def data_spec(dataset: Dataset) -> DataSpec:
-    """What the devices' samples look like."""
-    return DataSpec(
-        shape=dataset.shape,
-        dtype="float32",
-        classes=dataset.classes,
-        scale=float(dataset.scale),
-        shift=float(dataset.shift),
-    )
-
-
-def bundle_digest(federation: Federation, dataset: Dataset, submodel: Submodel, tier: str) -> str:
-    """Digest of all that decides a tier's bundle."""
-    return digest_of(
-        {
-            "code": code_of(federation),
-            "model": federation.model.model_dump(mode="json"),
-            "program": federation.program.model_dump(mode="json"),
-            "codec": federation.codec.model_dump(mode="json"),
-            "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
-            "submodel": submodel.identity,
-            "memory_budget": _budget(federation, tier),
-            "data": data_spec(dataset),
-            "chunk": federation.wire_limits.chunk_bytes,
-            "torch": str(torch.__version__),
-        }
-    )
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------

@@ -6,179 +6,57 @@ No clock, no random source and no I/O: time comes in with each event, choices fo
                                    |                                                                        |
                                    +--(too few reports)--> waiting           (no round left) --> done <-----+
 
+Where a program needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one that a
+device declines because it has lost what it kept makes the method begin again. Each closed round completes an exchange.
+
 The service carries out the actions in order, and journals them before anyone else hears of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
-from server import roster
-from server.roster import Device, TierRule
+from server import attendance, roster
+from server.roster import Device
+from server.states import (
+    MOST_SAMPLES,
+    NO_CARRY,
+    Abandon,
+    Action,
+    Actions,
+    Answered,
+    Assignment,
+    Close,
+    Declined,
+    DeviceHello,
+    DeviceStatus,
+    Event,
+    Finish,
+    ModelReady,
+    Open,
+    OpenRound,
+    Outage,
+    Outcome,
+    Refuse,
+    Rules,
+    SendTask,
+    State,
+    Status,
+    Tick,
+    Warn,
+)
 
-Outcome = Literal["closed", "abandoned"]
-
-MOST_SAMPLES = 1 << 24
-"""Largest number of local samples a device may have: a number any database holds."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the federation file says about rounds. Times in seconds.
-
-    ``most_samples`` is the most an update may weigh if ``weighted``: what a device claims is taken on trust, and each
-    doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes.
-    """
-
-    run: str
-    seed: int
-    rounds: int
-    tiers: tuple[TierRule, ...]
-    min_devices: int = 1
-    min_reports: int = 1
-    fraction: float = 1.0
-    over_selection: float = 1.0
-    weighted: bool = False
-    samples: int = 0
-    most_samples: int = 1 << 20
-    deadline_s: float = 120.0
-    ready_timeout_s: float = 120.0
-    offline_grace_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A device's part in a round. ``weight_limit`` is the most its update may weigh."""
-
-    device: str
-    tier: str
-    seed: int
-    nonce: str
-    weight_limit: int = 1
-    status: Literal["open", "accepted", "rejected"] = "open"
+__all__ = [
+    "MOST_SAMPLES", "NO_CARRY", "Abandon", "Action", "Actions", "Answered", "Assignment", "Close", "Declined",
+    "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
+    "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
+]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class OpenRound:
-    """The round under way: closes when ``goal`` updates are accepted. Times are epoch seconds."""
-
-    number: int
-    model_version: str
-    opened: float
-    deadline: float
-    goal: int
-    assignments: Mapping[str, Assignment]
-
-    def with_status(self, status: Literal["open", "accepted", "rejected"]) -> tuple[Assignment, ...]:
-        return tuple(a for _, a in sorted(self.assignments.items()) if a.status == status)
-
-    @property
-    def weight_limit(self) -> int:
-        return sum(assignment.weight_limit for assignment in self.assignments.values())
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything the coordinator knows. ``round`` is set while a round is open or closing."""
-
-    phase: Literal["waiting", "open", "closing", "done"]
-    next_round: int
-    model_version: str
-    waiting_since: float
-    devices: Mapping[str, Device] = field(default_factory=dict)
-    round: OpenRound | None = None
-
-
-# -- events ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DeviceHello:
-    """A device's introduction: live, after each connection it makes, or retained, after each of ours."""
-
-    device: str
-    memory_bytes: int
-    samples: int
-
-
-@dataclass(frozen=True)
-class DeviceStatus:
-    """The broker says a device came or went."""
-
-    device: str
-    online: bool
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A device's update was accepted, or refused for good."""
-
-    device: str
-    accepted: bool
-
-
-@dataclass(frozen=True)
-class ModelReady:
-    """The closing round's model has been computed and saved."""
-
-    model_version: str
-
-
-@dataclass(frozen=True)
-class Outage:
-    """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = DeviceHello | DeviceStatus | Answered | ModelReady | Outage | Tick
-
-# -- actions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Open:
-    """Journal the round, publish its weights, announce it and send every task."""
-
-    round: OpenRound
-
-
-@dataclass(frozen=True)
-class SendTask:
-    """Send one device its task (again)."""
-
-    assignment: Assignment
-
-
-@dataclass(frozen=True)
-class Close:
-    """Compute the new model from the accepted updates, then report ModelReady."""
-
-    round: OpenRound
-
-
-@dataclass(frozen=True)
-class Abandon:
-    """Drop the round: the model stays as it is."""
-
-    round: OpenRound
-    text: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All rounds are over."""
-
-
-Action = Open | SendTask | Close | Abandon | Finish
-Actions = tuple[Action, ...]
+_COME_BACK = (
+    "bring them back and start the server again with the same --out, or start over in another with a longer "
+    "limits.round_deadline_s, or with round.absent set to wait or partial"
+)
 
 
 def initial(model_version: str, now: float) -> State:
@@ -192,24 +70,24 @@ def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, A
         case DeviceHello():
             return _hello(rules, state, event, now)
         case DeviceStatus():
-            return _settle(rules, _seen(state, event, now), now)
+            state = _seen(state, event, now)
         case Answered():
-            return _settle(rules, _answered(state, event), now)
+            state = _answered(state, event)
+        case Declined():
+            state = _declined(state, event)
         case Outage():
-            return _settle(rules, _delayed(state, event.seconds), now)
+            state = _delayed(state, event.seconds)
         case ModelReady() if state.phase == "closing" and state.round is not None:
-            ended = replace(state, model_version=event.model_version)
-            return _settle(rules, _between_rounds(ended, state.round.number, now), now)
+            state = _completed(state, state.round, event.model_version, now)
     return _settle(rules, state, now)
 
 
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
     """When a Tick may change something (epoch seconds), or None if only other events can."""
     if state.phase == "open" and state.round is not None:
-        given_up = _given_up_at(rules, state, state.round)
+        given_up = attendance.given_up_at(rules, state, state.round)
         return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
-    ready = state.waiting_since + rules.ready_timeout_s
-    return ready if state.phase == "waiting" and state.next_round == 1 and ready > now else None
+    return attendance.opens_at(rules, state, now) if state.phase == "waiting" else None
 
 
 def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[State, Actions]:
@@ -251,13 +129,22 @@ def _delayed(state: State, seconds: float) -> State:
 
 
 def _answered(state: State, event: Answered) -> State:
-    if state.round is None or event.device not in state.round.assignments:
+    return _with_answer(state, event.device, status="accepted" if event.accepted else "rejected")
+
+
+def _declined(state: State, event: Declined) -> State:
+    task = state.round.assignments.get(event.device) if state.phase == "open" and state.round else None
+    if task is None or task.nonce != event.nonce:
         return state
-    assignment = state.round.assignments[event.device]
-    if assignment.status != "open":
+    return _with_answer(state, event.device, status="declined", reason=event.reason)
+
+
+def _with_answer(state: State, device: str, *, status: Status, reason: str = "") -> State:
+    """An assignment is answered once; what comes after that changes nothing."""
+    task = state.round.assignments.get(device) if state.round is not None else None
+    if state.round is None or task is None or task.status != "open":
         return state
-    settled = replace(assignment, status="accepted" if event.accepted else "rejected")
-    assignments = {**state.round.assignments, event.device: settled}
+    assignments = {**state.round.assignments, device: replace(task, status=status, reason=reason)}
     return replace(state, round=replace(state.round, assignments=assignments))
 
 
@@ -273,68 +160,139 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
 
 
 def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    accepted, pending = len(current.with_status("accepted")), len(current.with_status("open"))
-    given_up = _given_up_at(rules, state, current)
+    accepted = len(current.with_status("accepted"))
+    if current.whole:
+        lacking = attendance.lacking(rules, state, current, now)
+        if accepted < current.goal:
+            return _without(rules, state, current, lacking, now) if lacking else (state, ())
+        return replace(state, phase="closing"), (Close(current),)
+    given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
+    pending = len(current.with_status("open"))
     if accepted < current.goal and pending and now < until:
         return state, ()
     if accepted >= max(1, rules.min_reports):
-        return replace(state, phase="closing"), (Close(current),)
-    why = "the deadline passed" if pending else "every device has answered"
+        return replace(state, phase="closing"), (*_incomplete(rules, state, current), Close(current))
+    lost = attendance.without_carry(current)
+    if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
+        return _begin_again(state, current, lost, now)
+    return _between_rounds(state, current, now), (Abandon(current, _too_few(rules, current)),)
+
+
+def _incomplete(rules: Rules, state: State, current: OpenRound) -> Actions:
+    """A warning, if a program that needs every device goes on without some."""
+    absent = attendance.unreported(rules, state, current) if rules.whole else {}
+    if not absent:
+        return ()
     text = (
+        f"round {current.number} goes on without {attendance.told(absent)}: the program needs every device in every round, "
+        "so the method's guarantees do not hold"
+    )
+    return (Warn(text),)
+
+
+def _too_few(rules: Rules, current: OpenRound) -> str:
+    accepted, pending = len(current.with_status("accepted")), len(current.with_status("open"))
+    why = "the deadline passed" if pending else "every device has answered"
+    declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
+    return (
         f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
         f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
-        "raise limits.round_deadline_s or lower round.min_reports"
+        + (f"declined: {declined}; " if declined else "")
+        + "raise limits.round_deadline_s or lower round.min_reports"
     )
-    return _between_rounds(state, current.number, now), (Abandon(current, text),)
 
 
-def _given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
-    """When a round with enough reports waits only for devices that have been offline for longer than the grace.
-
-    None while it lacks reports, or one of those it waits for is online. The grace runs from the round's beginning at
-    the earliest, which moves with its deadline: after a restart or an outage of the server, devices that were offline
-    when it last heard of them have that long to come back.
-    """
-    if len(current.with_status("accepted")) < max(1, rules.min_reports):
-        return None
-    began, latest = current.deadline - rules.deadline_s, 0.0
-    for assignment in current.with_status("open"):
-        device = state.devices.get(assignment.device)
-        if device is None or device.online:
-            return None
-        latest = max(latest, device.seen, began)
-    return latest + rules.offline_grace_s
-
-
-def _between_rounds(state: State, ended: int, now: float) -> State:
-    return replace(state, phase="waiting", next_round=ended + 1, waiting_since=now, round=None)
+def _without(
+    rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
+) -> tuple[State, Actions]:
+    """End a round that needs all of its devices and will not hear of some."""
+    count, missing = len(current.assignments), attendance.told(lacking)
+    text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
+    if rules.absent == "refuse":
+        return _refused(state, current, text, _COME_BACK, now)
+    lost = attendance.without_carry(current)
+    if not lost:
+        again = f"{text}; the exchange is tried again as soon as all of them are there"
+        return _between_rounds(state, current, now), (Abandon(current, again),)
+    if _may_begin_again(rules, current):
+        return _begin_again(state, current, lost, now)
+    remedy = (
+        "what they lost cannot be made again, so no round can be completed; start over with another --out"
+    )
+    return _refused(state, current, text, remedy, now)
 
 
-def presence(rules: Rules, state: State, now: float) -> tuple[int, int]:
-    """(devices the next round may select, devices it needs to open)."""
-    patient = state.next_round == 1 and now < state.waiting_since + rules.ready_timeout_s
-    needed = max(1, rules.min_reports, rules.min_devices if patient else 1)
-    return len(roster.eligible(state.devices, now, rules.offline_grace_s)), needed
+def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
+    """Whether exchanges before this one could give devices anew what they lack."""
+    return rules.opening > 0 and current.position > 0
+
+
+def _begin_again(
+    state: State, current: OpenRound, lost: tuple[str, ...], now: float
+) -> tuple[State, Actions]:
+    names, whose = ", ".join(lost), "has lost what it" if len(lost) == 1 else "have lost what they"
+    since = f" of round {state.base}" if state.base else ""
+    text = (
+        f"{names} {whose} kept{since}: round {current.number} is abandoned, and the method begins again from the current "
+        "model, with its opening exchange and whatever devices are there"
+    )
+    after = replace(_between_rounds(state, current, now), position=0, members=())
+    return after, (Abandon(current, text, restart=True), Warn(text))
+
+
+def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
+    ended = replace(_between_rounds(state, current, now), phase="done")
+    return ended, (Abandon(current, text), Refuse(f"{text}; {remedy}"))
+
+
+def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
+    ended = replace(state, model_version=model_version, position=state.position + 1, base=current.number)
+    return _between_rounds(ended, current, now)
+
+
+def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
+    return replace(state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None)
 
 
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     if state.next_round > rules.rounds:
         return replace(state, phase="done"), (Finish(),)
-    there, needed = presence(rules, state, now)
-    if there < needed:
-        return state, ()
-    opened = _new_round(rules, state, roster.eligible(state.devices, now, rules.offline_grace_s), now)
-    return replace(state, phase="open", round=opened), (Open(opened),)
+    there = attendance.presence(rules, state, now)
+    if there.known < there.needed:
+        gone = attendance.gone(rules, state, now)
+        return (replace(state, phase="done"), (_lost(state, gone),)) if gone else (state, ())
+    names = attendance.candidates(rules, state, now)
+    opened = _new_round(rules, state, names, now)
+    members = tuple(names) if rules.all_needed else ()
+    return replace(state, phase="open", round=opened, members=members), (Open(opened),)
+
+
+def _lost(state: State, gone: dict[str, str]) -> Refuse:
+    return Refuse(
+        f"round {state.next_round} cannot open: the program needs all {len(state.members)} devices in every round, and "
+        f"lacks {attendance.told(gone)}; {_COME_BACK}"
+    )
 
 
 def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
     number, least = state.next_round, max(1, rules.min_reports)
-    goal = max(least, roster.share(rules.fraction, len(names)))
-    chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
+    goal, chosen = len(names), len(names)
+    if not rules.all_needed:
+        goal = max(least, roster.share(rules.fraction, len(names)))
+        chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
     selected = roster.sample(rules.seed, number, names, chosen)
     assignments = {name: _assign(rules, number, state.devices[name]) for name in selected}
-    return OpenRound(number, state.model_version, now, now + rules.deadline_s, goal, assignments)
+    return OpenRound(
+        number,
+        state.model_version,
+        now,
+        now + rules.deadline_s,
+        goal,
+        assignments,
+        state.position,
+        rules.all_needed,
+    )
 
 
 def _assign(rules: Rules, number: int, device: Device) -> Assignment:

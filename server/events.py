@@ -37,11 +37,12 @@ class Warned(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """No round is open: ``known`` of the ``needed`` devices are there."""
+    """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known)."""
 
     next_round: int
     known: int
     needed: int
+    missing: tuple[str, ...] = ()
 
 
 class Offline(Event, frozen=True, kw_only=True):
@@ -86,6 +87,21 @@ class Rejected(Event, frozen=True, kw_only=True):
     device: str
     round: int
     reason: str
+    text: str
+
+
+class Declined(Event, frozen=True, kw_only=True):
+    """A device will not take part in a round. ``reason`` is a short code, ``text`` is the device's own."""
+
+    device: str
+    round: int
+    reason: str
+    text: str
+
+
+class Refused(Event, frozen=True, kw_only=True):
+    """The run ends unfinished: its program needs a device that is missing. The process exits with an error."""
+
     text: str
 
 

@@ -11,7 +11,6 @@ from edgefl.codecs.binarize import warning
 from edgefl.codecs.catalog import CODECS
 from edgefl.codecs.form import Form
 from edgefl.codecs.size import float32_bytes
-from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.limits import Limits
@@ -23,7 +22,8 @@ from server.claims import Claim, addressed, weigh
 from server.coordinator import Answered, Assignment, OpenRound, Rules, State
 from server.events import DeviceSeen, Event, Rejected, Warned
 from server.journal import Journal
-from server.plan import TierPlan
+from server.memory import unfolded
+from server.plan import ExchangePlan, Reading
 
 _MOST_METRICS = 64
 _MOST_TEXT = 1000
@@ -45,15 +45,15 @@ class Intake:
     def __init__(
         self,
         rules: Rules,
-        tiers: Mapping[str, TierPlan],
-        placements: Callable[[], Mapping[str, Placement]],
+        exchange: Callable[[int], ExchangePlan],
+        reading: Callable[[], Mapping[str, Reading]],
         journal: Journal,
         limits: Limits,
         emit: Callable[[Event], None],
     ) -> None:
         self._rules = rules
-        self._tiers = tiers
-        self._placements = placements
+        self._exchange = exchange
+        self._reading = reading
         self._journal = journal
         self._emit = emit
         self._warned: set[str] = set()
@@ -127,7 +127,7 @@ class Intake:
             update.samples,
         )
         weight = weigh(self._rules, state, claim)
-        checked = self._checked(update, aggregator)
+        checked = self._checked(update, aggregator, state.round.position if state.round else 0)
         down, up = _fetched(update), self._came.pop(assignment.device)
         self._journal.accept(
             self._rules.run,
@@ -154,20 +154,24 @@ class Intake:
             self._warned.add(update.tier)
             self._emit(Warned(tier=update.tier, text=f"tier {update.tier!r}: {text}"))
 
-    def replay(self, number: int, aggregator: Aggregator) -> None:
+    def replay(self, opened: OpenRound, aggregator: Aggregator) -> None:
         """Add what the journal holds of a round that another process began."""
-        for stored in self._journal.accepted(self._rules.run, number):
+        for stored in self._journal.accepted(self._rules.run, opened.number):
             update = _decoded(stored.data)
-            aggregator.add(self._checked(update, aggregator), stored.weight)
+            aggregator.add(self._checked(update, aggregator, opened.position), stored.weight)
 
-    def _checked(self, update: Update, aggregator: Aggregator) -> Checked:
-        tier = self._tiers[update.tier]
+    def _checked(self, update: Update, aggregator: Aggregator, position: int) -> Checked:
+        exchange, reading = self._exchange(position), self._reading()[update.tier]
+        tier = exchange.tiers[update.tier]
         _check_codec(update, tier.form)
         try:
             arrays = tensors.load(update.tensors, max_bits=tier.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
-        return aggregator.check(arrays, self._placements()[update.tier].regions, tier.form)
+        checked = aggregator.check(arrays, reading.sent, tier.form)
+        if reading.sent.keys() == reading.given.keys():
+            return checked
+        return aggregator.check(unfolded(exchange.server, checked.named), reading.given, tier.form)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State

@@ -16,9 +16,10 @@ from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
 from edgefl.wire.packets import Traffic
-from server import tables
-from server.coordinator import Assignment, OpenRound
+from server import records, tables
+from server.records import Standing
 from server.roster import Device
+from server.states import Assignment, OpenRound
 
 MOST_REJECTED = 16
 """Refused updates recorded per device and round: nobody may fill the disk with them."""
@@ -152,6 +153,7 @@ class Journal:
                     opened=opened.opened,
                     deadline=opened.deadline,
                     goal=opened.goal,
+                    whole=opened.whole,
                     units=units,
                     outcome={},
                 )
@@ -164,19 +166,24 @@ class Journal:
 
     def current_round(self, run: str) -> OpenRound | None:
         """The round a killed server left open."""
-        which = (tables.rounds.c.run == run) & (tables.rounds.c.state == "open")
         with self._transaction() as connection:
-            row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
-            if row is None:
-                return None
-            query = sa.select(tables.assignments).where(
-                (tables.assignments.c.run == run) & (tables.assignments.c.round == row["round"])
-            )
-            assigned = connection.execute(query).mappings().all()
-        assignments = {part["device"]: _assignment(part) for part in assigned}
-        return OpenRound(
-            row["round"], row["model_version"], row["opened"], row["deadline"], row["goal"], assignments
-        )
+            return records.open_round(connection, run)
+
+    def standing(self, run: str) -> Standing:
+        """Where the run's method stands, from the rounds that ended and the one that is open."""
+        with self._transaction() as connection:
+            return records.standing(connection, run)
+
+    def begin_again(self, run: str, number: int) -> None:
+        """Mark an open round: once it has ended, the method begins again. Before then the mark says nothing."""
+        key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+        with self._transaction() as connection:
+            connection.execute(tables.rounds.update().where(key).values(restart=True))
+
+    def decline(self, run: str, number: int, device: str, reason: str) -> None:
+        """A device sends no update for that round."""
+        with self._transaction() as connection:
+            records.answer(connection, run, number, device, "declined", reason)
 
     def published_units(self, run: str) -> list[bytes]:
         """What :meth:`open_round` was given for the last two rounds, the newest first."""
@@ -251,7 +258,7 @@ class Journal:
         have sent as float32.
         """
         with self._transaction() as connection:
-            _answer(connection, run, number, assignment.device, "accepted")
+            records.answer(connection, run, number, assignment.device, "accepted")
             connection.execute(
                 tables.updates.insert().values(
                     run=run,
@@ -293,7 +300,7 @@ class Journal:
         empty = {"weight": 0, "metrics": {}, **dict.fromkeys(tables.SIZES, 0), "bytes": None}
         with self._transaction() as connection:
             if final:
-                _answer(connection, run, number, device, "rejected")
+                records.answer(connection, run, number, device, "rejected")
             if connection.execute(sa.select(tables.updates.c.reason).where(same)).first() is not None:
                 return False
             of_round = sa.and_(*(tables.updates.c[name] == key[name] for name in ("run", "round", "device")))
@@ -369,18 +376,3 @@ class Journal:
             body = sa.select(tables.updates.c.bytes).where(which & (tables.updates.c.sha256 == sha256))
             with self._transaction() as connection:
                 yield StoredUpdate(device, sha256, weight, connection.execute(body).scalar_one())
-
-
-def _answer(connection: Connection, run: str, number: int, device: str, status: str) -> None:
-    key = (
-        (tables.assignments.c.run == run)
-        & (tables.assignments.c.round == number)
-        & (tables.assignments.c.device == device)
-    )
-    connection.execute(tables.assignments.update().where(key).values(status=status))
-
-
-def _assignment(row: Mapping[Any, Any]) -> Assignment:
-    return Assignment(
-        row["device"], row["tier"], int(row["seed"]), row["nonce"], row["weight_limit"], row["status"]
-    )

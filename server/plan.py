@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from edgefl.codecs.form import DENSE, Form
-from edgefl.submodels.submodel import Placement
+from edgefl.programs.contract import MEAN, Schedule, ServerOpt
+from edgefl.submodels.submodel import Placement, Region
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.compression import Compression
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
+from server import memory
 from server.coordinator import Outcome, Rules
-from server.robust import MEAN, Rule
+from server.robust import MEAN as MEAN_RULE
+from server.robust import Rule
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
 """Metrics of a global model; ``accuracy`` and ``loss`` are shown to people."""
@@ -35,12 +38,16 @@ Place = Callable[[Arrays, int], Placement]
 class TierPlan:
     """What a tier downloads, its share of each round's weights, and what the bytes of its updates mean.
 
-    If that has a payload, the bundle's ``suffix`` is one name, and the payload is published under it.
+    If that has a payload, the bundle's ``suffix`` begins with the name under which it is published. ``reads``: the
+    server's memories that its devices get; of a payload, memory ``m`` is published as ``<name>/m``. ``sends``: what its
+    updates hold, memories by name and the weights as "".
     """
 
     bundle: Bundle
     place: Place
     form: Form = DENSE
+    reads: tuple[str, ...] = ()
+    sends: tuple[str, ...] = (memory.WEIGHTS,)
 
     @property
     def published(self) -> str:
@@ -52,6 +59,36 @@ class TierPlan:
         """Most bits that the masks of an update may unfold to."""
         manifest = self.bundle.manifest
         return sum(port.mask for port in manifest.graph(manifest.finish).outputs_of("update"))
+
+
+def constant(_position: int, _rounds: int) -> Mapping[str, float]:
+    """The schedule of a program whose scalars stay what the manifest says."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a tier's updates in a round: where the tensors lie that travel, and those that are averaged."""
+
+    sent: Mapping[str, Region]
+    given: Mapping[str, Region]
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """One exchange of a method: what its devices run and are told, and what the server makes of their averages."""
+
+    tiers: Mapping[str, TierPlan]
+    hyper: Mapping[str, float]
+    schedule: Schedule = constant
+    server: ServerOpt = MEAN
+
+    def reading(self, tier: str, placement: Placement, trained: frozenset[str]) -> Reading:
+        """How to read the updates of a tier that has this placement."""
+        sends = self.tiers[tier].sends
+        gives = memory.gives(self.server, sends, sorted(trained))
+        sent, given = (memory.regions_of(placement, names, trained) for names in (sends, gives))
+        return Reading(sent, given)
 
 
 @dataclass(frozen=True)
@@ -67,7 +104,7 @@ class DownlinkPlan:
 class AggregatePlan:
     """How the updates of a round become one change (:class:`server.aggregator.Aggregator`); ``clip_norm`` 0: no limit."""
 
-    rule: Rule = MEAN
+    rule: Rule = MEAN_RULE
     clip_norm: float = 0.0
     threads: int = 0
 
@@ -77,9 +114,11 @@ class Plan:
     """One run of a federation. ``digest`` names the configuration: a run is resumed under the same one only.
 
     ``initial`` holds float tensors by global name, each below one of ``units``; ``trained`` names its trainable
-    parameters, the others (moving statistics) travel as they are. ``rules.run`` is filled in by the service. ``count``
-    says whom an entry is averaged over (:class:`server.aggregator.Aggregator`). ``evaluate`` is called every
-    ``evaluate_every`` rounds (0: never) and after the last one.
+    parameters, the others (moving statistics) travel as they are. ``memory`` names what the server keeps beside the
+    model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead`` and
+    the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled in
+    by the service. ``count`` says whom an entry is averaged over (:class:`server.aggregator.Aggregator`). ``evaluate``
+    is called every ``evaluate_every`` rounds (0: never) and after the last one.
     """
 
     federation: str
@@ -90,7 +129,11 @@ class Plan:
     initial: Arrays
     hyper: Mapping[str, float]
     lr_decay_at: tuple[float, ...] = ()
-    late: Mapping[str, float] = field(default_factory=dict)
+    schedule: Schedule = constant
+    server: ServerOpt = MEAN
+    opening: tuple[ExchangePlan, ...] = ()
+    ahead: tuple[ExchangePlan, ...] = ()
+    memory: tuple[str, ...] = ()
     count: Count = "holders"
     trained: frozenset[str] = frozenset()
     aggregate: AggregatePlan = AggregatePlan()
@@ -99,18 +142,39 @@ class Plan:
     evaluate_every: int = 1
     limits: Limits = Limits()  # noqa: RUF009  frozen
 
-    def hyper_at(self, number: int) -> dict[str, float]:
-        """Scalars of round ``number`` (from 1).
+    @property
+    def main(self) -> ExchangePlan:
+        """The exchange that a method of one has in every round."""
+        return ExchangePlan(self.tiers, self.hyper, self.schedule, self.server)
 
-        ``lr`` is divided by 10 at each fraction of ``lr_decay_at`` that has passed, those of ``late`` are 0 until theirs.
+    @property
+    def exchanges(self) -> tuple[ExchangePlan, ...]:
+        """All of them, in the order in which they first come."""
+        return (*self.opening, *self.ahead, self.main)
+
+    def exchange(self, position: int) -> ExchangePlan:
+        """The exchange that comes after ``position`` completed ones."""
+        return self.exchanges[self.index(position)]
+
+    def index(self, position: int) -> int:
+        """Which of :attr:`exchanges` that is."""
+        first = len(self.opening)
+        return position if position < first else first + (position - first) % (1 + len(self.ahead))
+
+    def hyper_at(self, number: int, position: int) -> dict[str, float]:
+        """Scalars of round ``number`` (from 1), for which ``position`` exchanges were completed.
+
+        ``lr`` is divided by 10 at each fraction of ``lr_decay_at`` that has passed.
         """
-        decays = sum(1 for fraction in self.lr_decay_at if self._passed(fraction, number))
-        scaled = {"lr": self.hyper["lr"] / 10.0**decays} if "lr" in self.hyper else {}
-        waiting = {name: 0.0 for name, fraction in self.late.items() if not self._passed(fraction, number)}
-        return {**self.hyper, **scaled, **waiting}
+        exchange = self.exchange(position)
+        rounds = self.rules.rounds
+        decays = sum(1 for fraction in self.lr_decay_at if number - 1 >= fraction * rounds - 1e-9)
+        scaled = {"lr": exchange.hyper["lr"] / 10.0**decays} if "lr" in exchange.hyper else {}
+        return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
 
-    def _passed(self, fraction: float, number: int) -> bool:
-        return number - 1 >= fraction * self.rules.rounds - 1e-9
+    def model_of(self, arrays: Arrays) -> Arrays:
+        """The model's own tensors, without the server's memory."""
+        return memory.model_of(arrays, self.memory) if self.memory else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
         """Whether the model after round ``number`` is to be evaluated."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgefl.submodels.submodel import Placement
+from edgefl.submodels.submodel import Entries, Placement, Region, extract
 from edgefl.wire import manifest as manifests
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ConfigError, StoreError
@@ -19,14 +19,14 @@ from edgefl.wire.session import Session
 from edgefl.wire.signatures import Signer
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
-from server import coordinator
+from server import coordinator, memory
 from server.accumulator import Accumulator
 from server.aggregator import Aggregator, Clip, layout_of
 from server.checkpoints import Checkpoints
 from server.coordinator import Assignment, OpenRound, State
 from server.downlink import Downlink, Part, check_counting
 from server.journal import Journal, Run
-from server.plan import Plan
+from server.plan import ExchangePlan, Plan, Reading, TierPlan
 from server.publisher import Publisher, of_units, unit_blobs, version_of
 from server.shelf import Shelf
 
@@ -64,6 +64,7 @@ class Rounds:
         )
         self.aggregator: Aggregator | None = None
         self._sums: Accumulator | None = None
+        self.reading: Mapping[str, Reading] = {}
         forms = {name: tier.form for name, tier in plan.tiers.items()}
         own = [name for name, tier in plan.tiers.items() if tier.published not in plan.units]
         check_counting(plan.count, downlink.encoding, forms, own)
@@ -78,9 +79,12 @@ class Rounds:
             limits.max_blob_bytes,
         )
         self.rules = replace(plan.rules, run=self._start.run)
-        self._bundles = self._offer_bundles()
-        sign = signer.sign if signer else None
-        self._signatures = {tier: sign(ref.sha256) for tier, ref in self._bundles.items()} if sign else {}
+        self._exchanges = plan.exchanges
+        self._bundles = [self._offer_bundles(exchange) for exchange in self._exchanges]
+        sign = signer.sign if signer else (lambda _digest: b"")
+        self._signatures = {
+            ref.sha256: sign(ref.sha256) for bundles in self._bundles for ref in bundles.values()
+        }
         self._fixed = frozenset(self.publisher.live)
         self.weights: Arrays = {}
         self.placements: Mapping[str, Placement] = {}
@@ -109,7 +113,15 @@ class Rounds:
     def initial_state(self) -> State:
         """The coordinator's state as the journal has it. An open round's time starts anew: nobody could report."""
         state = coordinator.initial(self.model_version, self._clock())
-        state = replace(state, next_round=self._start.number, devices=self._journal.devices())
+        standing = self._journal.standing(self._start.run)
+        state = replace(
+            state,
+            next_round=self._start.number,
+            devices=self._journal.devices(),
+            position=standing.position,
+            base=standing.base,
+            members=standing.members,
+        )
         opened = self._journal.current_round(self._start.run)
         if opened is not None:
             if opened.model_version != self.model_version:
@@ -117,7 +129,7 @@ class Rounds:
                     f"round {opened.number} began from model {opened.model_version[:12]}, its checkpoint holds "
                     f"{self.model_version[:12]}: restore the file, or start over in another folder"
                 )
-            self.aggregator = self._new_aggregator(opened)
+            self._take(opened)
             later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
             state = replace(state, phase="open", round=later)
         for units in self._journal.published_units(self._start.run):
@@ -125,11 +137,11 @@ class Rounds:
                 self.publisher.clear(ref)  # what a killed process published and did not live to clear
         return state
 
-    def _offer_bundles(self) -> dict[str, BlobRef]:
+    def _offer_bundles(self, exchange: ExchangePlan) -> dict[str, BlobRef]:
         """The manifests name what travels: compressed graphs, where that pays. They themselves travel as they are, so
         that the reference's digest, which is signed, is the manifest's."""
         refs: dict[str, BlobRef] = {}
-        for tier, plan in self._plan.tiers.items():
+        for tier, plan in exchange.tiers.items():
             graphs = tuple(
                 msgspec.structs.replace(
                     graph, blob=self.publisher.offer(plan.bundle.blobs[graph.blob.sha256], graph.blob.chunk)
@@ -152,13 +164,21 @@ class Rounds:
         """Everything that a tier reads, by the name under which it is published."""
         units = of_units(self.weights, self._plan.units)
         parts: dict[str, Part] = {}
-        for tier, placement in self.placements.items():
-            manifest = self._plan.tiers[tier].bundle.manifest
-            if placement.payload:
-                parts[self._plan.tiers[tier].published] = Part.of_payload(placement, self._plan.trained)
-            else:
-                fetched = (*manifest.suffix, *(unit for chunk in manifest.prefix for unit in chunk.units))
-                parts |= {unit: Part(units[unit], self._plan.trained) for unit in fetched if unit in units}
+        for exchange in self._exchanges:
+            for tier, placement in self.placements.items():
+                parts |= self._parts_of(exchange.tiers[tier], placement, units)
+        return parts
+
+    def _parts_of(self, tier: TierPlan, placement: Placement, units: Mapping[str, Arrays]) -> dict[str, Part]:
+        manifest, trained = tier.bundle.manifest, self._plan.trained
+        if not placement.payload:
+            fetched = (*manifest.suffix, *(unit for chunk in manifest.prefix for unit in chunk.units))
+            return {unit: Part(units[unit], trained) for unit in fetched if unit in units}
+        parts = {tier.published: Part.of_payload(placement, trained)}
+        for kept in tier.reads:
+            regions = memory.regions_of(placement, [kept], trained)
+            held = extract(self.weights, regions)
+            parts[f"{tier.published}/{kept}"] = Part(held, frozenset(), regions=regions)
         return parts
 
     @property
@@ -168,31 +188,44 @@ class Rounds:
         several = {f"{name}+{at}": ref for name, refs in lines.items() for at, ref in enumerate(refs)}
         return self._downlink.units | several
 
+    def _take(self, opened: OpenRound) -> None:
+        """Be ready for the updates of a round."""
+        exchange, trained = self._plan.exchange(opened.position), self._plan.trained
+        self.reading = {
+            tier: exchange.reading(tier, placement, trained) for tier, placement in self.placements.items()
+        }
+        self.aggregator = self._new_aggregator(opened)
+
     def _new_aggregator(self, opened: OpenRound) -> Aggregator:
-        plan, weights = self._plan.aggregate, self.weights
+        plan = self._plan.aggregate
+        held = {name for tier in self.reading.values() for name in _globals({**tier.sent, **tier.given})}
+        weights = {name: array for name, array in self.weights.items() if name in held}
         nonzero = self._plan.count == "nonzero"
-        given = self._downlink.given(weights, self._parts()) if nonzero or plan.clip_norm else {}
+        given = self._downlink.given(self.weights, self._parts()) if nonzero or plan.clip_norm else {}
         # Moving statistics are not trained: they say nothing about how far an update goes.
         untrained = frozenset(weights) - self._plan.trained
+        layout = layout_of(weights)
         return Aggregator(
-            layout_of(weights),
+            layout,
             weight_limit=opened.weight_limit,
             device=self._device,
             threads=plan.threads,
             base=given if nonzero else None,
             rule=plan.rule,
-            sums=self._sums,
+            sums=self._sums if self._sums is not None and self._sums.size == layout.size else None,
             clip=Clip(plan.clip_norm, given, untrained) if plan.clip_norm else None,
         )
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def open(self, opened: OpenRound) -> None:
-        """Journal the round, announce it, send every task."""
+    def open(self, state: State) -> None:
+        """Journal the state's round, announce it, send every task."""
+        opened = state.round
+        assert opened is not None
         self._journal.open_round(self.rules.run, opened, msgspec.msgpack.encode(self._published))
-        self.aggregator = self._new_aggregator(opened)
+        self._take(opened)
         self._egress_before = self._session.sent_bytes
-        self.announce("open", opened, opened.number)
+        self.announce(state)
         for assignment in opened.assignments.values():
             self.send_task(opened, assignment)
 
@@ -215,7 +248,7 @@ class Rounds:
         Old checkpoints go, except those of the rounds in ``keep``.
         """
         if outcome == "closed" and self.aggregator is not None:
-            self.weights = self.aggregator.result(self.weights)
+            text = self._conclude(ended, self.aggregator) or text
         digest = self._checkpoints.save(ended.number, self.weights)
         self._use_checkpoint(ended.number, self._downlink.publish)
         told: dict[str, Any] = {
@@ -231,21 +264,59 @@ class Rounds:
         self.aggregator = None
         return self.model_version
 
-    def announce(
-        self, state: Literal["open", "closed", "done"], current: OpenRound | None, number: int
-    ) -> None:
+    def _conclude(self, ended: OpenRound, aggregator: Aggregator) -> str:
+        """The model after the round's updates. What went wrong, if it stays as it is for that."""
+        exchange = self._plan.exchange(ended.position)
+        mean = {**self.weights, **aggregator.result(self.weights)}
+        reports = len(ended.with_status("accepted"))
+        share = {"share": reports / max(reports, self._devices())}
+        try:
+            hyper = self._plan.hyper_at(ended.number, ended.position)
+            self.weights = memory.stepped(exchange.server, self.weights, mean, {**hyper, **share})
+        except ValueError as error:
+            return f"the model stays as it was: {error}; lower the learning rates"
+        return ""
+
+    def _devices(self) -> int:
+        """How many devices the method is about: its members, or all that were ever seen and have a tier."""
+        if self.rules.all_needed:
+            return len(self._journal.standing(self.rules.run).members)
+        return sum(1 for device in self._journal.devices().values() if device.tier)
+
+    def announce(self, state: State) -> None:
         """Say where the run is, then clear the blobs that this no longer names. Its blobs have been offered before."""
+        current, told = state.round, _told(state)
+        number = current.number if current else max(0, state.next_round - 1)
+        position = current.position if current else state.position
+        bundles = self._bundles[self._plan.index(position)]
+        signatures = {tier: self._signatures[ref.sha256] for tier, ref in bundles.items()}
         message = Round(
             run=self.rules.run,
             round=number,
-            state=state,
+            state=told,
             model_version=self.model_version,
-            bundles=self._bundles,
-            signatures=self._signatures,
+            bundles=bundles,
+            signatures={tier: signature for tier, signature in signatures.items() if signature},
             units=self._downlink.units,
             lines=self._downlink.lines,
-            hyper=self._plan.hyper_at(max(1, number)),
+            hyper=self._plan.hyper_at(max(1, number), position),
             deadline=current.deadline if current else 0.0,
+            base=state.base,
         )
         self.publisher.announce(message)
         self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._published.values()})
+
+
+def _told(state: State) -> Literal["open", "closed", "done"]:
+    if state.round is not None:
+        return "open"
+    return "done" if state.phase == "done" else "closed"
+
+
+def _globals(regions: Mapping[str, Region]) -> set[str]:
+    """The global tensors that local ones lie in."""
+    return {
+        part
+        for name, region in regions.items()
+        for part in (region.names if isinstance(region, Entries) else (name,))
+    }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,25 +18,29 @@ from pathlib import Path
 import msgspec
 
 from edgefl.wire import session as broker
-from edgefl.wire.errors import ProtocolError
-from edgefl.wire.messages import Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
+from edgefl.wire.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.packets import Traffic
 from edgefl.wire.session import Address, Down, Incoming, Up
 from edgefl.wire.signatures import Signer
+from edgefl.wire.tensors import Arrays
 from edgefl.wire.topics import Topics
 from server import coordinator, events
 from server.checkpoints import Checkpoints
-from server.coordinator import Abandon, Actions, Close, Finish, Open, OpenRound, SendTask, State
+from server.claims import addressed
+from server.coordinator import Actions, OpenRound, State
 from server.intake import Intake
 from server.journal import Journal
 from server.plan import Plan
-from server.robust import unprotected
 from server.rounds import Rounds
 from server.scoring import Scored, Scorer
+from server.speaker import Speaker
+from server.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
 _MOST_ROUNDS = 2**31
+_MOST_TEXT = 1000
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Stop:
 
 class Service:
     """A federation's server. ``run`` returns when all rounds are done or :meth:`stop` was called.
+
+    ParticipationError from ``run`` if a program needs every device and the run ends for want of one.
 
     ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
     """
@@ -73,7 +78,7 @@ class Service:
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", plan.federation)
         self._session = broker.Session(address, f"edgefl-server-{plan.federation}", limits=plan.limits)
         self._inbox: queue.SimpleQueue[broker.Event | Scored | Stop] = self._session.inbox  # type: ignore[assignment]
-        self._scorer = Scorer(plan.evaluate, self._checkpoints.load, self._inbox.put)
+        self._scorer = Scorer(plan.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
             plan,
             self._journal,
@@ -85,27 +90,40 @@ class Service:
         )
         self._rules = self._rounds.rules
         self._intake = Intake(
-            self._rules, plan.tiers, lambda: self._rounds.placements, self._journal, plan.limits, self._emit
+            self._rules,
+            plan.exchange,
+            lambda: self._rounds.reading,
+            self._journal,
+            plan.limits,
+            self._emit,
         )
         self._down_since: float | None = clock()
-        self._waiting_said: tuple[int, int] | None = None
-        self._unprotected_said: set[tuple[str, int]] = set()
+        self._say = Speaker(plan, self._rules, self._emit)
+        self._refused = ""
         self._stopped = False
         self._state = self._rounds.initial_state()
         if self._state.round is not None and self._rounds.aggregator is not None:
-            self._intake.replay(self._state.round.number, self._rounds.aggregator)
+            self._intake.replay(self._state.round, self._rounds.aggregator)
+
+    def _model_after(self, number: int) -> Arrays:
+        return self._plan.model_of(self._checkpoints.load(number))
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until all rounds are over."""
         try:
-            self._say_started()
+            self._say.started(
+                self._state,
+                resumed=self._rounds.resumed,
+                device=self._device,
+                server_key=self._signer.public_key if self._signer else "",
+            )
             self._session.subscribe(self._topics.server_filters)
             self._session.start()
             self._announce_state()
             self._score_untold()
-            self._say_waiting()
+            self._say.waiting(self._state, self._clock())
             while not self._stopped and not self._is_over():
                 self._next()
             if not self._stopped:
@@ -184,6 +202,8 @@ class Service:
                 case "status", ():
                     online = decode(Status, message.payload).online
                     self._advance(coordinator.DeviceStatus(device, online))
+                case "declines", ():
+                    self._declined(device, decode(Decline, message.payload))
         except ProtocolError as error:
             self._emit(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
 
@@ -198,6 +218,8 @@ class Service:
         elif hello.tier not in ("", tier):
             text = f"device {device} asks for tier {hello.tier[:64]!r} and is given {tier!r}, by its name and memory"
             self._emit(events.Rejected(device=device, round=0, reason="wrong-tier", text=text))
+        else:
+            self._say.newcomer(self._state, device, tier)
 
     def _progress(self, device: str, progress: Progress) -> None:
         fields = msgspec.structs.asdict(progress)
@@ -224,6 +246,25 @@ class Service:
         if verdict.answered is not None:
             self._advance(verdict.answered)
 
+    def _declined(self, device: str, decline: Decline) -> None:
+        """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
+        self._alive(device)
+        current = self._state.round
+        if current is None or current.number != decline.round:
+            return
+        try:
+            task = addressed(self._state, device, decline.round, decline.nonce)
+        except UpdateRejected as refusal:
+            text = refusal.message[:_MOST_TEXT]
+            self._emit(events.Rejected(device=device, round=current.number, reason=refusal.reason, text=text))
+            return
+        if task.status != "open":
+            return
+        reason, text = decline.reason[:MOST_REASON], decline.text[:_MOST_TEXT]
+        self._journal.decline(self._rules.run, current.number, device, reason)
+        self._emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
+        self._advance(coordinator.Declined(device, task.nonce, reason))
+
     # -- what the coordinator decides ------------------------------------------------------------------------
 
     def _advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
@@ -235,7 +276,7 @@ class Service:
         current = self._rounds.publisher.current
         if self._state.phase == "waiting" and current is not None and current.state == "open":
             self._announce_state()
-        self._say_waiting()
+        self._say.waiting(self._state, self._clock())
 
     def _journal_device(self, before: State, name: str, hello: bytes | None) -> None:
         device = self._state.devices.get(name)
@@ -250,15 +291,21 @@ class Service:
         for action in actions:
             match action:
                 case Open():
-                    self._rounds.open(action.round)
-                    self._say_opened(action.round)
+                    self._rounds.open(self._state)
+                    self._say.opened(action.round)
                 case SendTask() if self._state.round is not None:
                     self._rounds.send_task(self._state.round, action.assignment)
                 case Close():
                     version = self._end(action.round, "closed")
                     self._advance(coordinator.ModelReady(version))
                 case Abandon():
+                    if action.restart:
+                        self._journal.begin_again(self._rules.run, action.round.number)
                     self._end(action.round, "abandoned", action.text)
+                case Warn():
+                    self._emit(events.Warned(tier="", text=action.text))
+                case Refuse():
+                    self._refuse(action.text)
                 case Finish():
                     self._announce_state()
 
@@ -269,20 +316,21 @@ class Service:
         return version
 
     def _announce_state(self) -> None:
-        state = self._state
-        if state.round is not None:
-            self._rounds.announce("open", state.round, state.round.number)
-        else:
-            self._rounds.announce(
-                "done" if state.phase == "done" else "closed", None, max(0, state.next_round - 1)
-            )
+        self._rounds.announce(self._state)
+
+    def _refuse(self, text: str) -> None:
+        """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
+        self._refused = text
+        self._emit(events.Refused(text=text))
+        self._announce_state()
 
     def _finish(self) -> None:
-        """Write the model, make sure the devices know, and leave nothing queued for us at the broker."""
-        digest = self._checkpoints.finish(self._rounds.weights)
-        self._checkpoints.prune(self._rules.rounds)
+        """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
+        digest = "" if self._refused else self._save_model()
         self._rounds.publisher.wait_announced(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
+        if self._refused:
+            raise ParticipationError(self._refused)
         _, last = self._journal.outcome(self._rules.run, self._rules.rounds)
         self._emit(
             events.Finished(
@@ -293,6 +341,11 @@ class Service:
                 loss=last.get("loss"),
             )
         )
+
+    def _save_model(self) -> str:
+        digest = self._checkpoints.finish(self._plan.model_of(self._rounds.weights))
+        self._checkpoints.prune(self._rules.rounds)
+        return digest
 
     # -- telling people --------------------------------------------------------------------------------------
 
@@ -324,44 +377,3 @@ class Service:
             self._stopped = True
         except Exception:
             return  # its own fault, and there is nobody else to tell
-
-    def _say_started(self) -> None:
-        self._emit(
-            events.Started(
-                federation=self._plan.federation,
-                run=self._rules.run,
-                rounds=self._rules.rounds,
-                next_round=self._state.next_round,
-                resumed=self._rounds.resumed,
-                model_version=self._state.model_version,
-                device=self._device,
-                server_key=self._signer.public_key if self._signer else "",
-            )
-        )
-
-    def _say_opened(self, opened: OpenRound) -> None:
-        self._emit(
-            events.RoundOpened(
-                round=opened.number,
-                goal=opened.goal,
-                devices=tuple(opened.assignments),
-                deadline=opened.deadline,
-            )
-        )
-        holders = Counter(assignment.tier for assignment in opened.assignments.values())
-        rule = self._plan.aggregate.rule
-        for tier, count in sorted(holders.items()):
-            if unprotected(rule, count) and (tier, count) not in self._unprotected_said:
-                self._unprotected_said.add((tier, count))
-                text = f"the rule {rule.kind} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim"
-                self._emit(events.Warned(tier=tier, text=text))
-
-    def _say_waiting(self) -> None:
-        if self._state.phase != "waiting":
-            self._waiting_said = None
-            return
-        have, needed = coordinator.presence(self._rules, self._state, self._clock())
-        waits = have < needed and self._state.next_round <= self._rules.rounds
-        if waits and (have, needed) != self._waiting_said:
-            self._waiting_said = (have, needed)
-            self._emit(events.Waiting(next_round=self._state.next_round, known=have, needed=needed))

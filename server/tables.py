@@ -6,6 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.states import MOST_REASON
+
 _BLOB = sa.LargeBinary(length=2**32 - 1)
 _tables = sa.MetaData()
 
@@ -40,6 +42,8 @@ rounds = sa.Table(
     sa.Column("goal", sa.Integer, nullable=False),
     sa.Column("units", _BLOB, nullable=False),
     sa.Column("outcome", sa.JSON, nullable=False),
+    sa.Column("whole", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("restart", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 assignments = sa.Table(
     "assignments",
@@ -52,6 +56,7 @@ assignments = sa.Table(
     sa.Column("nonce", sa.String(64), nullable=False),
     sa.Column("weight_limit", sa.BigInteger, nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("reason", sa.String(MOST_REASON), nullable=False, server_default=""),
 )
 updates = sa.Table(
     "updates",
@@ -78,11 +83,12 @@ SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float
 def create(engine: sa.Engine) -> None:
     """The tables, where there are none; in those of an earlier release the columns that it did not have."""
     _tables.create_all(engine)
-    known = {column["name"] for column in sa.inspect(engine).get_columns(updates.name)}
-    with engine.begin() as connection:
-        for name in (name for name in SIZES if name not in known):
-            column = sa.schema.CreateColumn(updates.c[name]).compile(dialect=engine.dialect)
-            connection.execute(sa.text(f"ALTER TABLE {updates.name} ADD COLUMN {column}"))
+    for table in (rounds, assignments, updates):
+        known = {column["name"] for column in sa.inspect(engine).get_columns(table.name)}
+        with engine.begin() as connection:
+            for column in (column for column in table.c if column.name not in known):
+                told = sa.schema.CreateColumn(column).compile(dialect=engine.dialect)
+                connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {told}"))
 
 
 def use_write_ahead_log(connection: Any, _record: object) -> None:

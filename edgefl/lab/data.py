@@ -2,37 +2,84 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgefl.config import Federation
+from edgefl.config import DataTable, Federation
 from edgefl.data import datasets
-from edgefl.data.dataset import Dataset
-from edgefl.data.partition import by_labels, dirichlet, iid
+from edgefl.data.dataset import Array, Dataset
+from edgefl.data.equal import dirichlet_equal, paired, similarity
+from edgefl.data.groups import groups
+from edgefl.data.partition import alike, by_labels, dirichlet, histograms, iid
 from edgefl.wire.errors import DataError
 
 # Rows that a Dirichlet draw leaves each device at least: as benchmarks have it (fedbat.md 4.2), or if no draw does, two.
 WANTED_SAMPLES = 10
 FEWEST_SAMPLES = 2
 
+Warn = Callable[[str], None]
+
+
+def warn_on_stderr(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
 
 def open_data(federation: Federation) -> Dataset:
     table = federation.data
     directory = Path(table.dir) if table.dir else None
     loaded = datasets.load(table.name, directory, download=table.download)
-    return loaded.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
+    scaled = loaded.unit() if table.scale == "unit" else loaded
+    return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
 
 
-def partition(federation: Federation, dataset: Dataset, devices: int) -> list[Any]:
-    """Row numbers per device, as ``[data]`` says. DataError, with the remedy, if the samples cannot be spread so."""
+def partition(
+    federation: Federation, dataset: Dataset, devices: int, *, warn: Warn = warn_on_stderr
+) -> list[Any]:
+    """Row numbers per device, as ``[data]`` says. DataError, with the remedy, if the samples cannot be spread so.
+
+    ``warn`` is told where devices get fewer samples than they should.
+    """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
-    if table.partition == "iid":
-        return list(iid(labels, devices, seed=seed))
-    if table.partition == "labels":
-        return list(by_labels(labels, devices, per_client=table.labels_per_device, seed=seed))
+    if table.partition == "dirichlet":
+        return _dirichlet(table, labels, devices, seed, warn)
+    if table.partition == "groups":
+        return groups(labels, devices, a=table.group_samples, single_class=table.single_class, seed=seed)
+    spread: dict[str, Callable[..., list[Array]]] = {
+        "iid": iid,
+        "labels": partial(by_labels, per_client=table.labels_per_device),
+        "similarity": partial(similarity, percent=table.similarity),
+        "dirichlet_equal": partial(dirichlet_equal, alpha=table.alpha),
+        "paired": paired,
+    }
+    return list(spread[table.partition](labels, devices, seed=seed))
+
+
+def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list[Any]:
+    """Rows of the test set per device, disjoint, in the class proportions of its training rows ``parts``.
+
+    Partition groups takes ``group_test_samples``; all others as many as the test set allows. DataError if a device would
+    get none.
+    """
+    table, seed = federation.data, federation.federation.seed
+    if table.partition == "groups":
+        most, single = table.group_test_samples, table.single_class
+        return list(groups(dataset.test_y, len(parts), a=most, single_class=single, seed=seed))
+    wanted = histograms(dataset.train_y, parts, dataset.classes)
+    return list(alike(dataset.test_y, wanted, seed=seed))
+
+
+def _dirichlet(table: DataTable, labels: Array, devices: int, seed: int, warn: Warn) -> list[Any]:
     spread = partial(dirichlet, labels, devices, alpha=table.alpha, seed=seed)
     with suppress(DataError):
         return list(spread(min_samples=WANTED_SAMPLES))
-    return list(spread(min_samples=FEWEST_SAMPLES))
+    parts = list(spread(min_samples=FEWEST_SAMPLES))
+    warn(
+        f"no Dirichlet draw with data.alpha {table.alpha:g} gives each of {devices} devices {WANTED_SAMPLES} of "
+        f"{len(labels)} samples; the smallest now has {min(map(len, parts))}. Raise data.alpha or data.train_samples, or "
+        "take fewer devices"
+    )
+    return parts

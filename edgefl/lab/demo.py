@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
+
+SGD_RATE = 0.05
+"""Learning rate of programs that take SGD's steps, by default."""
 
 STEPS = 10
 """Local steps of a round."""
@@ -29,14 +33,25 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     trained = build(codec["name"], **codec["options"]).training is not None
     # Plain SGD, with which some local training begins, is not through in 30 rounds.
     momentum = {} if "program.name" in chosen else {"program.momentum": 0.9}
-    defaults = momentum | {
+    defaults: dict[str, Any] = momentum | {
         "federation.rounds": 30,
         "program.steps": TRAINED_STEPS if trained else STEPS,
-        # Batch norm bears a large step; models without it do not.
-        "program.lr": 0.1 if model.startswith("resnet") else 0.02,
+        "program.lr": _learning_rate(str(chosen.get("program.name", "sgd")), model),
         "data.train_samples": 6000,
         "data.test_samples": 2000,
         "data.alpha": 1.0,
         "round.lr_decay_at": (0.6,),
     }
     return defaults | dict(chosen) | {"codec": codec}
+
+
+def _learning_rate(program: str, model: str) -> float:
+    """That of the program, if it has another than plain SGD's."""
+    from edgefl.programs.catalog import PROGRAMS
+
+    factory = PROGRAMS.get(program)
+    own = inspect.signature(factory).parameters.get("lr") if factory else None
+    if own is not None and own.default not in (inspect.Parameter.empty, SGD_RATE):
+        return float(own.default)
+    # Batch norm bears a large step; models without it do not.
+    return 0.1 if model.startswith("resnet") else 0.02

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import shutil
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,16 @@ import msgspec
 
 from edgefl.config import Federation, TierTable, dump, load, parse
 from edgefl.lab.supervisor import Supervisor
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, EdgeflError
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
 
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
+
+_LAST_WORDS_S = 0.2
+"""How long the lines that a process has left behind are waited for."""
 
 _LEFT_BY_A_RUN = (
     *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
@@ -133,19 +137,35 @@ class Lab:
         return ["--memory", f"{needed}B"] if needed else []
 
     def events(self) -> Iterator[Said | Restarted]:
-        """What the server says until it is done, and which processes had to be started again."""
+        """What the server says until it is done, and which processes had to be started again.
+
+        EdgeflError if one of them cannot go on, after what the server said before.
+        """
         while True:
-            for name in self.supervisor.check():
-                yield Restarted(name)
             try:
-                name, line = self.supervisor.lines.get(timeout=0.1)
-            except queue.Empty:
-                if self.supervisor.is_done("server"):
-                    return
-                continue
-            if name == "server":
-                with contextlib.suppress(msgspec.DecodeError):
-                    yield Said(msgspec.json.decode(line))
+                restarted = self.supervisor.check()
+            except EdgeflError:
+                time.sleep(_LAST_WORDS_S)
+                for _ in range(self.supervisor.lines.qsize()):
+                    yield from self._next(0) or []
+                raise
+            for name in restarted:
+                yield Restarted(name)
+            said = self._next(0.1)
+            if said is not None:
+                yield from said
+            elif self.supervisor.is_done("server"):
+                return
+
+    def _next(self, timeout_s: float) -> list[Said] | None:
+        """The next line of a process, as an event if the server said it; None if there is none."""
+        try:
+            name, line = self.supervisor.lines.get(timeout=timeout_s)
+            return [Said(msgspec.json.decode(line))] if name == "server" else []
+        except queue.Empty:
+            return None
+        except msgspec.DecodeError:
+            return []
 
     def finish(self) -> None:
         """Let the devices leave by themselves, then stop everything."""

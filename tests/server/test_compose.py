@@ -23,7 +23,8 @@ from edgefl.submodels.output_side import OutputSide
 from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.recompute import Budget
-from server.compose import _rules, build_model, bundle_digest, compose, evaluation
+from server.bundles import bundle_digest
+from server.compose import _rules, build_model, compose, evaluation
 from server.digests import run_digest
 from server.events import Event, Warned
 from server.plan import DownlinkPlan, Plan
@@ -70,13 +71,14 @@ def test_a_plan_holds_what_the_file_says(plan: Plan) -> None:
 
 
 def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan: Plan) -> None:
-    rates = [plan.hyper_at(number)["lr"] for number in range(1, 11)]
+    rates = [plan.hyper_at(number, 0)["lr"] for number in range(1, 11)]
     np.testing.assert_allclose(rates, [0.2] * 5 + [0.02] * 3 + [0.002] * 2)
 
 
-def test_late_scalars_are_zero_until_their_fraction_of_the_rounds_has_passed(plan: Plan) -> None:
-    late = replace(plan, hyper={"lr": 0.2, "kd_weight": 0.05}, late={"kd_weight": 0.25})
-    assert [late.hyper_at(number)["kd_weight"] for number in range(1, 11)] == [0.0] * 3 + [0.05] * 7
+def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rounds(plan: Plan) -> None:
+    scheduled = replace(plan, schedule=lambda position, rounds: {"lr": 1.0, "left": float(rounds - position)})
+    assert scheduled.hyper_at(1, 0)["left"] == 10.0 and scheduled.hyper_at(9, 3)["left"] == 7.0
+    assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what a program schedules is not decayed beside it"
 
 
 def test_bundles_are_kept_and_made_once(plan: Plan, out: Path) -> None:
@@ -257,7 +259,7 @@ def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(plan: 
         "by_memory": TierTable(memory_bytes=5),
         "named": TierTable(devices=("a", "b-*")),
     }
-    rules = _rules(federation(), tables).tiers
+    rules = _rules(federation(), tables, sgd(_objective())).tiers
     assert [rule.patterns for rule in rules] == [("plain-*",), (), ("a", "b-*")]
     assert [tier_of(rules, name, 1) for name in ("plain-3", "b-1", "other")] == ["plain", "named", "plain"]
 
@@ -331,3 +333,16 @@ def test_an_unknown_way_to_count_names_the_known_ones(count: str) -> None:
 def test_a_cut_beyond_the_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cut"):
         compose(federation(tiers={"weak": {"cut": 99}}), DATASET, tmp_path)
+
+
+def test_a_program_that_needs_every_device_refuses_a_sample_of_them() -> None:
+    tables = {"strong": TierTable()}
+    everyone = replace(sgd(_objective()), whole=True, opening=(sgd(_objective()),))
+    rules = _rules(federation(round={"absent": "refuse"}), tables, everyone)
+    assert (rules.whole, rules.absent, rules.opening) == (True, "refuse", 1)
+    with pytest.raises(ConfigError, match=r"needs every device in every round, and round.fraction is 0.5"):
+        _rules(federation(round={"fraction": 0.5}), tables, everyone)
+
+
+def _objective() -> Objective:
+    return Objective.of(OutputSide(build_model(federation(), DATASET), 0))

@@ -11,6 +11,7 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.packets import Traffic
 from server.coordinator import Assignment, OpenRound
 from server.journal import Journal, Run
+from server.records import Standing
 from server.roster import Device
 
 RUN = Run("run", "digest", 1)
@@ -99,7 +100,10 @@ def test_a_database_of_an_earlier_release_is_opened_and_its_rounds_have_no_such_
     with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
         for column in ("down_wire_bytes", "up_wire_bytes"):
             database.execute(f"ALTER TABLE updates DROP COLUMN {column}")
+        for table, column in (("rounds", "whole"), ("rounds", "restart"), ("assignments", "reason")):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     again = Journal(url, "demo")
+    assert again.current_round("run") == journal.current_round("run") and again.standing("run") == Standing()
     tally = again.tally("run", 1)
     assert (tally.up_bytes, tally.up_wire_bytes, tally.down_wire_bytes) == (20, 0, 0)
     accept(again, "c", b"bytes of c")

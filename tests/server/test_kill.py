@@ -21,8 +21,10 @@ NAMES = ("strong-0", "strong-1", "weak-0")
 class Victim:
     """The server process; its events come line by line."""
 
-    def __init__(self, port: int, federation: str, out: Path) -> None:
-        self._command = [sys.executable, "-m", "tests.server.kill_me", str(port), federation, str(out)]
+    def __init__(
+        self, port: int, federation: str, out: Path, *, module: str = "tests.server.kill_me"
+    ) -> None:
+        self._command = [sys.executable, "-m", module, str(port), federation, str(out)]
         self.out = out
         self.start()
 

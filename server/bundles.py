@@ -1,0 +1,116 @@
+"""The bundles of a run: exported for each tier and exchange, kept on disk, and made again when anything they are made
+from changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from edgefl.config import Federation
+from edgefl.data.dataset import Dataset
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire import bundle as bundles
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.errors import BundleError
+from edgefl.wire.manifest import DataSpec
+from exporters.bundle import Label, build_bundle
+from exporters.recompute import Budget
+from server.checkpoints import write_whole
+from server.digests import code_of, digest_of
+from server.events import Event, Exporting
+from server.training import exchange_of, fetched, functions, reads
+
+Emit = Callable[[Event], None]
+
+
+def kept_bundle(
+    federation: Federation,
+    dataset: Dataset,
+    submodel: Submodel,
+    tier: str,
+    exchange: str,
+    folder: Path,
+    emit: Emit,
+) -> Bundle:
+    """The tier's bundle: the one in ``folder`` if it was made for this configuration, else a new one, kept there."""
+    digest = bundle_digest(federation, dataset, submodel, tier, exchange)
+    name = bundle_name(tier, exchange)
+    path, mark = folder / name, folder / f"{name}.digest"
+    if mark.exists() and mark.read_text() == digest:
+        try:
+            return bundles.read(path)
+        except BundleError:
+            pass  # damaged on disk: made again below
+    mark.unlink(missing_ok=True)
+    made = export(federation, dataset, submodel, tier, emit, exchange=exchange)
+    bundles.write(made, path)
+    write_whole(mark, digest.encode())
+    return made
+
+
+def bundle_name(tier: str, exchange: str = "") -> str:
+    """File of a tier's bundle for an exchange."""
+    return f"{tier}.{exchange}.efl" if exchange else f"{tier}.efl"
+
+
+def export(
+    federation: Federation,
+    dataset: Dataset,
+    submodel: Submodel,
+    tier: str,
+    emit: Emit = lambda _: None,
+    *,
+    exchange: str = "",
+) -> Bundle:
+    """Export one tier; ExportError if a graph cannot be made or disagrees with torch."""
+    whole, prefix = functions(federation, submodel)
+    program = exchange_of(whole, exchange)
+    return build_bundle(
+        program,
+        prefix,
+        fetched(submodel, tier, reads(program, whole.memory)),
+        label=Label(federation.model.name, tier, exchange),
+        data=data_spec(dataset),
+        chunk_bytes=federation.wire_limits.chunk_bytes,
+        memory_budget=_budget(federation, tier),
+        progress=lambda text: emit(Exporting(tier=tier, text=text)),
+    )
+
+
+def _budget(federation: Federation, tier: str) -> Budget | None:
+    table = federation.tiers.get(tier)
+    return Budget.parse(table.memory_budget) if table and table.memory_budget else None
+
+
+def data_spec(dataset: Dataset) -> DataSpec:
+    """What the devices' samples look like."""
+    return DataSpec(
+        shape=dataset.shape,
+        dtype="float32",
+        classes=dataset.classes,
+        scale=float(dataset.scale),
+        shift=float(dataset.shift),
+    )
+
+
+def bundle_digest(
+    federation: Federation, dataset: Dataset, submodel: Submodel, tier: str, exchange: str = ""
+) -> str:
+    """Digest of all that decides a tier's bundle."""
+    return digest_of(
+        {
+            "code": code_of(federation),
+            "model": federation.model.model_dump(mode="json"),
+            "program": federation.program.model_dump(mode="json"),
+            "exchange": exchange,
+            "codec": federation.codec.model_dump(mode="json"),
+            "weights": {name: list(tensor.shape) for name, tensor in submodel.spec.weights.items()},
+            "submodel": submodel.identity,
+            "memory_budget": _budget(federation, tier),
+            "data": data_spec(dataset),
+            "chunk": federation.wire_limits.chunk_bytes,
+            "torch": str(torch.__version__),
+        }
+    )
