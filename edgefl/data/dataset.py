@@ -30,6 +30,8 @@ class Dataset:
     scale: float
     shift: float
     classes: int
+    # The largest value a pixel can have.
+    top: int = 255
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -51,6 +53,10 @@ class Dataset:
         floats *= self.scale
         floats += self.shift
         return floats
+
+    def unit(self) -> Dataset:
+        """The same with pixels in [0, 1] and not centred (``data.scale = "unit"``); the name says so."""
+        return replace(self, name=f"{self.name}, pixels in [0, 1]", scale=1.0 / self.top, shift=0.0)
 
     def limited(self, train: int = 0, test: int = 0, seed: int = 0) -> Dataset:
         """At most ``train`` and ``test`` samples, drawn by ``seed`` (0: all of them); the name says so."""

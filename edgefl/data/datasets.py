@@ -140,6 +140,7 @@ def digits() -> Dataset:
         scale=1.0 / deviation,
         shift=-mean / deviation,
         classes=10,
+        top=16,
     )
 
 

@@ -111,6 +111,35 @@ def _check_ownable(labels: int, clients: int, per_client: int) -> None:
         )
 
 
+def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
+    """Disjoint rows per client in the proportions of ``wanted`` (clients, C), samples per client and class 0 .. C - 1.
+
+    All clients get the same share of what they want, the largest that every class allows, to within one sample of a class.
+    Row numbers per client, sorted. DataError if a client would get no row, or a class that is wanted has none.
+    """
+    counts = np.bincount(labels, minlength=wanted.shape[1])[: wanted.shape[1]]
+    needed = wanted.sum(axis=0)
+    share = min((counts[needed > 0] / needed[needed > 0]).min(), 1.0)
+    rng = np.random.default_rng(seed)
+    pieces: list[list[Array]] = [[] for _ in wanted]
+    for label, column in enumerate(wanted.T):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        # A hair more before rounding down: a share of 1/3 of 3 samples is one.
+        cuts = np.floor(np.cumsum(column) * share + 1e-9).astype(np.int64)
+        for client, piece in enumerate(np.split(rows[: cuts[-1]], cuts[:-1])):
+            pieces[client].append(piece)
+    parts = [np.sort(np.concatenate(own)) for own in pieces]
+    empty = [client for client, part in enumerate(parts) if not len(part)]
+    if empty:
+        raise DataError(
+            f"{len(labels)} samples leave {len(empty)} of {len(parts)} clients without one of their own classes: use more "
+            "samples (data.test_samples), or fewer clients",
+            clients=len(parts),
+            empty=tuple(empty),
+        )
+    return parts
+
+
 def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
     """Samples per client and label, int64, shape (clients, classes)."""
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)

@@ -14,6 +14,8 @@ from torch import nn
 from edgefl.models.basic import bilstm, cnn, mlp
 from edgefl.models.blame import blamed, defined_at
 from edgefl.models.convnext import convnext
+from edgefl.models.elu_mlp import elu_mlp
+from edgefl.models.fafed_cnn import fafed_cifar, fafed_fashion, fafed_mnist
 from edgefl.models.fedbat_cnn import fedbat_cnn
 from edgefl.models.language import lstm_lm
 from edgefl.models.mobilenet import mobilenet
@@ -29,6 +31,10 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
     "bilstm": bilstm,
     "cnn": cnn,
     "convnext": convnext,
+    "elu_mlp": elu_mlp,
+    "fafed_cifar": fafed_cifar,
+    "fafed_fashion": fafed_fashion,
+    "fafed_mnist": fafed_mnist,
     "fedbat_cnn": fedbat_cnn,
     "lstm_lm": lstm_lm,
     "mlp": mlp,

@@ -1,0 +1,126 @@
+"""FAFED's partitions (fafed.md 4.3): three degrees of heterogeneity over clients of equal size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgefl.data.dataset import Array
+from edgefl.data.whole import balanced, rounded
+from edgefl.wire.errors import DataError
+
+LEAST_SHARE = 0.01
+"""Dirichlet entries below it are raised to it (fafed.md 4.3)."""
+
+
+def similarity(labels: Array, clients: int, *, percent: float = 95.0, seed: int) -> list[Array]:
+    """``percent`` of the shuffled rows dealt evenly; the others sorted by label and cut into consecutive equal pieces.
+
+    Row numbers per client, sorted; every row is used once, and sizes differ by at most one. 100 is iid, 0 is sorted.
+    """
+    _check(labels, clients)
+    if not 0.0 <= percent <= 100.0:
+        raise DataError(f"similarity lies in 0 to 100 percent, found {percent:g}", percent=percent)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    # A multiple of the clients, so that only the cut of the sorted rows can make sizes differ.
+    dealt = clients * round(len(labels) * percent / 100.0 / clients)
+    dealt -= clients * (dealt > len(labels))
+    even, others = order[:dealt], order[dealt:]
+    others = others[np.argsort(labels[others], kind="stable")]
+    pieces = zip(np.array_split(even, clients), np.array_split(others, clients), strict=True)
+    return [np.sort(np.concatenate(own)) for own in pieces]
+
+
+def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
+    """Every client has samples of every class, in proportions drawn from Dirichlet(alpha), and clients have equal sizes.
+
+    Row numbers per client, sorted; every row is used once, and sizes differ by at most one. Each entry of the table of
+    counts (clients, classes) is one plus a share of what is left: a Dirichlet row, entries below 0.01 raised to it, scaled
+    to the sums of rows and columns (Sinkhorn) and rounded with these sums kept. DataError if a class has fewer samples than
+    there are clients, or clients fewer samples than there are classes.
+    """
+    _check(labels, clients)
+    if alpha <= 0:
+        raise DataError(f"Dirichlet's alpha must be positive, found {alpha:g}", alpha=alpha)
+    known, counts = np.unique(labels, return_counts=True)
+    sizes = _sizes(len(labels), clients)
+    if counts.min() < clients or sizes.min() < len(known):
+        raise DataError(
+            f"partition dirichlet_equal gives each of {clients} devices samples of all {len(known)} classes, found "
+            f"{len(labels)} samples, the rarest class with {counts.min()}: take fewer devices, or more samples",
+            clients=clients,
+        )
+    rng = np.random.default_rng(seed)
+    shares = np.maximum(rng.dirichlet(np.full(len(known), alpha), clients), LEAST_SHARE)
+    left_rows, left_columns = sizes - len(known), counts - clients
+    table = balanced(shares, left_rows, left_columns)
+    if table is None:
+        raise DataError(
+            f"dirichlet_equal found no table of counts for {clients} devices with alpha={alpha:g}: raise alpha",
+            alpha=alpha,
+        )
+    return _dealt(rng, labels, known, 1 + rounded(table, left_rows, left_columns))
+
+
+def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
+    """Every client has half of the classes: of each pair of clients the first gets a random half, the other the rest.
+
+    So a class has ``clients / 2`` holders. Row numbers per client, sorted; every row is used once. Each class is dealt
+    evenly to its holders where classes have equally many samples; elsewhere so unevenly that clients still have equal
+    sizes, or, if no table of counts does that, evenly again and sizes differ. DataError for an odd number of clients or
+    classes, or a class with fewer samples than holders.
+    """
+    _check(labels, clients)
+    known, counts = np.unique(labels, return_counts=True)
+    if clients % 2 or len(known) % 2 or counts.min() < clients // 2:
+        raise DataError(
+            f"partition paired gives two devices at a time all classes, half to each, found {clients} devices, "
+            f"{len(known)} classes, the rarest with {counts.min()} samples: take an even number of both, and at most twice "
+            "as many devices as the rarest class has samples",
+            clients=clients,
+        )
+    rng = np.random.default_rng(seed)
+    held = np.zeros((clients, len(known)))
+    for first in range(0, clients, 2):
+        half = rng.permutation(len(known))[: len(known) // 2]
+        held[first, half] = 1.0
+        held[first + 1] = 1.0 - held[first]
+    return _dealt(rng, labels, known, _halves(held, counts))
+
+
+def _halves(held: Array, counts: Array) -> Array:
+    """Counts (clients, classes) with the zeros of ``held``: equal sizes if possible, else each class dealt evenly."""
+    clients = len(held)
+    sizes = _sizes(int(counts.sum()), clients)
+    table = balanced(held, sizes, counts)
+    if table is not None:
+        whole = rounded(table, sizes, counts)
+        if np.array_equal(whole > 0, held > 0):
+            return whole
+    even = np.zeros(held.shape, np.int64)
+    for at, count in enumerate(counts):
+        even[held[:, at] > 0, at] = _sizes(int(count), clients // 2)
+    return even
+
+
+def _sizes(samples: int, clients: int) -> Array:
+    """Parts of ``samples`` that differ by at most one."""
+    return np.asarray(samples // clients + (np.arange(clients) < samples % clients), np.int64)
+
+
+def _dealt(rng: np.random.Generator, labels: Array, known: Array, table: Array) -> list[Array]:
+    """Shuffled rows of each class, as many to each client as ``table`` (clients, classes) says."""
+    pieces: list[list[Array]] = [[] for _ in table]
+    for label, column in zip(known, table.T, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        for client, piece in enumerate(np.split(rows, np.cumsum(column)[:-1])):
+            pieces[client].append(piece)
+    return [np.sort(np.concatenate(own)) for own in pieces]
+
+
+def _check(labels: Array, clients: int) -> None:
+    if clients < 1 or len(labels) < clients:
+        raise DataError(
+            f"{len(labels)} samples cannot give {clients} clients one each",
+            samples=len(labels),
+            clients=clients,
+        )

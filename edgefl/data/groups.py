@@ -1,0 +1,95 @@
+"""Per-FedAvg's partition: ten groups of users, half of them with five classes and half with one or two (3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgefl.data.dataset import Array
+from edgefl.wire.errors import DataError
+
+GROUPS, HALF = 10, 5
+
+
+def groups(
+    labels: Array,
+    clients: int,
+    *,
+    a: int = 0,
+    single_class: bool = False,
+    seed: int,
+    order: Sequence[int] | None = None,
+) -> list[Array]:
+    """Per-FedAvg's ten groups of ``clients / 10`` users (per_fedavg.md 3.2); row numbers per client, sorted, disjoint.
+
+    Users of the groups 1 to 5 have ``a`` samples of each of the first five classes. Users of group 5 + j have ``a / 2``
+    of class j and ``2 a`` of class 5 + j, or, with ``single_class``, the latter alone. Group g is clients
+    ``(g - 1) * clients / 10`` to ``g * clients / 10 - 1``. ``order`` names the ten labels, first five first (default:
+    ascending). ``a`` is even; 0 takes the largest that the labels allow. DataError, with that maximum, if they do not
+    allow ``a``. Equal seeds give equal partitions; rows beyond those that are needed are left out.
+    """
+    known = _ten(labels, order)
+    table = _table(labels, known, clients, a, single_class)
+    rng = np.random.default_rng(seed)
+    pieces: list[list[Array]] = [[] for _ in range(clients)]
+    for column, label in zip(table.T, known, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == label))[: column.sum()]
+        for client, piece in enumerate(np.split(rows, np.cumsum(column)[:-1])):
+            pieces[client].append(piece)
+    return [np.sort(np.concatenate(own)) for own in pieces]
+
+
+def largest_a(
+    labels: Array, clients: int, *, single_class: bool = False, order: Sequence[int] | None = None
+) -> int:
+    """The largest even ``a`` of :func:`groups`: with q users a group, ``5.5 q a`` samples of each of the first five classes
+    (``5 q a`` for ``single_class``) and ``2 q a`` of each other must be there. 0 if there is none."""
+    known = _ten(labels, order)
+    counts = np.array([np.count_nonzero(labels == label) for label in known])
+    # Samples of a class that all users together take for a = 2, as whole numbers.
+    needed = counts_of(clients, 2, single_class=single_class).sum(axis=0)
+    return 2 * int((counts // needed).min())
+
+
+def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
+    """Samples per user and class, int64 (clients, 10), the table of per_fedavg.md 3.2."""
+    if clients < GROUPS or clients % GROUPS:
+        raise DataError(
+            f"partition groups has ten groups of equally many users, found {clients} devices: take a multiple of ten",
+            clients=clients,
+        )
+    table = np.zeros((GROUPS, GROUPS), np.int64)
+    table[:HALF, :HALF] = a
+    for group in range(HALF):
+        table[HALF + group, group] = 0 if single_class else a // 2
+        table[HALF + group, HALF + group] = 2 * a
+    return np.repeat(table, clients // GROUPS, axis=0)
+
+
+def _table(labels: Array, known: Sequence[int], clients: int, a: int, single_class: bool) -> Array:
+    most = largest_a(labels, clients, single_class=single_class, order=known)
+    wanted = a or most
+    if wanted < 2 or wanted % 2 or wanted > most:
+        remedy = f"take an even number from 2 to {most}" if most else "take fewer devices or more samples"
+        raise DataError(
+            f"partition groups cannot give {clients} devices a = {wanted} samples of a class: a is even, and "
+            f"{len(labels)} samples allow at most {most}; {remedy}",
+            a=wanted,
+            largest=most,
+            clients=clients,
+        )
+    return counts_of(clients, wanted, single_class=single_class)
+
+
+def _ten(labels: Array, order: Sequence[int] | None) -> Sequence[int]:
+    present = set(np.unique(labels).tolist())
+    known = sorted(present) if order is None else [int(label) for label in order]
+    if len(known) != GROUPS or set(known) != present:
+        raise DataError(
+            f"partition groups spreads ten classes, each named once, found the labels {sorted(present)} in the data"
+            + ("" if order is None else f" and the order {known}")
+            + ": take a dataset of ten classes, or another partition",
+            labels=tuple(sorted(present)),
+        )
+    return known

@@ -1,0 +1,147 @@
+"""The constants of Per-FedAvg's theory as pure functions (per_fedavg.md 6.3 to 6.5; Fallah et al. 2020, Appendix G).
+
+The bounds are those of the paper, of which the one on sampled users with tau > 1 is not certified (spec 8.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgefl.wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """What the assumptions A1 to A5 say of the users' losses: B, L, rho, sigma_g, sigma_h, and gamma_G^2, gamma_H^2."""
+
+    B: float
+    L: float
+    rho: float
+    sigma_g: float
+    sigma_h: float
+    gamma_g2: float
+    gamma_h2: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How users train: batches of ``inner`` (D), ``outer`` (D') and ``hessian`` (D''). ConfigError if out of range."""
+
+    alpha: float
+    beta: float
+    tau: int
+    inner: int = 40
+    outer: int = 40
+    hessian: int = 40
+    delta: float = 1e-3
+    fraction: float = 1.0
+    users: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in ("beta", "delta", "fraction") if not getattr(self, name) > 0]
+        wrong += [name for name in ("tau", "inner", "outer", "hessian", "users") if getattr(self, name) < 1]
+        wrong += ["alpha"] * (not self.alpha >= 0) + ["fraction"] * (self.fraction > 1)
+        if wrong:
+            raise ConfigError(
+                "the theory of Per-FedAvg has alpha >= 0, beta and delta > 0, a fraction in (0, 1], and whole numbers from "
+                f"1 on, found {wrong[0]} = {getattr(self, wrong[0])}",
+                name=wrong[0],
+            )
+
+
+def smoothness(of: Landscape, alpha: float) -> float:
+    """L_F = 4 L + alpha rho B: F_i and F are L_F-smooth (lemma 4.2)."""
+    return 4 * of.L + alpha * of.rho * of.B
+
+
+def beta_max(of: Landscape, setting: Setting) -> float:
+    """1 / (10 tau L_F), the largest local step size of the theorem; infinite for a flat landscape."""
+    smooth = smoothness(of, setting.alpha)
+    return 1 / (10 * setting.tau * smooth) if smooth else math.inf
+
+
+def alpha_max(of: Landscape) -> float:
+    """1 / L, the largest inner step size of the theorem."""
+    return 1 / of.L if of.L else math.inf
+
+
+def bias(of: Landscape, setting: Setting) -> float:
+    """2 alpha L sigma_g / sqrt(D) bounds ||E[G] - grad F_i|| (lemma 4.3)."""
+    return 2 * setting.alpha * of.L * of.sigma_g / math.sqrt(setting.inner)
+
+
+def sigma_f2(of: Landscape, setting: Setting) -> float:
+    """12 [B^2 + sigma_g^2 (1/D' + (alpha L)^2 / D)] [1 + alpha^2 sigma_h^2 / (4 D'')] - 12 B^2 bounds E||G - grad F_i||^2.
+
+    Written as a sum of terms that are not negative: for small noise the difference above loses its digits.
+    """
+    noise = of.sigma_g**2 * (1 / setting.outer + (setting.alpha * of.L) ** 2 / setting.inner)
+    curved = setting.alpha**2 * of.sigma_h**2 / (4 * setting.hessian)
+    return 12 * (noise * (1 + curved) + of.B**2 * curved)
+
+
+def gamma_f2(of: Landscape, alpha: float) -> float:
+    """3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2 bounds (1/n) sum ||grad F_i - grad F||^2 (lemma 4.4)."""
+    return 3 * of.B**2 * alpha**2 * of.gamma_h2 + 192 * of.gamma_g2
+
+
+def m_fo(of: Landscape, setting: Setting) -> float:
+    """alpha L (sigma_g / sqrt(D) + B), the bias of FO (H.1): no batch removes its second term."""
+    return setting.alpha * of.L * (of.sigma_g / math.sqrt(setting.inner) + of.B)
+
+
+def s_fo2(of: Landscape, setting: Setting) -> float:
+    """2 sigma_g^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2, the mean squared error of FO (H.1)."""
+    scaled = setting.alpha * of.L
+    return 2 * of.sigma_g**2 * (1 / setting.outer + scaled**2 / setting.inner) + 2 * (scaled * of.B) ** 2
+
+
+def m_hf(of: Landscape, setting: Setting) -> float:
+    """alpha (2 L sigma_g / sqrt(D) + L sigma_g / sqrt(D') + rho delta B^2), the bias of HF (H.2)."""
+    noise = of.L * of.sigma_g * (2 / math.sqrt(setting.inner) + 1 / math.sqrt(setting.outer))
+    return setting.alpha * (noise + of.rho * setting.delta * of.B**2)
+
+
+def s_hf2(of: Landscape, setting: Setting) -> float:
+    """6 sigma_g^2 (2 (alpha L)^2 / D + 2 / D' + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4 (H.2).
+
+    Pessimistic: its 1 / delta^2 belongs to two batches where HF takes one for both gradients (spec 2.3).
+    """
+    alpha, delta = setting.alpha, setting.delta
+    noise = 2 * (alpha * of.L) ** 2 / setting.inner + 2 / setting.outer
+    noise += alpha**2 / (2 * delta**2 * setting.hessian)
+    return 6 * of.sigma_g**2 * noise + 2 * (alpha * of.rho * delta) ** 2 * of.B**4
+
+
+def sampling_factor(fraction: float, users: int) -> float:
+    """(1 - r) / (r (n - 1)): the variance of the mean of r n of n fixed numbers, drawn without replacement, over theirs."""
+    return 0.0 if users == 1 else (1 - fraction) / (fraction * (users - 1))
+
+
+def sigma_t2(of: Landscape, setting: Setting) -> float:
+    """The error that more rounds do not remove (theorem 4.5):
+
+    280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2)
+    + beta L_F (2 sigma_F^2 + gamma_F^2 (1 - r) / (r (n - 1))) + 4 alpha^2 L^2 sigma_g^2 / D.
+    """
+    step = setting.beta * smoothness(of, setting.alpha)
+    noise, apart = 2 * sigma_f2(of, setting), gamma_f2(of, setting.alpha)
+    drift = 280 * step**2 * setting.tau * (setting.tau - 1) * (noise + apart)
+    sampled = step * (noise + apart * sampling_factor(setting.fraction, setting.users))
+    return drift + sampled + bias(of, setting) ** 2
+
+
+def bound(of: Landscape, setting: Setting, *, rounds: int, gap: float) -> float:
+    """4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2 bounds the mean of E||grad F||^2 over K rounds; ``gap`` = F(w_0) - F*."""
+    return 4 * gap / (setting.beta * setting.tau * rounds) + 4 * sigma_t2(of, setting)
+
+
+def drift(of: Landscape, setting: Setting, step: int) -> tuple[float, float]:
+    """Bounds on the mean distance of users from their mean after ``step`` local steps, and on its square (F.2):
+
+    4 beta t (sigma_F + gamma_F) and 35 beta^2 t tau (2 sigma_F^2 + gamma_F^2), for beta <= 1 / (10 tau L_F).
+    """
+    noise, apart = sigma_f2(of, setting), gamma_f2(of, setting.alpha)
+    mean = 4 * setting.beta * step * (math.sqrt(noise) + math.sqrt(apart))
+    return mean, 35 * setting.beta**2 * step * setting.tau * (2 * noise + apart)
