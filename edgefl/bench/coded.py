@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgefl.codecs.form import Codes, Form, Section, Sparse, Values
 from edgefl.config import parse
-from edgefl.lab.codec import parse_codec
+from edgefl.lab.named import parse_named
 from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Program
@@ -19,7 +19,7 @@ from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.submodel import Region, local_shape
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.tensors import Array, Arrays
-from server.compose import program_of
+from server.training import program_of
 
 CODECS = ("dense", "float16", "int8", "fedpaq", "fedbat", "topk")
 """What is measured unless somebody asks for others."""
@@ -39,7 +39,7 @@ class CodedModel:
     @classmethod
     def of(cls, spec: ModelSpec, codec: str, *, batch: int = 32) -> CodedModel:
         """``codec`` as on the command line (``fedpaq:bits=3``). ConfigError or ModelError where there is none such."""
-        tables = {"program": {"batch": batch}, "codec": parse_codec(codec)}
+        tables = {"program": {"batch": batch}, "codec": parse_named(codec, "codec")}
         federation = parse(tables, source=f"codec {codec!r}")
         return cls(spec, codec, program_of(federation, OutputSide(spec, 0)))
 

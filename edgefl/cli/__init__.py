@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from edgefl.cli import bench, broker, catalog, deploy, device, export, plan, run, server, verify
+from edgefl.cli import (
+    bench,
+    broker,
+    catalog,
+    deploy,
+    device,
+    export,
+    heterogeneity,
+    personalize,
+    plan,
+    reproduce,
+    run,
+    server,
+    verify,
+)
 from edgefl.lab.family import die_with_parent
 from edgefl.wire.errors import EdgeflError
 
@@ -18,7 +32,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (run, broker, server, device, plan, export, deploy, verify, catalog, bench):
+for module in (
+    run,
+    broker,
+    server,
+    device,
+    plan,
+    export,
+    deploy,
+    verify,
+    catalog,
+    bench,
+    heterogeneity,
+    personalize,
+    reproduce,
+):
     module.register(app)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from edgefl.cli import bench_codecs
+from edgefl.cli import bench_codecs, bench_programs
 from edgefl.cli.output import console, errors, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ Examples:
   edgefl bench aggregate --codec fedbat --json
 
   edgefl bench encode --codec fedbat --json
+
+  edgefl bench programs --json
 """
 _SUBMODELS = """
 What each kind of submodel costs a device at matched parameter counts.
@@ -84,6 +86,7 @@ def register(app: typer.Typer) -> None:
     group.command("train-step", help=_TRAIN_STEP)(train_step)
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
+    bench_programs.register(group)
     app.add_typer(group, name="bench")
 
 

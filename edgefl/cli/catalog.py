@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from edgefl.cli import programs
 from edgefl.cli.output import console, errors, print_json, print_table, size
 from edgefl.cli.updates import as_rows, for_people, tier_sizes
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from edgefl.wire.bundle import Bundle
     from edgefl.wire.manifest import Manifest
 
-Catalog = StrEnum("Catalog", ["models", "kinds", "submodels", "programs", "codecs"])
+Catalog = StrEnum("Catalog", ["models", "kinds", "submodels", "programs", "optimizers", "codecs"])
 
 _LS = """
 List what edgefl knows.
@@ -32,6 +33,8 @@ Examples:
   edgefl ls kinds
 
   edgefl ls codecs
+
+  edgefl ls programs
 
   edgefl ls submodels --json
 """
@@ -72,14 +75,18 @@ def ls(
         "models": _models,
         "kinds": _kinds,
         "submodels": _submodels,
-        "programs": _programs,
+        "programs": programs.program_rows,
+        "optimizers": programs.optimizer_rows,
         "codecs": _codecs,
     }
     rows = listed[what.value]()
     if as_json:
         print_json(rows)
-    else:
-        print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows])
+        return
+    caption = ""
+    if what is Catalog.programs:
+        rows, caption = programs.for_people(rows), programs.CAPTION
+    print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows], caption)
 
 
 def _with_defaults(options: Any) -> dict[str, list[str]]:
@@ -144,15 +151,6 @@ def _kinds() -> list[dict[str, Any]]:
             "options": [option for option in signature(factory).parameters if option != "spec"],
         }
         for name, factory in KINDS.items()
-    ]
-
-
-def _programs() -> list[dict[str, Any]]:
-    from edgefl.programs.catalog import PROGRAMS
-
-    return [
-        {"name": name, "what": (factory.__doc__ or "").strip().splitlines()[0]}
-        for name, factory in PROGRAMS.items()
     ]
 
 

@@ -7,9 +7,12 @@ import signal
 from pathlib import Path
 from typing import Annotated
 
+import click
 import msgspec
 import typer
+from typer.core import TyperGroup
 
+from edgefl.cli import device_personalize
 from edgefl.cli.output import print_json
 from edgefl.wire import signatures
 from edgefl.wire.errors import ConfigError
@@ -28,11 +31,33 @@ Examples:
 """
 
 
+class _AgentOrCommand(TyperGroup):
+    """Runs the agent, for which the options are; where a command is named first, it needs none of them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        needed = (
+            [param for param in self.params if param.required] if args and args[0] in self.commands else []
+        )
+        try:
+            for param in needed:
+                param.required = False
+            return super().parse_args(ctx, args)
+        finally:
+            for param in needed:
+                param.required = True
+
+
 def register(app: typer.Typer) -> None:
-    app.command("device", help=_EXAMPLES)(device)
+    group = typer.Typer(
+        cls=_AgentOrCommand, invoke_without_command=True, help=_EXAMPLES, rich_markup_mode="rich"
+    )
+    group.callback()(device)
+    group.command("personalize", help=device_personalize.HELP)(device_personalize.personalize)
+    app.add_typer(group, name="device")
 
 
 def device(
+    ctx: typer.Context,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
     data: Annotated[
         Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
@@ -57,6 +82,8 @@ def device(
     ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
+    if ctx.invoked_subcommand is not None:
+        return
     from device_runtime.agent import Agent, AgentConfig, AgentEvent
     from device_runtime.engine.onnx import OnnxEngine
 
@@ -69,11 +96,11 @@ def device(
     config = AgentConfig(
         federation=checked_name("federation", federation),
         device=checked_name("device", device_id),
-        broker=_address(broker, ca_file),
+        broker=address(broker, ca_file),
         data=data,
         folder=store or default_folder(federation, device_id),
         tier=tier,
-        server_key=_checked_key(server_key),
+        server_key=checked_key(server_key),
         memory_bytes=parse_bytes(memory) if memory else 0,
         until_done=until_done,
         limits=parse_limits(limit or []),
@@ -89,12 +116,12 @@ def default_folder(federation: str, device_id: str) -> Path:
     return Path.home() / ".edgefl" / federation / device_id
 
 
-def _address(text: str, ca_file: str) -> Address:
+def address(text: str, ca_file: str) -> Address:
     parsed = Address.parse(text)
     return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
 
 
-def _checked_key(text: str) -> str:
+def checked_key(text: str) -> str:
     """A key that can be used, or none; better now than at the first bundle."""
     if text:
         import cryptography  # noqa: F401  the extra `secure`

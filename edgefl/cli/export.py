@@ -61,6 +61,9 @@ def export(
     from edgefl.wire import bundle as bundles
     from edgefl.wire.errors import ConfigError
     from server import compose
+    from server.bundles import bundle_name
+    from server.bundles import export as export_tier
+    from server.training import exchange_names, program_of
 
     federation = completed(without_devices(load(config, {"model.name": model} if model else {})))
     unknown = sorted(set(tier or ()) - set(federation.tiers))
@@ -76,25 +79,28 @@ def export(
         federation = federation.model_copy(update={"tiers": tables})
     chosen = {name: table for name, table in federation.tiers.items() if not tier or name in tier}
     submodels = {name: compose.submodel_of(spec, name, table) for name, table in chosen.items()}
+    exchanges = exchange_names(program_of(federation, next(iter(submodels.values()))))
     rows = []
     with Progress(console=errors, transient=True) as bar:
-        graphs = bar.add_task(
-            "", total=sum(len(submodel.prefix) + _GRAPHS for submodel in submodels.values())
-        )
-        for name, submodel in submodels.items():
-            made = compose.export(
+        each = sum(len(submodel.prefix) + _GRAPHS for submodel in submodels.values())
+        graphs = bar.add_task("", total=each * len(exchanges))
+        for name, exchange in [(name, exchange) for name in submodels for exchange in exchanges]:
+            made = export_tier(
                 federation,
                 dataset,
-                submodel,
+                submodels[name],
                 name,
                 lambda event: bar.update(graphs, advance=1, description=event.text),
+                exchange=exchange,
             )
-            bundles.write(made, out / f"{name}.efl")
+            path = out / bundle_name(name, exchange)
+            bundles.write(made, path)
             rows.append(
                 {
                     "tier": name,
-                    "file": str(out / f"{name}.efl"),
-                    "bytes": (out / f"{name}.efl").stat().st_size,
+                    **({"exchange": exchange or "main"} if len(exchanges) > 1 else {}),
+                    "file": str(path),
+                    "bytes": path.stat().st_size,
                     "digest": made.ref(1 << 30).sha256,
                 }
             )
@@ -125,6 +131,7 @@ def _export_fitting(
     from edgefl.wire.errors import ConfigError
     from edgefl.wire.topics import checked_name
     from server import compose
+    from server.bundles import export as export_tier
 
     if tier:
         raise ConfigError(f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit")
@@ -139,7 +146,7 @@ def _export_fitting(
         submodel = Size(best.kind, best.options).of(spec)
         tables = {name: TierTable(memory_budget=memory_budget)}
         federation = suited(federation, submodel).model_copy(update={"tiers": tables})
-        bundle = compose.export(
+        bundle = export_tier(
             federation, dataset, submodel, name, lambda event: status.update(Text(event.text))
         )
     path = out / f"{name}.efl"

@@ -110,10 +110,10 @@ def planned(
 ) -> Plan:
     """Every submodel of ``spec`` beside the device, trained by the federation's program."""
     from exporters.plan import plan
-    from server import compose
+    from server import training
 
     def functions(submodel: Submodel) -> Any:
-        return compose.functions(suited(federation, submodel), submodel)
+        return training.functions(suited(federation, submodel), submodel)
 
     return plan(
         spec, wishes.device, functions, kinds=wishes.kinds, gammas=gammas(map(str, wishes.gamma)), say=say

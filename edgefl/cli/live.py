@@ -93,9 +93,12 @@ class View:
             case "roundopened":
                 self._stage = f"round {event['round']} is open for {event['goal']} devices"
             case "waiting":
-                self._stage = f"waiting for devices: {event['known']} of {event['needed']}"
-            case "offline" | "rejected":
-                self._notes.append(event["text"])
+                whom = ", ".join(event.get("missing", ())) or "devices"
+                self._stage = f"waiting for {whom}: {event['known']} of {event['needed']}"
+            case "offline" | "rejected" | "declined":
+                self._notes.append(_note(event))
+            case "refused":  # the server's last words say why
+                self._stage = "the run ends unfinished"
             case "warned":
                 if event["text"] not in self._notes:  # a server that was started again says it again
                     self._notes.append(event["text"])
@@ -158,6 +161,13 @@ _KEPT = ("tier", "round", "stage", "step", "steps", "loss", "step_ms", "peak_byt
 def _kept(event: dict[str, Any]) -> dict[str, Any]:
     """The newest figures; a message that lacks one does not erase it."""
     return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
+
+
+def _note(event: dict[str, Any]) -> str:
+    if event["event"] != "declined":
+        return str(event["text"])
+    text = f"{event['device']} declined round {event['round']} ({event['reason']})"
+    return f"{text}: {event['text']}" if event["text"] else text
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -33,6 +33,8 @@ Examples:
 
   edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
 
+  edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
+
   edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """
 
@@ -58,7 +60,14 @@ def run(
         str | None,
         typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
     ] = None,
-    program: Annotated[str | None, typer.Option(help="a program of `edgefl ls programs`")] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls programs` lists them"),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them"),
+    ] = None,
     codec: Annotated[
         str | None,
         typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
@@ -73,10 +82,10 @@ def run(
 ) -> None:
     from edgefl.cli.updates import sizes
     from edgefl.config import load
-    from edgefl.lab.codec import parse_codec
     from edgefl.lab.data import open_data, partition
     from edgefl.lab.demo import with_demo_defaults
     from edgefl.lab.lab import Lab, completed, discard
+    from edgefl.lab.named import parse_named, parse_program
     from edgefl.lab.tiers import parse_tiers
 
     overrides: dict[str, object] = {
@@ -85,8 +94,9 @@ def run(
         "data.dir": str(data.resolve()) if data else None,
         "data.download": download or None,
         "model.name": model,
-        "program.name": program,
-        "codec": None if codec is None else parse_codec(codec),
+        "codec": None if codec is None else parse_named(codec, "codec"),
+        "optimizer": None if optimizer is None else parse_named(optimizer, "optimizer"),
+        **({} if program is None else parse_program(program)),
         "downlink.encoding": None if downlink is None else downlink.value,
         "broker.kind": broker,
     }

@@ -18,6 +18,9 @@ Run the server of a federation: it exports the tiers' bundles, opens rounds and 
 
 Kill it at any time and start it again with the same --out: it goes on with the open round.
 
+Where the program needs every device, round.absent says what becomes of a round that lacks one: "wait" tries it again
+when the device is back, "refuse" ends the server with exit code 13, "partial" goes on with the others.
+
 Examples:
 
   edgefl server --config federation.toml --broker localhost:1883 --out runs/fleet

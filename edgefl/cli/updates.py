@@ -53,7 +53,7 @@ def sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
 
 def _program(federation: Federation, submodel: Submodel, tier: str) -> Any:
     from edgefl.wire.errors import ConfigError, ModelError
-    from server.compose import functions
+    from server.training import functions
 
     try:
         return functions(federation, submodel)[0]
@@ -143,7 +143,7 @@ def _default_bits(codec: str, submodel: Submodel) -> float:
     from edgefl.codecs.form import Values
     from edgefl.codecs.size import bits_per_entry
     from edgefl.config import parse
-    from server.compose import program_of
+    from server.training import program_of
 
     sections = program_of(parse({"codec": {"name": codec}}, source=codec), submodel).form.sections
     return bits_per_entry(sections[0].encoding if sections else Values())

@@ -104,7 +104,8 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     from edgefl.submodels.output_side import OutputSide
     from edgefl.wire.errors import ConfigError
     from exporters.verify_bundle import Origin
-    from server.compose import build_model, fetched, functions, submodel_of
+    from server.compose import build_model, submodel_of
+    from server.training import exchange_of, fetched, functions, reads
 
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
@@ -116,7 +117,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
     else:
-        if manifest.suffix == (f"{manifest.tier}/submodel",):
+        if manifest.suffix[0] == f"{manifest.tier}/submodel":
             raise ConfigError(
                 f"tier {manifest.tier!r} holds a part of its own of the model, which the bundle does not describe: name the "
                 "federation file that it was exported with",
@@ -124,8 +125,9 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
             )
         groups = tuple(chunk.units for chunk in manifest.prefix)
         submodel = OutputSide(spec, sum(map(len, groups)), groups)
-    program, prefix = functions(federation, submodel)
-    return Origin(program, prefix, fetched(submodel, manifest.tier))
+    whole, prefix = functions(federation, submodel)
+    program = exchange_of(whole, manifest.exchange)
+    return Origin(program, prefix, fetched(submodel, manifest.tier, reads(program, whole.memory)))
 
 
 def _row(check: GraphCheck) -> dict[str, Any]:

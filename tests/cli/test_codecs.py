@@ -12,7 +12,7 @@ import typer
 
 from edgefl.cli import app
 from edgefl.codecs.catalog import CODECS, build
-from edgefl.lab.codec import parse_codec
+from edgefl.lab.named import parse_named
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
@@ -71,7 +71,7 @@ def written(folder: Path, text: str) -> Path:
     ],
 )
 def test_a_codec_is_read_with_options_that_are_json_or_else_text(text: str, options: dict[str, Any]) -> None:
-    table = parse_codec(text)
+    table = parse_named(text, "codec")
     assert table["options"] == options
     assert build(table["name"], **table["options"]).name == table["name"]
 
@@ -81,7 +81,7 @@ def test_a_codec_is_read_with_options_that_are_json_or_else_text(text: str, opti
 )
 def test_a_codec_that_cannot_be_read_is_told_with_the_grammar(text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape("a codec is NAME[:KEY=VALUE,...]")):
-        parse_codec(text)
+        parse_named(text, "codec")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from edgefl.cli import live
 from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section
@@ -59,3 +61,34 @@ def test_a_dense_run_tells_its_uplink_and_no_ratio(capsys: pytest.CaptureFixture
 
     assert "uplink          3.0 KiB per round\n" in said
     assert "moving statistics of norms: 4.0 KiB per round" in said
+
+
+def view_of(devices: list[str]) -> live.View:
+    federation = parse({"tiers": {"strong": {"count": len(devices)}}}, source="the test")
+    return live.View(federation, devices, {}, live=False)
+
+
+def shown(view: live.View) -> str:
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(view._draw())
+    return console.export_text()
+
+
+def test_the_view_names_the_devices_that_a_round_waits_for() -> None:
+    view = view_of(["strong-0", "strong-1"])
+    waiting = {"event": "waiting", "next_round": 2, "known": 1, "needed": 2}
+    view.take(Said({**waiting, "missing": ["strong-1"]}))
+    assert "waiting for strong-1: 1 of 2" in shown(view)
+    view.take(Said(waiting))
+    assert "waiting for devices: 1 of 2" in shown(view)
+
+
+def test_the_view_shows_declines_and_that_a_run_ends_unfinished() -> None:
+    view = view_of(["strong-0"])
+    declined = {"event": "declined", "device": "strong-0", "round": 2, "reason": "no-carry"}
+    view.take(Said({**declined, "text": "the store is new"}))
+    view.take(Said({**declined, "text": ""}))
+    view.take(Said({"event": "refused", "text": "round 2 lacks strong-0"}))
+    lines = [line.strip() for line in shown(view).splitlines()]
+    assert "strong-0 declined round 2 (no-carry): the store is new" in lines
+    assert "strong-0 declined round 2 (no-carry)" in lines and "the run ends unfinished" in lines

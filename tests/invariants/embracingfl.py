@@ -13,9 +13,9 @@ from edgefl.models.language import lstm_lm
 from edgefl.models.resnet import resnet8, resnet20
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Function, Tensors
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.forward import chunk_forward
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient
 from edgefl.simulation.round import Feed, multi_step_forward
 from edgefl.submodels.output_side import OutputSide
 

@@ -35,8 +35,8 @@ from edgefl.wire.tensors import Arrays
 from exporters.bundle import Label, build_bundle
 from exporters.capture import capture
 from exporters.onnx import to_onnx
-from server.compose import fetched
 from server.publisher import unit_blobs
+from server.training import fetched
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
 
 Run = Callable[[Tensors], Tensors]

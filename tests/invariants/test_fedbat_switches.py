@@ -12,8 +12,9 @@ from edgefl import programs
 from edgefl.codecs.binarize import StepSize, draw, slope
 from edgefl.codecs.form import Codes, Values
 from edgefl.programs.contract import Tensors, prefixed, select
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient, sgd
+from edgefl.programs.sgd import sgd
 from edgefl.simulation.round import run_round
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side import OutputSide

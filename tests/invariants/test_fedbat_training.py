@@ -11,8 +11,9 @@ from torch import Tensor
 
 from edgefl.codecs.binarize import StepSize, draw, inside
 from edgefl.programs.contract import Tensors, prefixed, select
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient, sgd
+from edgefl.programs.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side import OutputSide

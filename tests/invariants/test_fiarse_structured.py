@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from edgefl.models.layers import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.programs.contract import Tensors, TensorSpec
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient, sgd
+from edgefl.programs.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.channels.axes import Atom

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.programs.contract import Tensors, TensorSpec
+from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import gradient, sgd
+from edgefl.programs.sgd import sgd
 from edgefl.programs.tcbgd import tcbgd
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.submodel import Importance, importance

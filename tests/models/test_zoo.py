@@ -11,6 +11,7 @@ from torch import nn
 
 from edgefl.models.basic import bilstm, cnn, mlp
 from edgefl.models.convnext import convnext
+from edgefl.models.elu_mlp import elu_mlp
 from edgefl.models.language import lstm_lm
 from edgefl.models.layers import Dropout, visible
 from edgefl.models.mobilenet import mobilenet
@@ -33,6 +34,8 @@ from edgefl.wire.errors import ModelError
         (mlp(hidden=(5,)), 784 * 5 + 5 + 5 * 10 + 10),
         (resnet18(), 11_173_962),
         (mobilenet(), 2_236_682),
+        (elu_mlp(), 68_270),
+        (elu_mlp(in_channels=3, size=32), 251_310),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -128,7 +131,8 @@ def test_weights_are_floats_named_by_their_unit(name: str) -> None:
 def test_unknown_models_and_options_name_what_exists() -> None:
     with pytest.raises(
         ModelError,
-        match="bert, bilstm, cnn, convnext, fedbat_cnn, lstm_lm, mlp, mobilenet, resnet10, resnet18, resnet20, resnet8, vit",
+        match="bert, bilstm, cnn, convnext, elu_mlp, fafed_cifar, fafed_fashion, fafed_mnist, fedbat_cnn, lstm_lm, mlp, "
+        "mobilenet, resnet10, resnet18, resnet20, resnet8, vit",
     ):
         build("resnet99")
     with pytest.raises(ModelError, match=r"no option 'depth'.*widths"):
@@ -260,3 +264,15 @@ def test_visible_refuses_what_cannot_be_averaged() -> None:
         visible(nn.Sequential(nn.Dropout2d(0.1)))
     with pytest.raises(ModelError, match=r"MultiheadAttention '0\.self_attn'"):
         visible(nn.Sequential(nn.TransformerEncoderLayer(8, 2, dropout=0.1)))
+
+
+def test_elu_mlp_begins_with_variance_one_over_inputs_and_zero_biases() -> None:
+    spec = elu_mlp(hidden=(400, 300))
+    for name, tensor in spec.weights.items():
+        if name.endswith("bias"):
+            assert not tensor.any(), name
+        else:
+            assert tensor.std().item() == pytest.approx(tensor.shape[1] ** -0.5, rel=0.05), name
+    x = torch.randn(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    first = spec.module[0]
+    assert torch.equal(first(x), nn.functional.elu(first.dense(x.flatten(1))))

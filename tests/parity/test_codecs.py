@@ -28,7 +28,7 @@ from exporters.bundle import Label, build_bundle
 from exporters.capture import capture
 from exporters.onnx import to_onnx
 from exporters.verify import verify
-from server.compose import fetched, program_of
+from server.training import fetched, program_of
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 

@@ -11,7 +11,7 @@ from edgefl.codecs.decode import widen
 from edgefl.programs.contract import Tensors
 from exporters.capture import capture
 from exporters.onnx import to_onnx
-from server.compose import program_of
+from server.training import program_of
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
 
 FEEDBACK: list[tuple[str, dict[str, object]]] = [

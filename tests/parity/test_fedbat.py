@@ -22,7 +22,7 @@ from exporters.bundle import Label, build_bundle
 from exporters.capture import capture
 from exporters.onnx import to_onnx
 from exporters.verify import verify
-from server.compose import fetched
+from server.training import fetched
 from tests.invariants.fiarse_training import (
     BATCH,
     arrays_of,

@@ -48,6 +48,12 @@ def test_the_exported_step_of_the_mlp_equals_torch(cut: int) -> None:
     assert _worst_error(OutputSide(zoo.build("mlp"), cut)) <= 1e-4
 
 
+@pytest.mark.parametrize("cut", [0, 2])
+@pytest.mark.parametrize("model", ["elu_mlp", "fafed_mnist", "fafed_fashion", "fafed_cifar"])
+def test_the_exported_step_of_the_federated_papers_models_equals_torch(model: str, cut: int) -> None:
+    assert _worst_error(OutputSide(zoo.build(model), cut), batch=8) <= 1e-4
+
+
 def _worst_error(submodel: OutputSide, batch: int = 32) -> float:
     """Largest error over loss, weights, momentum (the gradients) and statistics after one step, relative."""
     program = programs.build("sgd", Objective.of(submodel), batch=batch)

@@ -1,0 +1,95 @@
+"""`edgefl bench programs`: counts and bytes equal the specifications' tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgefl.bench.program_figures import FIGURES, ROUND
+from edgefl.bench.programs import Settings, build, everything, measure, parsed
+from edgefl.cli import app
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.wire.errors import ConfigError
+from tests.cli.runner import runner
+
+COUNTS = Settings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
+FEDDYN = "docs.examples.feddyn:feddyn"
+
+
+@pytest.mark.parametrize(("program", "exchange"), FIGURES)
+def test_what_a_program_costs_is_what_its_specification_says(program: str, exchange: str) -> None:
+    rows = {row.exchange: row for row in measure(build("mlp", COUNTS), program, COUNTS)}
+
+    row, figures = rows[exchange], FIGURES[program, exchange]
+    assert (row.gradients_per_step, row.products_per_step) == (figures.gradients, figures.products)
+    assert (row.up, row.down, row.kept) == (figures.up, figures.down, figures.kept)
+    assert row.as_spec is True
+
+
+@pytest.mark.parametrize("program", [program for program, exchange in FIGURES if exchange == ROUND])
+def test_a_rounds_derivatives_are_those_of_its_steps(program: str) -> None:
+    row = measure(build("mlp", COUNTS), program, COUNTS)[-1]
+
+    assert row.gradients_per_round == COUNTS.steps * row.gradients_per_step
+    assert row.products_per_round == COUNTS.steps * row.products_per_step
+
+
+def test_everything_is_every_program_of_the_catalog() -> None:
+    names = [program.partition(":")[0] for program in everything()]
+
+    assert set(names) == set(PROGRAMS)
+    assert {program for program, exchange in FIGURES if exchange == ROUND} <= set(everything())
+
+
+def test_bytes_are_counted_in_tensors_of_the_round() -> None:
+    spec = build("mlp", COUNTS)
+    [plain] = measure(spec, "sgd:momentum=0.0", COUNTS)
+    [heavy] = measure(spec, "sgd", COUNTS)
+    [dynamic] = measure(spec, f"{FEDDYN}:alpha=0.5", COUNTS)
+
+    d = 4 * plain.parameters
+    assert (plain.up_bytes, plain.down_bytes, plain.kept_bytes, plain.state_bytes) == (d, d, 0, d)
+    assert (heavy.state_bytes, heavy.kept_bytes) == (2 * d, 0), "momentum lives for a round"
+    assert (dynamic.state_bytes, dynamic.kept_bytes, dynamic.server_bytes) == (3 * d, d, d)
+    assert dynamic.spec == "" and dynamic.as_spec is None
+
+
+def test_moving_statistics_travel_and_count() -> None:
+    settings = Settings(batch=4, steps=2, samples=8, repeat=0, options={"widths": [2, 4, 4], "size": 8})
+    [row] = measure(build("resnet8", settings), "sgd", settings)
+
+    assert row.up_bytes > 4 * row.parameters and row.up_bytes == row.down_bytes
+
+
+def test_a_wrong_figure_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FIGURES, ("sgd", ROUND), FIGURES["fafed", ROUND])  # type: ignore[arg-type]
+    [row] = measure(build("mlp", COUNTS), "sgd", COUNTS)
+
+    assert row.as_spec is False and row.spec == "2 | 3 3 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("fafed", "fafed", {}),
+        ("per_fedavg:mode=hf,alpha=0.1", "per_fedavg", {"mode": "hf", "alpha": 0.1}),
+        (FEDDYN, FEDDYN, {}),
+        (f"{FEDDYN}:alpha=0.5", FEDDYN, {"alpha": 0.5}),
+    ],
+)
+def test_programs_are_written_with_their_options(text: str, name: str, options: dict[str, object]) -> None:
+    assert parsed(text) == (name, options)
+
+
+def test_the_command_times_steps_beside_fedavgs_and_goes_on_after_a_wrong_name() -> None:
+    arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--steps", "2", "--samples", "8"]
+    chosen = ["--program", "nope", "--program", "sgd", "--program", "stem", "--repeat", "1"]
+    ran = runner().invoke(app, ["bench", "programs", *arguments, *chosen, "--json"])
+
+    assert ran.exit_code == ConfigError.exit_code and "no program 'nope'" in " ".join(ran.stderr.split())
+    rows = json.loads(ran.stdout)["results"]
+    places = [(row["program"], row["exchange"], row["steps"]) for row in rows]
+    assert places == [("sgd", "round", 2), ("stem", "opening", 2), ("stem", "round", 2)]
+    for row in rows:  # stem's steps are numbered: more of them than a round has are timed all the same
+        assert row["step_ms"] > 0 and row["step_ratio"] > 0 and row["peak_over_idle_bytes"] > 0

@@ -1,0 +1,69 @@
+"""``edgefl ls programs`` and ``edgefl ls optimizers``: costs as the specifications have them, options with defaults."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from edgefl.cli import app
+from edgefl.cli.programs import for_people, summary
+from edgefl.optimizers import OPTIMIZERS
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.programs.swat import swat
+from tests.cli.runner import runner
+
+
+@cache
+def _listed(what: str) -> dict[str, dict[str, Any]]:
+    ran = runner().invoke(app, ["ls", what, "--json"])
+    assert ran.exit_code == 0, ran.output
+    return {row["name"]: row for row in json.loads(ran.output)}
+
+
+def test_every_program_and_optimizer_is_listed_with_a_line_about_it() -> None:
+    assert list(_listed("programs")) == list(PROGRAMS)
+    assert list(_listed("optimizers")) == list(OPTIMIZERS)
+    for row in (*_listed("programs").values(), *_listed("optimizers").values()):
+        assert 20 < len(row["what"]) < 125 and row["what"].endswith("."), row["name"]
+    assert summary(swat).startswith("sgd whose dense")
+
+
+@pytest.mark.parametrize(
+    ("name", "cost"),
+    [
+        # Of fafed.md 2.3 and per_fedavg.md 2.9: gradients, up, down and kept in models.
+        ("fedavg", (1, 1, 1, 0)),
+        ("fedadam", (1, 1, 1, 0)),
+        ("fedams", (1, 1, 1, 0)),
+        ("scaffold", (1, 2, 2, 1)),
+        ("stem", (2, 2, 2, 1)),
+        ("fafed", (2, 3, 3, 1)),
+        ("per_fedavg", (4, 1, 1, 0)),
+        # By their formulas.
+        ("local", (1, 0, 1, 1)),
+        ("local_amsgrad", (1, 3, 2, 2)),
+        ("mimeadam", (2, 2, 5, 0)),
+        ("mimelite", (1, 2, 3, 0)),
+    ],
+)
+def test_what_a_round_costs_is_what_the_formulas_say(name: str, cost: tuple[int, ...]) -> None:
+    row = _listed("programs")[name]
+
+    found = (row["gradients"], row["up"], row["down"], row["kept"])
+    assert found == pytest.approx(cost, rel=2e-3)
+    assert row["everyone"] is (name in ("scaffold", "fafed", "stem"))
+
+
+def test_exchanges_and_passes_over_the_data_are_told() -> None:
+    rows = _listed("programs")
+    people = {row["name"]: row for row in for_people(list(rows.values()))}
+
+    assert (rows["mimeadam"]["exchanges"], rows["mimeadam"]["full"]) == (2, True)
+    assert people["mimeadam"]["gradients"] == "2 + full"
+    assert people["fafed"]["exchanges"] == "1 + an opening"
+    assert people["fedams"]["server"] == "fedams, m, v, vhat"
+    assert rows["fedams"]["options"]["variant"] == "amsgrad"
+    assert _listed("optimizers")["fedadam"]["options"]["tau"] == 0.01

@@ -1,0 +1,1 @@
+"""What the documentation shows, checked."""

@@ -1,0 +1,149 @@
+"""Every function of every baseline: the exported graph beside torch, on dense layers and on convolutions with batch norm.
+
+The inputs are those of real rounds where a program keeps squares or counts, which random ones do not resemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from edgefl import programs
+from edgefl.models import zoo
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.contract import Function, Program, Tensors, role_of
+from edgefl.programs.objective import Objective
+from edgefl.simulation.federated import Client, federated
+from edgefl.submodels import catalog as kinds
+from edgefl.submodels.submodel import Submodel
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import verify
+
+TRAINING = {"batch": 4, "steps": 2, "lr": 0.05}
+OWN: Mapping[str, tuple[str, ...]] = {
+    "fedprox": ("start", "train", "finish"),
+    "scaffold": ("start", "train", "finish"),
+    "local": ("start", "finish"),
+}
+"""Functions that random inputs try well. All others of a program are those of FedAvg."""
+
+
+@dataclass(frozen=True)
+class Seen(Function):
+    """A function whose example is what it was given in a round."""
+
+    given: Tensors = field(default_factory=dict)
+
+    def example(self, seed: int) -> Tensors:
+        return self.given
+
+
+def _spec(model: str) -> ModelSpec:
+    if model == "mlp":
+        return zoo.build("mlp", size=4, hidden=[6], classes=3)
+    return zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
+
+
+def _check(function: Function) -> None:
+    worst = verify(function, to_onnx(capture(function)), seed=3).worst
+    assert worst <= 1e-4, (function.name, worst)
+
+
+def _named(program: Program, names: tuple[str, ...]) -> Iterator[Function]:
+    yield from (function for function in program.functions if function.name in names)
+
+
+def _recorded(program: Program, spec: ModelSpec) -> list[Seen]:
+    """Every function of every exchange but ``evaluate``, as the second turn calls it last."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((6, *spec.sample.shape), generator=generator)
+    seen: dict[tuple[int, str], Seen] = {}
+
+    def watched(exchange: Program, number: int) -> Program:
+        def watch(function: Function) -> Function:
+            def fn(tensors: Tensors) -> Tensors:
+                given = {name: tensor.clone() for name, tensor in tensors.items()}
+                seen[number, function.name] = Seen(function.name, function.fn, function.inputs, given=given)
+                return function.fn(tensors)
+
+            return replace(function, fn=fn)
+
+        phases = tuple(replace(phase, function=watch(phase.function)) for phase in exchange.phases)
+        return replace(exchange, start=watch(exchange.start), phases=phases, finish=watch(exchange.finish))
+
+    ahead = tuple(watched(each, number) for number, each in enumerate(program.ahead, 1))
+    whole = replace(watched(program, 0), ahead=ahead)
+    client = Client(0, x, torch.arange(6) % spec.classes)
+    trained = [name for name, _ in spec.module.named_parameters()]
+    for _ in federated(whole, spec.weights, [client], rounds=2 * len(program.exchanges), trained=trained):
+        pass
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn with batch norm"])
+@pytest.mark.parametrize("name", OWN)
+def test_every_function_of_its_own_equals_torch(name: str, model: str) -> None:
+    program = programs.build(name, Objective.of(kinds.build(_spec(model), "output_side")), **TRAINING)
+
+    for function in _named(program, OWN[name]):
+        _check(function)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn with batch norm"])
+@pytest.mark.parametrize("name", ["local_amsgrad", "mimeadam", "mimelite", "adamw"])
+def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: str) -> None:
+    spec = _spec(model)
+    options = {"keep": True} if name == "adamw" else {}
+    program = programs.build(name, Objective.of(kinds.build(spec, "output_side")), **TRAINING, **options)
+
+    seen = _recorded(program, spec)
+
+    assert len(seen) == {"local_amsgrad": 3, "mimeadam": 6, "mimelite": 4, "adamw": 3}[name]
+    for function in seen:
+        assert any(bool(tensor.any()) for port, tensor in function.given.items() if role_of(port) != "batch")
+        _check(function)
+
+
+@pytest.mark.parametrize("name", ["local_amsgrad", "mimeadam", "mimelite", "adamw"])
+def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: str) -> None:
+    program = programs.build(name, Objective.of(kinds.build(_spec("mlp"), "output_side")), **TRAINING)
+
+    for exchange in program.exchanges:
+        for function in _named(exchange, ("start", "full_gradient", "train", "finish")):
+            _check(function)
+
+
+def test_fedavg_with_its_step_for_one_user_equals_torch() -> None:
+    submodel = kinds.build(_spec("mlp"), "output_side")
+
+    for function in programs.build("fedavg_update", Objective.of(submodel), **TRAINING).functions:
+        _check(function)
+
+
+def _submodel(kind: str) -> Submodel:
+    options: Mapping[str, Mapping[str, object]] = {
+        "output_side": {"cut": 1},
+        "width": {"gamma": 0.5, "scaler": True},
+    }
+    return kinds.build(_spec("cnn with batch norm"), kind, **options[kind])
+
+
+@pytest.mark.parametrize("kind", ["output_side", "width"])
+@pytest.mark.parametrize("name", ["fedprox", "scaffold"])
+def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str) -> None:
+    program = programs.build(name, Objective.of(_submodel(kind)), **TRAINING)
+
+    for function in _named(program, OWN[name]):
+        _check(function)
+
+
+@pytest.mark.parametrize("kind", ["importance", "importance_structured"])
+def test_fedprox_trains_what_an_importance_tier_holds(kind: str) -> None:
+    submodel = kinds.build(_spec("mlp"), kind, gamma=0.5)
+
+    for function in _named(programs.build("fedprox", Objective.of(submodel), **TRAINING), OWN["fedprox"]):
+        _check(function)

@@ -1,0 +1,153 @@
+"""FAFED, STEM and the naive method in ONNX Runtime: every function, and federations of several exchanges."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.layers import BatchNorm, Dropout
+from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed
+from edgefl.programs.fafed import fafed
+from edgefl.programs.naive_adaptive import naive_adaptive
+from edgefl.programs.objective import Objective
+from edgefl.programs.stem import stem
+from edgefl.simulation.federated import Client, federated
+from exporters.capture import capture
+from exporters.onnx import to_onnx
+from exporters.verify import verify
+
+BATCH, CLASSES, SIDE = 5, 4, 8
+MAKERS = {
+    "fafed": fafed,
+    "fafed, clipped": lambda objective, **given: fafed(objective, clip=0.05, opening_steps=2, **given),
+    "stem": stem,
+    "naive_adaptive": naive_adaptive,
+}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            body=nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 12), nn.Tanh()),
+            head=nn.Sequential(Dropout(0.3), nn.Linear(12, CLASSES)),
+        )
+    )
+
+
+def cnn() -> nn.Sequential:
+    """Its convolution has no bias: batch norm takes the bias's gradient away, and g / sqrt(v) of rounding is chance."""
+    return nn.Sequential(
+        OrderedDict(
+            body=nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), BatchNorm(4), nn.ReLU(), nn.MaxPool2d(2)),
+            head=nn.Sequential(nn.Flatten(), Dropout(0.3), nn.Linear(36, CLASSES)),
+        )
+    )
+
+
+def objective(model: Callable[[], nn.Sequential]) -> Objective:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Objective(model(), TensorSpec((1, SIDE, SIDE)))
+
+
+def people(count: int = 2) -> list[Client]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Client(
+            number,
+            torch.randn((12, 1, SIDE, SIDE), generator=generator),
+            torch.randint(0, CLASSES, (12,), generator=generator),
+        )
+        for number in range(count)
+    ]
+
+
+def in_onnx(program: Program) -> Program:
+    """``program`` with all that devices run in ONNX Runtime; the server stays as it is."""
+    return replace(
+        program,
+        start=_session(program.start),
+        phases=tuple(replace(phase, function=_session(phase.function)) for phase in program.phases),
+        finish=_session(program.finish),
+        opening=tuple(in_onnx(each) for each in program.opening),
+    )
+
+
+def _session(function: Function) -> Function:
+    captured = capture(function)
+    session = onnxruntime.InferenceSession(to_onnx(captured), providers=["CPUExecutionProvider"])
+    inputs = [port.name for port in session.get_inputs()]
+
+    def fn(given: Tensors) -> Tensors:
+        found = session.run(None, {name: given[name].contiguous().numpy() for name in inputs})
+        return {name: torch.from_numpy(value) for name, value in zip(captured.outputs, found, strict=True)}
+
+    return replace(function, fn=fn)
+
+
+@pytest.mark.parametrize("model", [mlp, cnn])
+@pytest.mark.parametrize("name", ["fafed", "stem", "naive_adaptive"])
+def test_every_function_is_the_same_in_onnx_runtime(name: str, model: Callable[[], nn.Sequential]) -> None:
+    program = MAKERS[name](objective(model), batch=BATCH, steps=3)
+    # The two exchanges evaluate with one function.
+    functions = {id(each): each for exchange in program.exchanges for each in exchange.functions}
+    assert len(functions) == (7 if program.opening else 4)
+    for function in functions.values():
+        verify(function, to_onnx(capture(function)), seed=0)
+
+
+@pytest.mark.parametrize("name", ["fafed, clipped", "stem", "naive_adaptive"])
+def test_a_federation_in_onnx_runtime_is_the_one_in_torch(name: str) -> None:
+    made = objective(cnn)
+    program = MAKERS[name](made, batch=BATCH, steps=3, lr=0.01)
+    weights = {name: tensor.detach() for name, tensor in made.suffix.state_dict().items()}
+    torch_, onnx = (
+        list(federated(each, weights, people(), rounds=3, seed=2, trained=made.trainable))
+        for each in (program, in_onnx(program))
+    )
+    for one, other in zip(torch_, onnx, strict=True):
+        assert _apart(one.weights, other.weights) < 1e-4
+        assert _apart(one.memory, other.memory) < 1e-4
+    assert _apart(torch_[-1].weights, weights) > 1e-3
+    moved = {name for name in made.fixed if not torch.equal(torch_[-1].weights[name], weights[name])}
+    assert moved == set(made.buffers)
+
+
+def _apart(one: Tensors, other: Tensors) -> float:
+    def relative(a: Tensor, b: Tensor) -> float:
+        return float((a - b).abs().max() / b.abs().max().clamp_min(1e-2))
+
+    return max((relative(one[name], other[name]) for name in one), default=0.0)
+
+
+def test_all_schedules_share_one_graph() -> None:
+    kinds: list[dict[str, object]] = [
+        {"schedule": "constant"},
+        {"schedule": "decaying", "w": 3.0},
+        {"schedule": "theory", "smoothness": 5.0, "devices": 9},
+    ]
+    made = objective(mlp)
+    graphs = {
+        to_onnx(capture(fafed(made, batch=BATCH, steps=3, **given).phases[0].function)) for given in kinds
+    }
+    assert len(graphs) == 1
+    scalars = [fafed(made, batch=BATCH, steps=3, **given).schedule(5, 10) for given in kinds]
+    assert len({tuple(sorted(each.items())) for each in scalars}) == 3
+
+
+def test_without_the_old_gradient_m_is_a_heavy_ball() -> None:
+    """ext = 0, by a scalar of the same graph: m <- gn + (1 - alpha) m."""
+    step = fafed(objective(mlp), batch=BATCH, steps=2, alpha=0.1).phases[0].function
+    given = step.example(3) | prefixed("hyper", {"ext": torch.tensor(0.0), "alpha.1": torch.tensor(0.25)})
+    given |= {"state.step": torch.tensor(0)}
+    with_old, without = step(given | {"hyper.ext": torch.tensor(1.0)}), step(given)
+    fresh = step(given | {"hyper.alpha.1": torch.tensor(1.0)})
+    for name in [name for name in without if name.startswith("state.m.")]:
+        assert torch.allclose(without[name], fresh[name] + 0.75 * given[name], atol=1e-6)
+    assert any(not torch.allclose(with_old[name], without[name], atol=1e-3) for name in without)

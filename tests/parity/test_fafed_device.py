@@ -1,0 +1,132 @@
+"""FAFED on the device runtime: both exchanges, with what the device keeps and what the server keeps beside the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from device_runtime import data as local
+from device_runtime.data import Batches, LabelSpec
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.graphs import Settings
+from device_runtime.job import Job
+from device_runtime.profiler import Profiler
+from device_runtime.runner import RoundResult, RoundRunner
+from edgefl.programs.contract import Function, Program, Tensors, beside
+from edgefl.programs.fafed import fafed
+from edgefl.simulation import round as simulation
+from edgefl.simulation.round import Feed
+from edgefl.wire import tensors
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.manifest import DataSpec
+from exporters.bundle import Label, build_bundle
+from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
+from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
+
+SEED, ROWS = 7, 13
+UNITS = ("body", "head")
+OBJECTIVE = objective(cnn)
+PROGRAM = fafed(OBJECTIVE, batch=BATCH, steps=3, lr=0.05, schedule="decaying", opening_steps=2)
+
+
+def samples() -> local.LocalData:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((ROWS, 1, SIDE, SIDE)).astype(np.float32)
+    return local.LocalData(x, rng.integers(0, CLASSES, ROWS), "random")
+
+
+def weights() -> Tensors:
+    """The model, and m and v beside it; v is not negative, as the mean of squares."""
+    model = {name: tensor.detach() for name, tensor in OBJECTIVE.suffix.state_dict().items()}
+    generator = torch.Generator().manual_seed(5)
+    trained = {name: model[name] for name in OBJECTIVE.trainable}
+    m = {name: 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in trained.items()}
+    v = {name: 0.01 * torch.rand(tensor.shape, generator=generator) for name, tensor in trained.items()}
+    return {**model, **beside("m", m), **beside("v", v)}
+
+
+def previous(given: Tensors) -> Tensors:
+    return {f"previous.{name}": given[name] + 0.01 for name in OBJECTIVE.trainable}
+
+
+def on_device(exchange: Program, given: Tensors, carry: Tensors, folder: Path) -> tuple[RoundResult, Bundle]:
+    data = DataSpec(shape=(1, SIDE, SIDE), dtype="float32", classes=CLASSES)
+    bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data)
+    blobs, units = dict(bundle.blobs), {}
+    for unit in UNITS:
+        mine = {n: t.numpy() for n, t in given.items() if n.rpartition("/")[2].startswith(f"{unit}.")}
+        content = tensors.dump(mine)
+        units[unit] = describe(content, CHUNK_BYTES)
+        blobs[units[unit].sha256] = content
+    runner = RoundRunner(
+        engine=OnnxEngine(),
+        manifest=bundle.manifest,
+        blobs=MemoryBlobs(blobs),
+        memory=NoMemory(),
+        profiler=Profiler(),
+        settings=Settings(folder=folder, checkpoint_steps=1),
+    )
+    job = Job(
+        run="run",
+        round=1,
+        tier="all",
+        seed=SEED,
+        nonce="nonce",
+        samples=0,
+        model_version="version",
+        bundle=bundle.ref(CHUNK_BYTES),
+        units=units,
+        hyper=dict(exchange.schedule(4, 9)),
+    )
+    fitted = samples().fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
+    return runner.run(job, fitted, {name: tensor.numpy() for name, tensor in carry.items()}), bundle
+
+
+def feed_of(draws: str) -> Feed:
+    """What the device draws."""
+    held, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
+
+    def feed(function: Function, step: int) -> Tensors:
+        rows = batches.indices(0, step)
+        given = {
+            "batch.0.x": torch.from_numpy(np.asarray(held.x)[rows]),
+            "batch.0.y": torch.from_numpy(np.asarray(held.y)[rows]),
+        }
+        ports = [name for name in function.inputs if name.startswith("noise.")]
+        for number, name in enumerate(ports):
+            drawn = local.noise(SEED, step, number, function.inputs[name].shape, "float32")
+            given[name] = torch.from_numpy(drawn)
+        return given
+
+    return feed
+
+
+@pytest.mark.parametrize("exchange", [PROGRAM.opening[0], PROGRAM], ids=["opening", "main"])
+def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_path: Path) -> None:
+    given = weights()
+    carry = previous(given) if exchange is PROGRAM else {}
+    found, bundle = on_device(exchange, given, carry, tmp_path)
+    expected = simulation.run_round(
+        exchange, given, feed_of(bundle.manifest.draws), hyper=exchange.schedule(4, 9), carry=carry
+    )
+    for device, here in ((found.update, expected.update), (found.carry, expected.carry)):
+        assert device.keys() == here.keys()
+        for name, value in here.items():
+            scale = max(1e-3, float(value.abs().max()))
+            assert np.abs(device[name] - value.numpy()).max() <= 1e-4 * scale, name
+    assert set(found.carry) == {f"previous.{name}" for name in OBJECTIVE.trainable}
+
+
+def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_three(tmp_path: Path) -> None:
+    given = weights()
+    opening, _ = on_device(PROGRAM.opening[0], given, {}, tmp_path)
+    main, bundle = on_device(PROGRAM, given, previous(given), tmp_path)
+    d = sum(given[name].numel() for name in OBJECTIVE.trainable)
+    statistics = sum(given[name].numel() for name in OBJECTIVE.buffers)
+    assert sum(array.size for array in opening.update.values()) == d
+    assert sum(array.size for array in main.update.values()) == 3 * d + statistics
+    assert bundle.manifest.carry_needed and bundle.manifest.carry_exchanges == 1
