@@ -36,6 +36,8 @@ Examples:
 
   edgefl ls programs
 
+  edgefl ls programs fafed      (with its options)
+
   edgefl ls submodels --json
 """
 _INSPECT = """
@@ -69,6 +71,7 @@ def ls(
         Catalog,
         typer.Argument(help="what to list; kinds: of submodels, submodels: each model's preset tiers"),
     ],
+    name: Annotated[str | None, typer.Argument(help="everything about one of them")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
     listed = {
@@ -80,8 +83,14 @@ def ls(
         "codecs": _codecs,
     }
     rows = listed[what.value]()
+    if name is not None:
+        about = programs.one(rows, name, what.value)
+        rows = [row for row in rows if row.get("name") == name]
     if as_json:
         print_json(rows)
+        return
+    if name is not None:
+        print_table(name, about)
         return
     caption = ""
     if what is Catalog.programs:

@@ -14,9 +14,9 @@ _ROLE = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`")
 """A reference such as :func:`edgefl.programs.sgd.sgd`, of which people read the last name."""
 
 CAPTION = (
-    "gradients: of one local step, and Hessian-vector products; full: a pass over all local samples. up, down, kept: floats "
-    "for each parameter of the model, per device and round; kept is what a device stores until the next. everyone: every "
-    "device has to take part. Any program also takes personal=ALPHA, and one that the server averages an optimizer."
+    "exchanges: of a round, and those that come once, before all. gradients: of a local step; full: a pass over all local "
+    "samples. up/down/kept: floats for each parameter, per device and round; kept is what a device stores until the next. "
+    "all: every device has to take part. Options and more: edgefl ls programs NAME. Each also takes personal=ALPHA."
 )
 
 
@@ -53,22 +53,33 @@ def program_rows() -> list[dict[str, Any]]:
 
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with the few words that belong together in one column."""
-    told = []
-    for row in rows:
-        gradients = " + ".join(
-            [
-                str(row["gradients"]),
-                *([f"{row['products']} product"] if row["products"] else []),
-                *(["full"] if row["full"] else []),
-            ]
-        )
-        exchanges = f"{row['exchanges']}{' + an opening' if row['opening'] else ''}"
-        joined = {"server": ", ".join((row["server"], *row["memory"])), "gradients": gradients}
-        left_out = {"memory", "products", "full", "opening"}
-        kept = {key: value for key, value in row.items() if key not in left_out}
-        told.append(kept | joined | {"exchanges": exchanges})
-    return told
+    """The same in columns that fit a terminal; the options are left to :func:`one`."""
+    return [
+        {
+            "name": row["name"],
+            "what": row["what"].partition(":")[0].removesuffix("."),
+            "exchanges": f"{row['exchanges']}{' + 1 once' if row['opening'] else ''}",
+            "gradients": " + ".join([str(row["gradients"]), *(["full"] if row["full"] else [])]),
+            "up/down/kept": "/".join(f"{row[key]:.3g}" for key in ("up", "down", "kept")),
+            "all": row["everyone"],
+        }
+        for row in rows
+    ]
+
+
+def one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]]:
+    """Everything about one of ``rows``, a line each; ConfigError if there is none of that name."""
+    from edgefl.wire.errors import ConfigError
+
+    known = {str(row["name"]): row for row in rows if "name" in row}
+    if name not in known:
+        raise ConfigError(f"`edgefl ls {what}` has no {name!r}; there are: {', '.join(known)}", name=name)
+    row = {key: value for key, value in known[name].items() if key != "options"}
+    options = known[name].get("options") or {}
+    told = [{"key": key, "value": value} for key, value in row.items()]
+    if isinstance(options, dict):
+        return told + [{"key": f"option {key}", "value": value} for key, value in options.items()]
+    return [*told, {"key": "options", "value": options}]
 
 
 def optimizer_rows() -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from edgefl.cli.programs import for_people, summary
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.programs.swat import swat
+from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
 
@@ -63,7 +64,15 @@ def test_exchanges_and_passes_over_the_data_are_told() -> None:
 
     assert (rows["mimeadam"]["exchanges"], rows["mimeadam"]["full"]) == (2, True)
     assert people["mimeadam"]["gradients"] == "2 + full"
-    assert people["fafed"]["exchanges"] == "1 + an opening"
-    assert people["fedams"]["server"] == "fedams, m, v, vhat"
+    assert people["fafed"]["exchanges"] == "1 + 1 once"
+    assert people["scaffold"]["up/down/kept"] == "2/2/1"
+    assert rows["fedams"]["memory"] == ["m", "v", "vhat"]
     assert rows["fedams"]["options"]["variant"] == "amsgrad"
     assert _listed("optimizers")["fedadam"]["options"]["tau"] == 0.01
+
+
+def test_one_of_them_is_shown_with_its_options_and_another_name_says_what_there_is() -> None:
+    told = runner().invoke(app, ["ls", "optimizers", "fedadam"])
+    assert told.exit_code == 0 and "option tau" in told.output and "0.01" in told.output
+    wrong = runner().invoke(app, ["ls", "optimizers", "adam"])
+    assert isinstance(wrong.exception, ConfigError) and "there are: fedadam" in wrong.exception.message
