@@ -48,7 +48,7 @@ def line_chart(
     up = _Axis.over([point[1] for point in every], HEIGHT - BOTTOM, top, log=log_y)
     parts = [*_frame(title, x, y, top), *_across(across, top), *_up(up)]
     for number, points in enumerate(shown.values()):
-        parts.append(_line([(across.at(a), up.at(b)) for a, b in points], _colour(number)))
+        parts.append(_line([(across.at(a), up.at(b)) for a, b in points], number))
     return _document([*parts, *_legend(rows)])
 
 
@@ -183,14 +183,18 @@ def _up(axis: _Axis) -> list[str]:
     ]
 
 
-def _line(points: Sequence[Point], colour: str) -> str:
+def _stroke(number: int) -> str:
+    """How line ``number`` is drawn: dashed where all colours are taken."""
+    dashes = "" if number < len(COLOURS) else ' stroke-dasharray="6 4"'
+    return f'fill="none" stroke="{_colour(number)}" stroke-width="2"{dashes}'
+
+
+def _line(points: Sequence[Point], number: int) -> str:
     if len(points) == 1:
         ((a, b),) = points
-        return f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>'
+        return f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{_colour(number)}"/>'
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    return (
-        f'<polyline fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round" points="{path}"/>'
-    )
+    return f'<polyline {_stroke(number)} stroke-linejoin="round" points="{path}"/>'
 
 
 def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
@@ -209,7 +213,7 @@ def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
 
 def _legend(rows: Sequence[Sequence[tuple[int, str, float]]]) -> list[str]:
     return [
-        f'<rect x="{left:.0f}" y="{TOP + 18 * line - 7}" width="14" height="4" fill="{_colour(number)}"/>'
+        f'<path {_stroke(number)} d="M{left:.0f} {TOP + 18 * line - 5}h15"/>'
         + _text(left + 19, TOP + 18 * line, name)
         for line, row in enumerate(rows)
         for number, name, left in row
