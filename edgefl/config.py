@@ -54,7 +54,10 @@ class ModelTable(_Table):
 class ProgramTable(_Table):
     """How a device trains."""
 
-    name: str = Field("sgd", description="a program of `edgefl ls programs`")
+    name: str = Field(
+        "sgd",
+        description="a program of `edgefl ls programs`, package.module:factory, or path/to/file.py:factory",
+    )
     batch: int = Field(32, ge=1, description="samples per local step")
     steps: int = Field(10, ge=0, description="local steps per round")
     lr: float | None = Field(None, gt=0, description="learning rate; default: the program's own")
@@ -385,51 +388,3 @@ def _assign(tables: dict[str, Any], key: str, value: object) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"{key}: {parent} is not a table")
     table[leaf] = value
-
-
-def document() -> str:
-    """Every key with its default and meaning, as a TOML file that loads."""
-    lines: list[str] = []
-    for table, field in Federation.model_fields.items():
-        lines += _document_limits() if table == "limits" else _document_table(table, field.annotation)
-    return "\n".join(lines) + "\n"
-
-
-def _document_table(table: str, annotation: Any) -> list[str]:
-    model: type[BaseModel] = TierTable if table == "tiers" else annotation
-    lines = [f"# {(model.__doc__ or '').strip()}", "[tiers.strong]" if table == "tiers" else f"[{table}]"]
-    for key, field in model.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        setting = f"# {key} =" if default is None else f"{key} = {_toml(default)}"
-        lines.append(f"{setting}  # {field.description}")
-    return [*lines, ""]
-
-
-def _document_limits() -> list[str]:
-    defaults = msgspec.to_builtins(Limits())
-    return ["# Timeouts, sizes and limits; reasons stand in edgefl/wire/limits.py.", "[limits]"] + [
-        f"{key} = {_toml(value)}" for key, value in defaults.items()
-    ]
-
-
-def dump(federation: Federation) -> str:
-    """The federation as TOML that :func:`load` reads back to an equal one."""
-    tables = federation.model_dump()
-    tiers = tables.pop("tiers")
-    lines: list[str] = []
-    for name, table in [*tables.items(), *((f"tiers.{tier}", table) for tier, table in tiers.items())]:
-        told = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
-        lines += [f"[{name}]", *told, ""]
-    return "\n".join(lines)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return str(value)

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Function, Program
-from edgefl.submodels.cost import cost, whole
+from edgefl.programs.contract import Function, Phase, Program
+from edgefl.submodels.cost import Cost, cost, whole
 from edgefl.submodels.importance.liveness import Liveness, liveness, own_weights
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
@@ -200,8 +200,7 @@ class _Planner:
 
     def _offer(self, size: Size, submodel: Submodel, program: Program, peak: _Peak) -> Offer:
         found, device = cost(submodel), self._device
-        batch, steps = batch_size(program), sum(phase.steps for phase in program.phases)
-        work = found.round_macs(batch=batch, steps=steps, samples=device.samples or batch * steps)
+        work = round_work(program, found, device.samples)
         transfer = (
             _seconds(found.download_bytes, device.downlink),
             _seconds(found.upload_bytes, device.uplink),
@@ -231,6 +230,23 @@ class _Planner:
             dead=dead,
         )
         return msgspec.structs.replace(offer, problem=_problem(offer, device))
+
+
+def round_work(program: Program, found: Cost, samples: int = 0) -> int:
+    """Multiplications of a round on ``samples`` rows; 0: as many as the round's steps draw.
+
+    A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` say.
+    """
+    drawn = batch_size(program) * sum(phase.steps for phase in program.phases if not phase.over_data)
+    samples = samples or drawn
+    passed = [_in_whole_batches(samples, phase) for phase in program.phases if phase.over_data]
+    return found.round_macs(batch=1, steps=drawn + sum(passed), samples=samples)
+
+
+def _in_whole_batches(samples: int, phase: Phase) -> int:
+    """The rows of one pass: the last batch is filled up, and there is one at least."""
+    rows = next(spec.shape[0] for name, spec in phase.function.inputs.items() if name.startswith("batch.0."))
+    return max(1, math.ceil(samples / rows)) * rows
 
 
 def _seconds(amount: float, rate: float) -> float | None:

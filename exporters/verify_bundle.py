@@ -8,21 +8,25 @@ from dataclasses import dataclass
 import onnx
 from google.protobuf.message import DecodeError
 
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, role_of
+from edgefl.programs.contract import Function, Phase, Program, Tensors, TensorSpec, role_of
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError, ExportError
-from edgefl.wire.manifest import Graph, Manifest, Port
-from exporters.bundle import Prefix, batch_size, ports, trained_entries
+from edgefl.wire.manifest import Graph, Manifest, PhaseSpec, Port
+from exporters.bundle import Prefix, batch_size, ports, trained_entries, version_of
 from exporters.verify import Report, verify
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a bundle claims to be made from: the program, the frozen prefix and the names of the trained units."""
+    """What a bundle claims to be made from: the program, the frozen prefix and the names of the trained units.
+
+    ``exchange`` is what people call the one of a method's exchanges that ``program`` is, "" the main one.
+    """
 
     program: Program
     prefix: Sequence[Prefix]
     suffix: tuple[str, ...]
+    exchange: str = ""
 
     @property
     def functions(self) -> Mapping[str, Function]:
@@ -132,11 +136,18 @@ def _told(port: Port) -> str:
     return told if port.role == role_of(port.name) else f"{port.role} {told}"
 
 
+def _repeated(phase: Phase | PhaseSpec) -> int | str:
+    """How often a device runs a phase's step; in a pass over the data, that is up to the data."""
+    return "once over the data" if phase.over_data else phase.steps
+
+
 def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
     """What a device would do differently from what ``origin`` says."""
     program = origin.program
     pairs = {
+        "version": (manifest.v, version_of(program)),
         "program": (manifest.program, program.name),
+        "exchange": (manifest.exchange, origin.exchange),
         "units of the frozen chunks": (
             [list(chunk.units) for chunk in manifest.prefix],
             [list(chunk.units) for chunk in origin.prefix],
@@ -151,9 +162,13 @@ def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
             [program.start.name, program.finish.name, program.evaluate.name],
         ),
         "phases": (
-            [(phase.name, phase.graph, phase.steps) for phase in manifest.phases],
-            [(phase.name, phase.function.name, phase.steps) for phase in program.phases],
+            [(phase.name, phase.graph, _repeated(phase)) for phase in manifest.phases],
+            [(phase.name, phase.function.name, _repeated(phase)) for phase in program.phases],
         ),
+        "personalize": (manifest.personalize, program.personalize.name if program.personalize else ""),
+        "draws": (manifest.draws, program.draws),
+        "carry is good for exchanges (0: all)": (manifest.carry_exchanges, program.kept.exchanges),
+        "carry is needed": (manifest.carry_needed, program.kept.needed),
         "batch": (manifest.batch, batch_size(program)),
         "trained parameters": (manifest.parameters, trained_entries(program)),
         "hyper-parameters": (dict(manifest.hyper), dict(program.hyper)),

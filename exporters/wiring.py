@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 from edgefl.wire.errors import ExportError
 from edgefl.wire.manifest import Graph, Manifest, Port
 
+_GIVEN = ("hyper", "data", "noise")
+_SAMPLES = ("x", "y")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a device runs a graph: the roles it feeds there, the parts of a batch, and what to do about any other.
+
+    ``first_only``: of the streams of batches there is the first.
+    """
+
+    what: str
+    roles: tuple[str, ...]
+    remedy: str
+    parts: tuple[str, ...] = ()
+    first_only: bool = False
+
+    def feeds(self, port: Port) -> bool:
+        if port.role != "batch":
+            return port.role in self.roles
+        stream, _, part = port.label.partition(".")
+        return "batch" in self.roles and part in self.parts and (stream == "0" or not self.first_only)
+
+
+_KEEP = "return it from start as state.*, which steps read"
+_BEGINS = _Place("start", ("weights", "carry", *_GIVEN), "read it in a step")
+_STEP = _Place("a step", ("state", "batch", *_GIVEN), _KEEP, _SAMPLES)
+_PASS = _Place("a step over the data", ("state", "batch", *_GIVEN), _KEEP, (*_SAMPLES, "mask"))
+_ENDS = _Place(
+    "finish", ("weights", "carry", "state", *_GIVEN), "return what it needs from a step as state.*"
+)
+_JUDGES = _Place(
+    "evaluate",
+    ("weights", "batch"),
+    "evaluate by weights and batch.0 alone",
+    (*_SAMPLES, "mask"),
+    first_only=True,
+)
+_ADAPTS = _Place(
+    "personalize",
+    ("weights", "batch", *_GIVEN),
+    "make the step from weights and batch.0 alone",
+    _SAMPLES,
+    first_only=True,
+)
+
 
 def check_wiring(manifest: Manifest) -> None:
     """Raise ExportError if a device that follows ``manifest`` would lack a tensor or feed one of a wrong shape."""
+    for place, graph in _placed(manifest):
+        _check_fed(place, graph)
     steps = [manifest.graph(phase.graph) for phase in manifest.phases]
     _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
     _check_hyper(manifest)
@@ -19,6 +69,39 @@ def check_wiring(manifest: Manifest) -> None:
             _check_pass(manifest.graph(phase.graph))
     if manifest.personalize:
         _check_personalize(manifest.graph(manifest.personalize))
+
+
+def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
+    """Every graph that a device feeds by roles, where it runs it. Chunks of a frozen prefix have one port."""
+    yield _BEGINS, manifest.graph(manifest.start)
+    for phase in manifest.phases:
+        yield _PASS if phase.over_data else _STEP, manifest.graph(phase.graph)
+    yield _ENDS, manifest.graph(manifest.finish)
+    yield _JUDGES, manifest.graph(manifest.evaluate)
+    if manifest.personalize:
+        yield _ADAPTS, manifest.graph(manifest.personalize)
+
+
+def _check_fed(place: _Place, graph: Graph) -> None:
+    for port in graph.inputs:
+        if not place.feeds(port):
+            raise ExportError(
+                f"function {graph.name!r} reads {port.name!r}, which no device feeds to {place.what}: "
+                f"{_listed(place)}; {place.remedy}",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _listed(place: _Place) -> str:
+    stream = "batch.0" if place.first_only else "batch.<k>"
+    batches = [f"{stream}.{part}" for part in place.parts]
+    return f"it may read {_and([f'{role}.*' for role in place.roles if role != 'batch'] + batches)}"
+
+
+def _and(words: Collection[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _check_state(graphs: list[Graph]) -> None:

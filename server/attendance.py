@@ -7,7 +7,7 @@ joins if the method begins again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from server import roster
@@ -84,7 +84,7 @@ def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) 
     assignment, until = current.assignments[name], away_until(rules, state, current, name)
     match assignment.status:
         case "rejected":
-            return "its update was refused"
+            return f"its update was refused{assignment.reason and f': {assignment.reason}'}"
         case "declined":
             return f"it declined ({assignment.reason})"
         case "open" if now >= current.deadline:
@@ -105,6 +105,11 @@ def unreported(rules: Rules, state: State, current: OpenRound) -> dict[str, str]
 def without_carry(current: OpenRound) -> tuple[str, ...]:
     """The devices that declined because what they kept is lost."""
     return tuple(each.device for each in current.with_status("declined") if each.reason == NO_CARRY)
+
+
+def all_refused(current: OpenRound, names: Collection[str]) -> bool:
+    """Whether updates came from all of these devices and were refused."""
+    return all(current.assignments[name].status == "rejected" for name in names)
 
 
 def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,7 +29,14 @@ from server.events import Warned
 from server.plan import AggregatePlan, DownlinkPlan, Evaluate, ExchangePlan, Plan, TierPlan
 from server.robust import Rule, buffered_bytes
 from server.roster import TierRule
-from server.training import exchange_names, exchange_of, program_of, reads, trained_names
+from server.training import (
+    check_lies_like_weights,
+    exchange_names,
+    exchange_of,
+    program_of,
+    reads,
+    trained_names,
+)
 
 EVALUATION_BATCH = 500
 """Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""
@@ -70,6 +77,9 @@ def compose(
         _exchange(federation, dataset, held, name, out / "bundles", emit) for name in exchange_names(method)
     ]
     main = exchanges[-1]
+    if federation.round.lr_decay_at and not any("lr" in exchange.hyper for exchange in exchanges):
+        text = f"round.lr_decay_at has nothing to act on: program {method.name!r} has no scalar lr; see its own schedule"
+        emit(Warned(tier="", text=text))
     aggregate = _aggregate(federation)
     if aggregate.rule.buffered:
         emit(Warned(tier="", text=_memory_of(aggregate.rule, sum(array.size for array in initial.values()))))
@@ -114,8 +124,30 @@ def _exchange(
         finish = bundle.manifest.graph(bundle.manifest.finish)
         labels = [port.label for port in finish.outputs_of("update")]
         sends = (memory.WEIGHTS,) if exchange.form.sections else memory.memories(labels, kept)
+        _check_sent(federation, program, submodel, sends)
         tiers[tier] = TierPlan(bundle, submodel.place, exchange.form, reads(exchange, kept), sends)
     return ExchangePlan(tiers, bundle.manifest.hyper, exchange.schedule, exchange.server)
+
+
+def _check_sent(federation: Federation, program: Program, submodel: Submodel, sends: Collection[str]) -> None:
+    """Updates that hold more than weights: what is counted and measured of weights would be wrong of it."""
+    shared = [name for name in sends if name != memory.WEIGHTS]
+    if not shared:
+        return
+    check_lies_like_weights(program, submodel)
+    told = f"program {program.name!r} sends {', '.join(shared)} beside the weights, and"
+    if federation.aggregate.clip_norm:
+        raise ConfigError(
+            f"{told} aggregate.clip_norm bounds weights only; set it to 0 and use the program's own clip, or "
+            "aggregate.rule median or trimmed_mean",
+            program=program.name,
+        )
+    if federation.round.count == "nonzero":
+        raise ConfigError(
+            f"{told} round.count 'nonzero' leaves out what stayed as it was, which is a value like any other there; set it "
+            "to 'holders'",
+            program=program.name,
+        )
 
 
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:

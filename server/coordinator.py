@@ -7,7 +7,8 @@ No clock, no random source and no I/O: time comes in with each event, choices fo
                                    +--(too few reports)--> waiting           (no round left) --> done <-----+
 
 Where a program needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one that a
-device declines because it has lost what it kept makes the method begin again. Each closed round completes an exchange.
+device declines because it has lost what it kept makes the method begin again. Where updates are refused three tries in a
+row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
 
 The service carries out the actions in order, and journals them before anyone else hears of them.
 """
@@ -19,6 +20,7 @@ from dataclasses import replace
 from server import attendance, roster
 from server.roster import Device
 from server.states import (
+    MOST_REFUSED,
     MOST_SAMPLES,
     NO_CARRY,
     Abandon,
@@ -56,6 +58,11 @@ __all__ = [
 _COME_BACK = (
     "bring them back and start the server again with the same --out, or start over in another with a longer "
     "limits.round_deadline_s, or with round.absent set to wait or partial"
+)
+
+_OF_NO_USE = (
+    f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
+    "--out with what the reason asks for, or start the server again with the same --out to go on trying"
 )
 
 
@@ -129,7 +136,8 @@ def _delayed(state: State, seconds: float) -> State:
 
 
 def _answered(state: State, event: Answered) -> State:
-    return _with_answer(state, event.device, status="accepted" if event.accepted else "rejected")
+    status: Status = "accepted" if event.accepted else "rejected"
+    return _with_answer(state, event.device, status=status, reason=event.reason)
 
 
 def _declined(state: State, event: Declined) -> State:
@@ -213,8 +221,11 @@ def _without(
         return _refused(state, current, text, _COME_BACK, now)
     lost = attendance.without_carry(current)
     if not lost:
+        refused = state.refused + 1 if attendance.all_refused(current, lacking) else 0
+        if refused == MOST_REFUSED:
+            return _refused(state, current, text, _OF_NO_USE, now)
         again = f"{text}; the exchange is tried again as soon as all of them are there"
-        return _between_rounds(state, current, now), (Abandon(current, again),)
+        return replace(_between_rounds(state, current, now), refused=refused), (Abandon(current, again),)
     if _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
     remedy = (
@@ -252,7 +263,9 @@ def _completed(state: State, current: OpenRound, model_version: str, now: float)
 
 
 def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
-    return replace(state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None)
+    return replace(
+        state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None, refused=0
+    )
 
 
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.config import Federation
+from edgefl.programs import own
 from edgefl.wire.errors import ModelError
 
 
@@ -37,13 +38,16 @@ def run_digest(federation: Federation) -> str:
 
 
 def code_of(federation: Federation) -> list[str]:
-    """The code that makes the model: edgefl's version, and the digest of the file of a factory outside it."""
+    """The code that a run comes from: edgefl's version, and the digests of the files of a model's and of a program's
+    factory outside it. What these files import is not among them."""
     try:
         version = metadata.version("edgefl")
     except metadata.PackageNotFoundError:  # run from a source tree
         version = ""
     module, colon, _ = federation.model.name.partition(":")
-    return [version, _source_digest(module) if colon else ""]
+    program = federation.program.name
+    trained_by = [hashlib.sha256(own.source_of(program)).hexdigest()] if ":" in program else []
+    return [version, _source_digest(module) if colon else "", *trained_by]
 
 
 def _source_digest(module: str) -> str:

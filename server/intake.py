@@ -169,7 +169,7 @@ class Intake:
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
         checked = aggregator.check(arrays, reading.sent, tier.form)
-        if reading.sent.keys() == reading.given.keys():
+        if not reading.unfolds:
             return checked
         return aggregator.check(unfolded(exchange.server, checked.named), reading.given, tier.form)
 
@@ -202,7 +202,7 @@ class Intake:
         if self._journal.reject(self._rules.run, recorded, device, key[:24], key, reason, text, final=final):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
         ack = Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=reason, text=text)
-        return Verdict(ack, Answered(device, accepted=False) if final else None)
+        return Verdict(ack, Answered(device, accepted=False, reason=text) if final else None)
 
 
 def _edge(chunk: UpdateChunk) -> bool:

@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import torch
 
+from edgefl.codecs.form import VALUE_LIMIT
 from edgefl.programs.contract import MEAN, Scalars, ServerOpt, Tensors
 from edgefl.submodels.submodel import Placement, Region
+from edgefl.wire.errors import StepError
 from edgefl.wire.tensors import Array, Arrays
 
 WEIGHTS = ""
@@ -76,13 +78,36 @@ def stepped(
 ) -> Arrays:
     """The new model and memory: the mean, and what the server's step makes of it.
 
-    ValueError, naming a tensor, if the step gives what is not finite.
+    StepError, naming a tensor, if the step fails, or gives what devices could not send back: a tensor that there is not,
+    another shape, or what is not finite or beyond the largest weight.
     """
-    found = _arrays(server.step(_tensors(before), _tensors(mean), hyper))
-    wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
-    if wrong:
-        raise ValueError(f"the server's step {server.name!r} made {wrong[0]} NaN or infinite")
-    return {**mean, **found}
+    try:
+        found = _arrays(server.step(_tensors(before), _tensors(mean), hyper))
+    except (
+        Exception
+    ) as error:  # a step of the user's own may raise anything, and must not take the server with it
+        raise StepError(
+            f"the server's step {server.name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    for name, array in found.items():
+        _check_stepped(server.name, name, array, mean)
+    return {**mean, **{name: array.astype(mean[name].dtype, copy=False) for name, array in found.items()}}
+
+
+def _check_stepped(step: str, name: str, array: Array, mean: Mapping[str, Array]) -> None:
+    if name not in mean:
+        raise StepError(
+            f"the server's step {step!r} gives {name!r}, which is neither of the model nor of its memory"
+        )
+    if array.shape != mean[name].shape:
+        raise StepError(
+            f"the server's step {step!r} gives {name} the shape {array.shape} instead of {mean[name].shape}"
+        )
+    if not (np.abs(array) <= VALUE_LIMIT).all():  # false for NaN too
+        raise StepError(
+            f"the server's step {step!r} made {name} NaN, infinite or larger than {VALUE_LIMIT:.0f}; lower the learning "
+            "rates"
+        )
 
 
 def gives(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgefl.codecs.form import DENSE, Form
-from edgefl.programs.contract import MEAN, Schedule, ServerOpt
+from edgefl.programs.contract import MEAN, Schedule, ServerOpt, constant
 from edgefl.submodels.submodel import Placement, Region
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.compression import Compression
@@ -61,17 +61,16 @@ class TierPlan:
         return sum(port.mask for port in manifest.graph(manifest.finish).outputs_of("update"))
 
 
-def constant(_position: int, _rounds: int) -> Mapping[str, float]:
-    """The schedule of a program whose scalars stay what the manifest says."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Reading:
-    """How to read a tier's updates in a round: where the tensors lie that travel, and those that are averaged."""
+    """How to read a tier's updates in a round: where the tensors lie that travel, and those that are averaged.
+
+    ``unfolds``: what is averaged is made of what travelled.
+    """
 
     sent: Mapping[str, Region]
     given: Mapping[str, Region]
+    unfolds: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class ExchangePlan:
         sends = self.tiers[tier].sends
         gives = memory.gives(self.server, sends, sorted(trained))
         sent, given = (memory.regions_of(placement, names, trained) for names in (sends, gives))
-        return Reading(sent, given)
+        return Reading(sent, given, self.server.unfold is not MEAN.unfold)
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,12 @@ class Plan:
     def exchanges(self) -> tuple[ExchangePlan, ...]:
         """All of them, in the order in which they first come."""
         return (*self.opening, *self.ahead, self.main)
+
+    def next_main(self, position: int) -> int:
+        """The first position from ``position`` on that has the main exchange."""
+        while self.index(position) != len(self.exchanges) - 1:
+            position += 1
+        return position
 
     def exchange(self, position: int) -> ExchangePlan:
         """The exchange that comes after ``position`` completed ones."""

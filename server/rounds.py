@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
+from edgefl.programs.contract import MEAN
 from edgefl.submodels.submodel import Entries, Placement, Region, extract
 from edgefl.wire import manifest as manifests
 from edgefl.wire.blobs import BlobRef
@@ -248,7 +250,7 @@ class Rounds:
         Old checkpoints go, except those of the rounds in ``keep``.
         """
         if outcome == "closed" and self.aggregator is not None:
-            text = self._conclude(ended, self.aggregator) or text
+            self.weights = self._concluded(ended, self.aggregator)
         digest = self._checkpoints.save(ended.number, self.weights)
         self._use_checkpoint(ended.number, self._downlink.publish)
         told: dict[str, Any] = {
@@ -264,18 +266,28 @@ class Rounds:
         self.aggregator = None
         return self.model_version
 
-    def _conclude(self, ended: OpenRound, aggregator: Aggregator) -> str:
-        """The model after the round's updates. What went wrong, if it stays as it is for that."""
+    def _concluded(self, ended: OpenRound, aggregator: Aggregator) -> Arrays:
+        """The model and memory after the round's updates. StepError if the server's step gives none."""
         exchange = self._plan.exchange(ended.position)
-        mean = {**self.weights, **aggregator.result(self.weights)}
         reports = len(ended.with_status("accepted"))
         share = {"share": reports / max(reports, self._devices())}
-        try:
-            hyper = self._plan.hyper_at(ended.number, ended.position)
-            self.weights = memory.stepped(exchange.server, self.weights, mean, {**hyper, **share})
-        except ValueError as error:
-            return f"the model stays as it was: {error}; lower the learning rates"
-        return ""
+        hyper = {**self._plan.hyper_at(ended.number, ended.position), **share}
+        weights = self.weights
+        # Whoever measures how far updates went has to begin where the devices began (server.downlink).
+        began = weights if self._exact(exchange) else self._downlink.given(weights, self._parts())
+        mean = {**began, **aggregator.result(began)}
+        after = memory.stepped(exchange.server, began, mean, hyper)
+        if began is weights:
+            return after
+        # What nobody moved keeps the digits that its way to the devices had rounded off.
+        return {name: np.where(array == began[name], weights[name], array) for name, array in after.items()}
+
+    def _exact(self, exchange: ExchangePlan) -> bool:
+        """Whether the mean may be taken as it is: devices began with these very weights, or send changes of them, or
+        nobody looks at where they began."""
+        forms = [tier.form for tier in exchange.tiers.values()]
+        rounded = self._plan.downlink.encoding != "float32"
+        return not rounded or exchange.server is MEAN or any(form.change for form in forms)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""
@@ -287,7 +299,8 @@ class Rounds:
         """Say where the run is, then clear the blobs that this no longer names. Its blobs have been offered before."""
         current, told = state.round, _told(state)
         number = current.number if current else max(0, state.next_round - 1)
-        position = current.position if current else state.position
+        # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
+        position = current.position if current else self._plan.next_main(state.position)
         bundles = self._bundles[self._plan.index(position)]
         signatures = {tier: self._signatures[ref.sha256] for tier, ref in bundles.items()}
         message = Round(

@@ -51,7 +51,7 @@ class Stop:
 class Service:
     """A federation's server. ``run`` returns when all rounds are done or :meth:`stop` was called.
 
-    ParticipationError from ``run`` if a program needs every device and the run ends for want of one.
+    ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
 
     ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
     """

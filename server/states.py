@@ -17,6 +17,9 @@ NO_CARRY = "no-carry"
 MOST_REASON = 32
 """Characters of a reason that are kept: a width any database holds."""
 
+MOST_REFUSED = 3
+"""Rounds in a row that end for a refused update before a run that needs every device gives up."""
+
 MOST_SAMPLES = 1 << 24
 """Largest number of local samples a device may have: a number any database holds."""
 
@@ -57,7 +60,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A device's part in a round. ``weight_limit`` is the most its update may weigh, ``reason`` why it declined."""
+    """A device's part in a round. ``weight_limit`` is the most its update may weigh, ``reason`` why it declined, or why
+    the update was refused."""
 
     device: str
     tier: str
@@ -98,6 +102,7 @@ class State:
 
     ``position`` counts the exchanges completed since the method began, or began again; ``base`` is the last round that
     was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
+    ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -109,6 +114,7 @@ class State:
     position: int = 0
     base: int = 0
     members: tuple[str, ...] = ()
+    refused: int = 0
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -133,10 +139,11 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class Answered:
-    """A device's update was accepted, or refused for good."""
+    """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused."""
 
     device: str
     accepted: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,13 @@ def program_of(federation: Federation, submodel: Submodel) -> Program:
 
 
 def _check_memory(program: Program, submodel: Submodel) -> None:
-    """What devices read or send of the server's memory lies where the weights lie, so these must lie as tensors."""
-    if not any(reads(exchange, program.memory) for exchange in program.exchanges):
-        return
+    if any(reads(exchange, program.memory) for exchange in program.exchanges):
+        check_lies_like_weights(program, submodel)
+
+
+def check_lies_like_weights(program: Program, submodel: Submodel) -> None:
+    """What devices read or send of the server's memory lies where the weights lie: ConfigError if these do not lie there as
+    tensors, in the same place in each round."""
     carrier = submodel.carrier
     if submodel.moves or (carrier is not None and set(carrier.update) - set(Objective.of(submodel).weights)):
         raise ConfigError(

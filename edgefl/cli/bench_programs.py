@@ -40,7 +40,7 @@ def programs(
         list[str] | None,
         typer.Option(
             metavar="NAME[:KEY=VALUE,...]",
-            help="a program of `edgefl ls programs` or package.module:factory, may be repeated; default: all",
+            help="a program of `edgefl ls programs` or path/to/file.py:factory, may be repeated; default: all",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "cnn",

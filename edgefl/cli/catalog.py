@@ -235,14 +235,15 @@ def validate(
         bool, typer.Option("--json", help="the complete configuration as JSON, and sizes as `updates`")
     ] = False,
 ) -> None:
-    from edgefl import config
+    from edgefl.config import load
+    from edgefl.config_text import document
 
     if template:
-        typer.echo(config.document(), nl=False)
+        typer.echo(document(), nl=False)
         return
     if path is None:
         raise typer.BadParameter("give a federation file, or --template")
-    loaded = config.load(path)
+    loaded = load(path)
     updates = _checked(loaded)
     rows = as_rows(updates)
     if as_json:

@@ -14,6 +14,7 @@ from edgefl.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:
     from edgefl.codecs.size import UpdateSize
+    from edgefl.config import Federation
     from edgefl.lab.lab import Lab
 
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
@@ -34,6 +35,8 @@ Examples:
   edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
 
   edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
+
+  edgefl run --program my/file.py:factory:lr=0.1 --out runs/own      (docs/new-program.md)
 
   edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """
@@ -62,7 +65,9 @@ def run(
     ] = None,
     program: Annotated[
         str | None,
-        typer.Option(help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls programs` lists them"),
+        typer.Option(
+            help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls programs` lists them, FILE.py:FACTORY is your own"
+        ),
     ] = None,
     optimizer: Annotated[
         str | None,
@@ -105,7 +110,7 @@ def run(
     federation = load(config, told)
     if tiers is not None:
         federation = load(config, told | {"tiers": parse_tiers(tiers, federation.model.name)})
-    federation = completed(federation)
+    federation = _found_from_anywhere(completed(federation))
     out = out.resolve()
     if fresh:
         discard(out)
@@ -121,6 +126,15 @@ def run(
             f"[bold]{federation.federation.name}[/]: {federation.model.name} on {dataset.name}, {len(lab.devices)} devices"
         )
     _watch(lab, updates, as_json)
+
+
+def _found_from_anywhere(federation: Federation) -> Federation:
+    """The server is another process, and the run may be taken up from another folder."""
+    from edgefl.programs.own import absolute
+
+    table = federation.program
+    program = table.model_copy(update={"name": absolute(table.name)})
+    return federation.model_copy(update={"program": program})
 
 
 def _watch(lab: Lab, updates: Mapping[str, UpdateSize], as_json: bool) -> None:

@@ -127,7 +127,8 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
         submodel = OutputSide(spec, sum(map(len, groups)), groups)
     whole, prefix = functions(federation, submodel)
     program = exchange_of(whole, manifest.exchange)
-    return Origin(program, prefix, fetched(submodel, manifest.tier, reads(program, whole.memory)))
+    units = fetched(submodel, manifest.tier, reads(program, whole.memory))
+    return Origin(program, prefix, units, manifest.exchange)
 
 
 def _row(check: GraphCheck) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edgefl.config import Federation, TierTable, dump, load, parse
+from edgefl.config import Federation, TierTable, load, parse
+from edgefl.config_text import dump
 from edgefl.lab.supervisor import Supervisor
 from edgefl.wire.errors import ConfigError, EdgeflError
 

@@ -11,8 +11,8 @@ from edgefl.wire.errors import ConfigError
 
 GRAMMAR = "NAME[:KEY=VALUE,...]"
 _TEXT = re.compile(r"\s*(?P<name>[^:=,\s]+)\s*(?::(?P<options>.*))?", re.DOTALL)
-_OWN = re.compile(r"\s*([^:=,\s]+:[A-Za-z_]\w*)\s*(?::(.*))?", re.DOTALL)
-"""A program of the user's own: ``package.module:factory``, with or without options."""
+_OWN = re.compile(r"\s*((?:[^:]*[^:\s]\.py|[^:=,\s]+):[A-Za-z_]\w*)\s*(?::(.*))?", re.DOTALL)
+"""A program of the user's own: ``package.module:factory`` or ``path/to/file.py:factory``, with or without options."""
 _NEXT = re.compile(r",(?=\s*\w+\s*=)")
 """A comma that begins an option: those inside of a value are not followed by a key."""
 

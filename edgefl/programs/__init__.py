@@ -1,7 +1,7 @@
 """Local algorithms as pure functions of named tensors.
 
 ``programs.build("sgd", objective, batch=32, steps=10)`` gives a :class:`~edgefl.programs.contract.Program`;
-``build("package.module:factory", ...)`` loads a method from a package of your own.
+``build("package.module:factory", ...)`` loads a method from a package of your own, ``"file.py:factory"`` from a file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 
 from edgefl.options import check_options
@@ -21,6 +20,7 @@ from edgefl.programs.mime import mimeadam, mimelite
 from edgefl.programs.multi_exit import multi_exit
 from edgefl.programs.naive_adaptive import naive_adaptive
 from edgefl.programs.objective import Objective
+from edgefl.programs.own import factory_of
 from edgefl.programs.per_fedavg import per_fedavg
 from edgefl.programs.scaffold import scaffold
 from edgefl.programs.sgd import sgd
@@ -67,11 +67,13 @@ def build(name: str, objective: Objective, **options: object) -> Program:
     ``personal``, which no factory needs to know, adds the graph of :func:`edgefl.programs.adapted.adapted` to any program
     that has none. It is left out otherwise, since it costs each bundle a graph and each export the time to make it.
     """
-    factory = _imported(name) if ":" in name else PROGRAMS.get(name)
+    factory = factory_of(name) if ":" in name else PROGRAMS.get(name)
     if factory is None:
         known = ", ".join(sorted(PROGRAMS))
         raise ConfigError(
-            f"no program {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
+            f"no program {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'",
+            name=name,
+            known=known,
         )
     personal = options.pop(PERSONAL, None)
     check_options(f"program {name!r}", factory, options)
@@ -85,12 +87,3 @@ def build(name: str, objective: Objective, **options: object) -> Program:
             option=PERSONAL,
         )
     return adapted(program, objective, alpha=personal)
-
-
-def _imported(path: str) -> Callable[..., Program]:
-    module, _, attribute = path.partition(":")
-    try:
-        factory: Callable[..., Program] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load program {path!r}: {error}", name=path) from error
-    return factory

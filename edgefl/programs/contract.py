@@ -161,7 +161,8 @@ class Kept:
     needed: bool = False
 
 
-def _constant(_position: int, _rounds: int) -> Scalars:
+def constant(_position: int, _rounds: int) -> Scalars:
+    """The schedule of a program whose scalars stay what it says."""
     return {}
 
 
@@ -191,7 +192,7 @@ class Program:
     finish: Function
     evaluate: Function
     hyper: Mapping[str, float] = field(default_factory=dict)
-    schedule: Schedule = _constant
+    schedule: Schedule = constant
     form: Form = DENSE
     masks: Mapping[str, int] = field(default_factory=dict)
     own_inference: bool = False

@@ -102,3 +102,9 @@ class RoundDeclined(EdgeflError):
     def __init__(self, reason: str, message: str, **details: object) -> None:
         super().__init__(message, **details)
         self.reason = reason
+
+
+class StepError(EdgeflError):
+    """A server step of a program that failed, or gave no model that could go on."""
+
+    exit_code = 15

@@ -12,7 +12,8 @@ import typer
 from safetensors.numpy import save_file
 
 from edgefl.cli import app
-from edgefl.config import dump, load
+from edgefl.config import load
+from edgefl.config_text import dump
 from edgefl.models.zoo import build
 from edgefl.wire.errors import ConfigError, EdgeflError
 from tests.cli.runner import runner

@@ -51,7 +51,7 @@ test_samples = 100
 cut = 0
 count = 2
 """
-FEDDYN = 'name = "feddyn:feddyn"\noptions = { alpha = 0.05 }'
+FEDDYN = 'name = "feddyn.py:feddyn"\noptions = { alpha = 0.05 }'
 Row = dict[str, Any]
 
 
@@ -101,14 +101,15 @@ def on_path(*folders: Path) -> dict[str, str]:
 
 
 def run_today(folder: Path, federation: str, program: str) -> Today:
-    """As the documentation says: the example's folder on PYTHONPATH, from any folder."""
+    """As the documentation says: the file by a path from the working directory, which only ``edgefl run`` has."""
+    shutil.copy(REPOSITORY / "docs" / "examples" / "feddyn.py", folder)
     config = folder / "federation.toml"
     config.write_text(CONFIG.format(federation=federation, program=program))
     out = folder / "today"
     ran = subprocess.run(
         [*EDGEFL, "run", str(config), "--out", str(out), "--json"],
         cwd=folder,
-        env=on_path(REPOSITORY / "docs" / "examples"),
+        env=on_path(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -155,7 +156,7 @@ def served_by(
         served = subprocess.run(
             server,
             cwd=out,
-            env=on_path(REPOSITORY / "docs" / "examples"),
+            env=on_path(),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

@@ -205,6 +205,25 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     assert all(len({*three}) == 3 for three in zip(before, changed, updated, strict=True))
 
 
+@pytest.mark.parametrize("form", ["module", "file"])
+def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "own_program_for_digests.py"
+    source.write_text("def make(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = federation(program={"name": f"{source if form == 'file' else source.stem}:make"})
+    submodel = OutputSide(build_model(federation(), DATASET), 0)
+
+    def both() -> list[str]:
+        return [run_digest(named), bundle_digest(named, DATASET, submodel, "strong")]
+
+    before = both()
+    assert before == both()
+    source.write_text("def make(): return 1\n")
+    assert all(one != other for one, other in zip(before, both(), strict=True))
+
+
 def test_a_memory_budget_is_another_bundle_of_its_tier_alone() -> None:
     plain = federation()
     tight = federation(tiers={"strong": {"memory_budget": "64MiB"}})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from edgefl.programs.contract import MEAN, Scalars, ServerOpt, Tensors
 from edgefl.submodels.submodel import Block, Placement
+from edgefl.wire.errors import StepError
 from server import memory
-from server.plan import ExchangePlan, Plan
+from server.plan import ExchangePlan, Plan, TierPlan
 
 WEIGHTS = {
     "conv.weight": np.ones((2, 3), np.float32),
@@ -74,8 +77,34 @@ def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None
 
 def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
     broken = ServerOpt("broken", step=lambda before, *_: {"head.weight": before["head.weight"] * torch.inf})
-    with pytest.raises(ValueError, match=r"'broken' made head.weight NaN or infinite"):
+    with pytest.raises(StepError, match=r"'broken' made head.weight NaN, infinite or larger than 1048576"):
         memory.stepped(broken, WEIGHTS, WEIGHTS, {})
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (lambda *_: {"head.bias": torch.zeros(4)}, "gives 'head.bias', which is neither of the model nor"),
+        (lambda *_: {"head.weight": torch.zeros(())}, r"gives head.weight the shape \(\) instead of \(4,\)"),
+        (lambda *_: {"head.weight": torch.full((4,), 2.0**21)}, "larger than 1048576"),
+        (lambda *_: 1 / 0, "failed: ZeroDivisionError"),
+    ],
+)
+def test_a_step_that_gives_what_is_no_model_is_an_error(step: Any, told: str) -> None:
+    with pytest.raises(StepError, match=told):
+        memory.stepped(ServerOpt("wrong", step=step), WEIGHTS, WEIGHTS, {})
+
+
+def test_a_step_in_double_precision_leaves_the_model_as_it_was_stored() -> None:
+    wide = ServerOpt("wide", step=lambda before, *_: {"head.weight": before["head.weight"].double() / 3})
+    assert memory.stepped(wide, WEIGHTS, WEIGHTS, {})["head.weight"].dtype == np.float32
+
+
+def test_an_update_is_unfolded_also_where_the_names_stay() -> None:
+    squares = ServerOpt("squares", unfold=lambda update: {name: tensor**2 for name, tensor in update.items()})
+    tier, placement = {"t": TierPlan(None, None)}, Placement(dict.fromkeys(WEIGHTS))  # type: ignore[arg-type]
+    assert ExchangePlan(tier, {}, server=squares).reading("t", placement, TRAINED).unfolds
+    assert not ExchangePlan(tier, {}).reading("t", placement, TRAINED).unfolds
 
 
 def test_exchanges_open_once_and_then_take_turns() -> None:

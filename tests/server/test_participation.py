@@ -213,6 +213,53 @@ def test_what_cannot_be_made_again_ends_the_run(opening: int, position: int) -> 
     assert c.step(rules, state, c.Tick(), 1e9) == (state, ()) and c.wake_at(rules, state, 1e9) is None
 
 
+def test_why_an_update_was_refused_is_told_with_the_round_that_it_ends() -> None:
+    rules, state = begun(1)
+    _, actions = play(rules, state, c.Answered("b", False, "tensor w is not finite"))
+    assert "b (its update was refused: tensor w is not finite)" in actions[0].text
+
+
+def test_three_tries_that_end_for_refused_updates_end_the_run_with_the_reason() -> None:
+    rules, state = begun(1)
+    for name in ("b", "c"):
+        state, actions = play(rules, state, c.Answered(name, False, "diverged"))
+        assert kinds(actions) == [Abandon, Open]
+    state, actions = play(rules, state, c.Answered("b", False, "diverged"))
+    assert kinds(actions) == [Abandon, Refuse] and state.phase == "done"
+    assert "b (its update was refused: diverged)" in actions[1].text and "3 tries in a row" in actions[1].text
+    assert (state.position, state.next_round, rules.rounds) == (1, 5, 6), "rounds were left"
+    assert c.step(rules, state, c.Tick(), 1e9) == (state, ())
+
+
+@pytest.mark.parametrize("between", ["closed", "late", "declined", "offline"])
+def test_tries_that_end_otherwise_in_between_begin_the_count_anew(between: str) -> None:
+    rules, state = begun(1, rounds=20)
+    for _ in range(2):
+        state, _ = play(rules, state, c.Answered("b", False))
+    match between:
+        case "closed":
+            state, _ = play(rules, state, *accepted(*NAMES))
+        case "late":
+            state, _ = play(rules, state, c.Tick(), now=101.0)
+        case "declined":
+            state, _ = play(rules, state, decline(state, "a", "busy"))
+        case "offline":
+            state, _ = play(rules, state, *left("c"), now=1.0)
+            state, _ = play(rules, state, c.Tick(), *back("c"), now=6.0)
+    later = 102.0 if between == "late" else 7.0
+    for _ in range(2):
+        state, actions = play(rules, state, c.Answered("b", False), now=later)
+        assert kinds(actions) == [Abandon, Open], between
+    assert kinds(play(rules, state, c.Answered("b", False), now=later)[1]) == [Abandon, Refuse]
+
+
+def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:
+    rules, state = begun(whole=False, opening=0, rounds=5)
+    for _ in range(4):
+        state, actions = play(rules, state, *(c.Answered(name, False) for name in NAMES))
+        assert kinds(actions) == [Abandon, Open]
+
+
 # -- a member is missing: refuse -------------------------------------------------------------------------------
 
 

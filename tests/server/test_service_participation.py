@@ -25,6 +25,7 @@ from tests.server.fleet import (
     expected_mean,
     plan_for,
     silent,
+    trained,
 )
 from tests.server.served import MakeDevice
 
@@ -123,6 +124,22 @@ def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(
     again.wait_for(Finished)
     again.join()
     assert (closed.outcome, closed.reports) == ("closed", 2) and steady.done().base == 3
+
+
+def test_a_run_whose_updates_are_refused_again_and_again_ends_with_the_reason(
+    device: MakeDevice, serve: Any
+) -> None:
+    def diverged(device: ScriptedDevice, task: Task, opened: Round) -> None:
+        arrays = {name: np.full_like(value, np.nan) for name, value in trained(device.name, task).items()}
+        device.report(task, opened, tensors=tensors.dump(arrays))
+
+    device("strong-0", diverged)
+    server = serve(rounds=9, min_devices=1, whole=True)
+    error = ended(server)
+    assert isinstance(error, ParticipationError) and "its update was refused: " in error.message
+    assert "NaN" in error.message and "3 tries in a row" in error.message
+    assert [each.outcome for each in server.seen_of(RoundClosed)] == ["abandoned"] * 3
+    server.error = None
 
 
 def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(

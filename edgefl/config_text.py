@@ -1,0 +1,59 @@
+"""A federation as text: every key with its meaning, and the file that is read back to an equal one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from edgefl.config import Federation, TierTable
+from edgefl.wire.limits import Limits
+
+
+def document() -> str:
+    """Every key with its default and meaning, as a TOML file that loads."""
+    lines: list[str] = []
+    for table, field in Federation.model_fields.items():
+        lines += _document_limits() if table == "limits" else _document_table(table, field.annotation)
+    return "\n".join(lines) + "\n"
+
+
+def _document_table(table: str, annotation: Any) -> list[str]:
+    model: type[BaseModel] = TierTable if table == "tiers" else annotation
+    lines = [f"# {(model.__doc__ or '').strip()}", "[tiers.strong]" if table == "tiers" else f"[{table}]"]
+    for key, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        setting = f"# {key} =" if default is None else f"{key} = {_toml(default)}"
+        lines.append(f"{setting}  # {field.description}")
+    return [*lines, ""]
+
+
+def _document_limits() -> list[str]:
+    defaults = msgspec.to_builtins(Limits())
+    return ["# Timeouts, sizes and limits; reasons stand in edgefl/wire/limits.py.", "[limits]"] + [
+        f"{key} = {_toml(value)}" for key, value in defaults.items()
+    ]
+
+
+def dump(federation: Federation) -> str:
+    """The federation as TOML that :func:`edgefl.config.load` reads back to an equal one."""
+    tables = federation.model_dump()
+    tiers = tables.pop("tiers")
+    lines: list[str] = []
+    for name, table in [*tables.items(), *((f"tiers.{tier}", table) for tier, table in tiers.items())]:
+        told = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
+        lines += [f"[{name}]", *told, ""]
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return str(value)
