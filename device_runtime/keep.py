@@ -13,10 +13,8 @@ from device_runtime.store import Store
 from edgefl.wire import tensors
 from edgefl.wire.errors import BundleError, ProtocolError, RoundDeclined
 from edgefl.wire.manifest import Manifest, Port
-from edgefl.wire.messages import Round
+from edgefl.wire.messages import NO_CARRY, Round
 from edgefl.wire.tensors import Arrays
-
-NO_CARRY = "no-carry"
 
 Tell = Callable[[str, Kept], None]
 """(text for people, the carry that it is about)."""

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from edgefl.wire.messages import NO_CARRY
 from server import roster
 from server.roster import Device
-from server.states import NO_CARRY, OpenRound, Rules, State
+from server.states import OpenRound, Rules, State
+
+_TOLD = 20
+"""Devices that a message names at most."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,11 @@ def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) 
     return ""
 
 
-def unreported(rules: Rules, state: State, current: OpenRound) -> dict[str, str]:
+def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
     """Every device with a tier whose update is not in the round, and why, by name."""
     elsewhere = {name: "it was not there" for name, device in sorted(state.devices.items()) if device.tier}
-    found = elsewhere | lacking(rules, state, current, current.deadline)
+    waited = {each.device: "it did not report in time" for each in current.with_status("open")}
+    found = elsewhere | waited | lacking(rules, state, current, now)
     accepted = {assignment.device for assignment in current.with_status("accepted")}
     return {name: why for name, why in found.items() if name not in accepted}
 
@@ -108,8 +113,8 @@ def without_carry(current: OpenRound) -> tuple[str, ...]:
 
 
 def all_refused(current: OpenRound, names: Collection[str]) -> bool:
-    """Whether updates came from all of these devices and were refused."""
-    return all(current.assignments[name].status == "rejected" for name in names)
+    """Whether all of these devices have answered, with an update that was refused or by declining."""
+    return all(current.assignments[name].status in ("rejected", "declined") for name in names)
 
 
 def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
@@ -145,8 +150,10 @@ def grace_ends(rules: Rules, device: Device | None, since: float) -> float:
 
 
 def told(names: Mapping[str, str]) -> str:
-    """``strong-0 (it declined (no-carry)), weak-1 (...)``."""
-    return ", ".join(f"{name} ({why})" for name, why in names.items())
+    """``strong-0 (it declined (no-carry)), weak-1 (...)``, and how many more there are."""
+    shown = [f"{name} ({why})" for name, why in list(names.items())[:_TOLD]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_there(device: Device | None) -> bool:

@@ -22,7 +22,6 @@ from server.roster import Device
 from server.states import (
     MOST_REFUSED,
     MOST_SAMPLES,
-    NO_CARRY,
     Abandon,
     Action,
     Actions,
@@ -49,7 +48,7 @@ from server.states import (
 )
 
 __all__ = [
-    "MOST_SAMPLES", "NO_CARRY", "Abandon", "Action", "Actions", "Answered", "Assignment", "Close", "Declined",
+    "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Assignment", "Close", "Declined",
     "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
     "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
@@ -63,6 +62,11 @@ _COME_BACK = (
 _OF_NO_USE = (
     f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
     "--out with what the reason asks for, or start the server again with the same --out to go on trying"
+)
+
+
+_NO_MODEL = (
+    f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another --out"
 )
 
 
@@ -85,6 +89,8 @@ def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, A
         case Outage():
             state = _delayed(state, event.seconds)
         case ModelReady() if state.phase == "closing" and state.round is not None:
+            if event.failed:
+                return _failed(rules, state, state.round, event.failed, now)
             state = _completed(state, state.round, event.model_version, now)
     return _settle(rules, state, now)
 
@@ -180,16 +186,16 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     if accepted < current.goal and pending and now < until:
         return state, ()
     if accepted >= max(1, rules.min_reports):
-        return replace(state, phase="closing"), (*_incomplete(rules, state, current), Close(current))
+        return replace(state, phase="closing"), (*_incomplete(rules, state, current, now), Close(current))
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
     return _between_rounds(state, current, now), (Abandon(current, _too_few(rules, current)),)
 
 
-def _incomplete(rules: Rules, state: State, current: OpenRound) -> Actions:
+def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
     """A warning, if a program that needs every device goes on without some."""
-    absent = attendance.unreported(rules, state, current) if rules.whole else {}
+    absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
         return ()
     text = (
@@ -260,6 +266,14 @@ def _refused(state: State, current: OpenRound, text: str, remedy: str, now: floa
 def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
     ended = replace(state, model_version=model_version, position=state.position + 1, base=current.number)
     return _between_rounds(ended, current, now)
+
+
+def _failed(rules: Rules, state: State, current: OpenRound, text: str, now: float) -> tuple[State, Actions]:
+    """The server's step gave no model. Its round has been journaled as abandoned."""
+    after = replace(_between_rounds(state, current, now), refused=state.refused + 1)
+    if after.refused == MOST_REFUSED:
+        return replace(after, phase="done"), (Refuse(f"{text}; {_NO_MODEL}"),)
+    return _settle(rules, after, now)
 
 
 def _between_rounds(state: State, ended: OpenRound, now: float) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from edgefl.programs.contract import MEAN
 from edgefl.submodels.submodel import Entries, Placement, Region, extract
 from edgefl.wire import manifest as manifests
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.errors import ConfigError, StepError, StoreError
 from edgefl.wire.messages import Round, Task, encode
 from edgefl.wire.session import Session
 from edgefl.wire.signatures import Signer
@@ -33,6 +33,15 @@ from server.publisher import Publisher, of_units, unit_blobs, version_of
 from server.shelf import Shelf
 
 _Units = dict[str, BlobRef]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a round ended: the model after it, and why that is the old one, if the server's step failed."""
+
+    model_version: str
+    outcome: coordinator.Outcome
+    failed: str = ""
 
 
 class Rounds:
@@ -244,13 +253,19 @@ class Rounds:
 
     def end(
         self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "", *, keep: Collection[int] = ()
-    ) -> str:
-        """Save the round's model (the mean of its updates, or the old one), journal its end; the model version.
+    ) -> Ended:
+        """Save the round's model (of its updates, or the old one) and journal its end. A round whose server step fails is
+        abandoned.
 
         Old checkpoints go, except those of the rounds in ``keep``.
         """
+        failed = ""
         if outcome == "closed" and self.aggregator is not None:
-            self.weights = self._concluded(ended, self.aggregator)
+            try:
+                self.weights = self._concluded(ended, self.aggregator)
+            except StepError as error:
+                failed = f"round {ended.number} is abandoned and the model unchanged: {error.message}"
+                outcome, text = "abandoned", failed
         digest = self._checkpoints.save(ended.number, self.weights)
         self._use_checkpoint(ended.number, self._downlink.publish)
         told: dict[str, Any] = {
@@ -264,7 +279,7 @@ class Rounds:
         self._checkpoints.prune(ended.number, keep)
         self._sums = self.aggregator.released() if self.aggregator is not None else None
         self.aggregator = None
-        return self.model_version
+        return Ended(self.model_version, outcome, failed)
 
     def _concluded(self, ended: OpenRound, aggregator: Aggregator) -> Arrays:
         """The model and memory after the round's updates. StepError if the server's step gives none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import queue
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import msgspec
 
 from edgefl.wire import session as broker
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
-from edgefl.wire.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.messages import NO_CARRY, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.packets import Traffic
 from edgefl.wire.session import Address, Down, Incoming, Up
 from edgefl.wire.signatures import Signer
@@ -32,7 +33,7 @@ from server.coordinator import Actions, OpenRound, State
 from server.intake import Intake
 from server.journal import Journal
 from server.plan import Plan
-from server.rounds import Rounds
+from server.rounds import Ended, Rounds
 from server.scoring import Scored, Scorer
 from server.speaker import Speaker
 from server.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
@@ -41,6 +42,7 @@ _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
 _MOST_ROUNDS = 2**31
 _MOST_TEXT = 1000
+_REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ class Service:
         """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
         self._alive(device)
         current = self._state.round
-        if current is None or current.number != decline.round:
+        if current is None or current.number != decline.round or device not in current.assignments:
             return
         try:
             task = addressed(self._state, device, decline.round, decline.nonce)
@@ -260,7 +262,11 @@ class Service:
             return
         if task.status != "open":
             return
-        reason, text = decline.reason[:MOST_REASON], decline.text[:_MOST_TEXT]
+        reason = decline.reason if _REASON.fullmatch(decline.reason) else "other"
+        text = "".join(letter if letter.isprintable() else " " for letter in decline.text[:_MOST_TEXT])
+        manifest = self._plan.exchange(current.position).tiers[task.tier].bundle.manifest
+        if reason == NO_CARRY and not manifest.carry_needed:
+            reason, text = "other", f"{text} (it says {NO_CARRY!r}, and nothing of the kind is needed)"
         self._journal.decline(self._rules.run, current.number, device, reason)
         self._emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
         self._advance(coordinator.Declined(device, task.nonce, reason))
@@ -296,8 +302,8 @@ class Service:
                 case SendTask() if self._state.round is not None:
                     self._rounds.send_task(self._state.round, action.assignment)
                 case Close():
-                    version = self._end(action.round, "closed")
-                    self._advance(coordinator.ModelReady(version))
+                    done = self._end(action.round, "closed")
+                    self._advance(coordinator.ModelReady(done.model_version, done.failed))
                 case Abandon():
                     if action.restart:
                         self._journal.begin_again(self._rules.run, action.round.number)
@@ -309,11 +315,11 @@ class Service:
                 case Finish():
                     self._announce_state()
 
-    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> str:
+    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> Ended:
         self._intake.end_round(ended)
-        version = self._rounds.end(ended, outcome, text, keep=self._scorer.pending)
-        self._scorer.submit(ended.number, due=self._plan.evaluates(ended.number, outcome))
-        return version
+        done = self._rounds.end(ended, outcome, text, keep=self._scorer.pending)
+        self._scorer.submit(ended.number, due=self._plan.evaluates(ended.number, done.outcome))
+        return done
 
     def _announce_state(self) -> None:
         self._rounds.announce(self._state)

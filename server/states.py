@@ -11,9 +11,6 @@ from server.roster import Device, TierRule
 Outcome = Literal["closed", "abandoned"]
 Status = Literal["open", "accepted", "rejected", "declined"]
 
-NO_CARRY = "no-carry"
-"""Why a device declines that has lost what the program needs of the exchange before."""
-
 MOST_REASON = 32
 """Characters of a reason that are kept: a width any database holds."""
 
@@ -102,7 +99,8 @@ class State:
 
     ``position`` counts the exchanges completed since the method began, or began again; ``base`` is the last round that
     was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
-    ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates.
+    ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
+    declined tasks, or a step of the server that failed.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -148,19 +146,19 @@ class Answered:
 
 @dataclass(frozen=True)
 class Declined:
-    """A device will not answer the task with that nonce. ``reason`` is a short code, ``text`` is for people."""
+    """A device will not answer the task with that nonce. ``reason`` is a short code."""
 
     device: str
     nonce: str
     reason: str
-    text: str = ""
 
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The closing round's model has been computed and saved."""
+    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays."""
 
     model_version: str
+    failed: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from typing import Any
 SGD_RATE = 0.05
 """Learning rate of programs that take SGD's steps, by default."""
 
+META = frozenset({"per_fedavg", "fedavg_update", "fedavg_matched"})
+"""Programs whose own rate is the paper's, for a thousand rounds."""
+
 STEPS = 10
 """Local steps of a round."""
 
@@ -46,12 +49,12 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learning_rate(program: str, model: str) -> float:
-    """That of the program, if it has another than plain SGD's."""
+    """That of the program, if it takes other steps than plain SGD's."""
     from edgefl.programs.catalog import PROGRAMS
 
     factory = PROGRAMS.get(program)
     own = inspect.signature(factory).parameters.get("lr") if factory else None
-    if own is not None and own.default not in (inspect.Parameter.empty, SGD_RATE):
+    if own is not None and own.default not in (inspect.Parameter.empty, SGD_RATE) and program not in META:
         return float(own.default)
     # Batch norm bears a large step; models without it do not.
     return 0.1 if model.startswith("resnet") else 0.02

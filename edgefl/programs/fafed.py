@@ -7,6 +7,7 @@ from typing import Literal
 from edgefl.programs.contract import Program
 from edgefl.programs.objective import Objective
 from edgefl.programs.schedules import Constant, Decaying, DecayUnit, Steps, Theory, positive
+from edgefl.programs.second_moment import SecondMoment, known
 from edgefl.programs.storm import FirstStep, Storm
 from edgefl.wire.errors import ConfigError
 
@@ -28,12 +29,15 @@ def fafed(
     devices: int | None = None,
     h: float | None = None,
     first_step: FirstStep = "preconditioned",
+    second_moment: SecondMoment = "elementwise",
     opening_steps: int | None = None,
     clip: float | None = None,
     ext: float = 1.0,
     eval_batch: int | None = None,
 ) -> Program:
-    """Every iteration t = 1, 2, ..., with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
+    """FAFED: recursive momentum over one preconditioner for all, made anew of averages in every round (Wu et al. 2023).
+
+    Every iteration t = 1, 2, ..., with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
 
         m <- gn + (1 - alpha_t) (m - go)       v <- beta v + (1 - beta) gn^2       x <- x - eta_t m / A
 
@@ -44,10 +48,13 @@ def fafed(
     ``schedule``: "constant" eta = ``lr`` and ``alpha``; "decaying" eta_t = lr / (w + t)^(1/3), w = 1 (lr is the paper's
     rho h), by iteration or by epoch of ``epoch_steps`` iterations; "theory", Theorem 2 from ``smoothness`` L and the
     number of ``devices`` N (``h`` if not N^(2/3) / L, w = 3/2), which takes neither lr nor alpha.
+    ``second_moment``: what v is; "elementwise" as above, "scalar", "scalar_mean" and "adagrad_norm" one number for the whole
+    model (:data:`~edgefl.programs.second_moment.SecondMoment`).
     ``first_step`` "plain" leaves A out of the step from x_0, as the paper prints it (spec 8.2).
     ``clip`` and ``ext``: see :class:`~edgefl.programs.storm.Storm`. ConfigError for numbers out of range.
     """
     positive("fafed: rho", rho)
+    known("fafed", second_moment)
     if not 0 <= beta < 1:
         raise ConfigError(
             f"fafed: beta, what v keeps of its past, lies in [0, 1), found {beta}; the paper has 0.1 and 0.9",
@@ -71,6 +78,7 @@ def fafed(
         ext=ext,
         adaptive={"beta": beta, "rho": rho},
         first_step=first_step,
+        second_moment=second_moment,
     ).program()
 
 

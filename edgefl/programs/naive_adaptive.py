@@ -21,7 +21,9 @@ def naive_adaptive(
     beta: float = 0.9,
     eval_batch: int | None = None,
 ) -> Program:
-    """FAFED's Algorithm 1, for comparison: with the device's own v, from 0 and kept for ever, every step is::
+    """The naive adaptive FedAvg, which FAFED's paper shows to fail: every device has a preconditioner of its own.
+
+    It is Algorithm 1 there. With the device's own v, from 0 and kept for ever, every step is::
 
         v <- beta v + (1 - beta) g^2       x <- x - lr g / sqrt(v),  0/0 := 0
 

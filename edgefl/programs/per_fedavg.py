@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from edgefl.programs.contract import Function, Phase, Program, Tensors, TensorSpec, prefixed, select
+from edgefl.programs.contract import (
+    Function,
+    Phase,
+    Program,
+    Scalars,
+    Schedule,
+    Tensors,
+    TensorSpec,
+    prefixed,
+    select,
+)
 from edgefl.programs.derivatives import difference, gradient, norm, product, shifted
 from edgefl.programs.objective import Objective
 from edgefl.programs.parts import (
@@ -31,6 +43,7 @@ DEFAULT_REACH = {torch.float32: 1e-2, torch.float64: 1e-4}
 
 MODES = ("hf", "fo", "exact")
 HESSIAN_BATCHES = ("independent", "inner")
+SCHEDULES = ("constant", "diminishing")
 Curvature = Callable[[Tensors, Tensors, Tensors, int], Tensors]
 """(weights, the step's inputs, direction v, stream) -> H(weights, batch.<stream>) v."""
 
@@ -58,9 +71,12 @@ def per_fedavg(
     hessian_batch: str = "independent",
     inner_batch: int | None = None,
     hessian_batch_size: int | None = None,
+    schedule: Literal["constant", "diminishing"] = "constant",
     eval_batch: int | None = None,
 ) -> Program:
-    """``steps`` times, on batches D', D, D'' drawn independently of each other (eqs. 6 to 8, 112, 120)::
+    """Per-FedAvg: trains a model that one SGD step on a user's own data makes good for that user (Fallah et al. 2020).
+
+    ``steps`` times, on batches D', D, D'' drawn independently of each other (eqs. 6 to 8, 112, 120)::
 
         wt = w - alpha g(w, D)             g~ = g(wt, D')
         G  = g~                            mode "fo"
@@ -78,10 +94,15 @@ def per_fedavg(
     ``batch.<2j+1>`` and ``batch.<2j+2>``. Metrics and moving statistics are those of the outer pass. Dropout, if any, drops
     the same in all passes of a step: they belong to one function of w.
 
+    ``schedule`` "diminishing": round k = 1, 2, ... has beta_k = ``lr`` / sqrt(k), the O(1 / sqrt(steps k)) of Remark G.1, of
+    which ``lr`` is the first. It is announced for each round in place of what ``round.lr_decay_at`` of a federation file
+    makes of ``lr``, which then has no part in it: choose one of the two.
+
     ``alpha`` and ``delta`` are scalars of a round like the learning rate. ConfigError for values out of range.
     """
     mode = _chosen("mode", mode.lower(), MODES)
     _chosen("hessian_batch", hessian_batch, HESSIAN_BATCHES)
+    _chosen("schedule", schedule, SCHEDULES)
     sizes = Sizes(
         batch,
         batch if inner_batch is None else inner_batch,
@@ -103,8 +124,17 @@ def per_fedavg(
         evaluate=evaluate(objective, eval_batch or batch),
         personalize=personalize(objective, batch),
         hyper={"lr": lr, "alpha": alpha, **reach},
+        schedule=_diminishing(lr) if schedule == "diminishing" else _constant,
         draws="draw",
     )
+
+
+def _constant(_position: int, _rounds: int) -> Scalars:
+    return {}
+
+
+def _diminishing(lr: float) -> Schedule:
+    return lambda position, _rounds: {"lr": lr / math.sqrt(position + 1)}
 
 
 def _chosen(name: str, value: str, known: tuple[str, ...]) -> str:

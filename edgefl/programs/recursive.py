@@ -11,6 +11,7 @@ from edgefl.programs.contract import Function, Tensors, TensorSpec, beside, memo
 from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
 from edgefl.programs.parts import SCALAR, begun, held_ports, step_ports
+from edgefl.programs.second_moment import SecondMoment, updated
 
 
 def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
@@ -22,17 +23,22 @@ def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
 class Recursion:
     """The functions of one exchange and of the opening one; the equations are those of :mod:`edgefl.programs.storm`.
 
-    ``batch``, ``steps`` (q), ``opening_steps`` and ``clip`` are constants of the graphs; eta, alpha, beta, rho and ext
-    are scalars, so that all schedules share one graph. ``state``: ``weights``, ``previous`` (x_{t-1}), ``m``, ``v``,
-    ``scale`` (A, made once), ``step`` () int64, which picks this iteration's eta and alpha.
+    ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs;
+    eta, alpha, beta, rho and ext are scalars, so that all schedules share one graph. ``state``: ``weights``, ``previous``
+    (x_{t-1}), ``m``, ``v``, ``scale`` (A, made once), ``step`` () int64, which picks this iteration's eta and alpha.
     """
 
     objective: Objective
     batch: int
     steps: int
     opening_steps: int
-    adaptive: bool
+    second_moment: SecondMoment | None
     clip: float | None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps are divided by A."""
+        return self.second_moment is not None
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -140,10 +146,9 @@ class Recursion:
         past = 1 - _picked(alphas, given["state.step"])
         m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
         state = prefixed("state.m", m)
-        if self.adaptive:
-            v, beta = select(given, "state.v"), given["hyper.beta"]
-            squares = {name: beta * v[name] + (1 - beta) * new[name].square() for name in self.moved}
-            state |= prefixed("state.v", squares)
+        if self.second_moment is not None:
+            v = updated(self.second_moment, select(given, "state.v"), new, given["hyper.beta"])
+            state |= prefixed("state.v", v)
         return m, state
 
     def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:

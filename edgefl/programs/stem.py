@@ -29,7 +29,9 @@ def stem(
     ext: float = 1.0,
     eval_batch: int | None = None,
 ) -> Program:
-    """Every iteration, with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
+    """STEM: recursive momentum, averaged with the models; FAFED without preconditioner (Khanduri et al. 2021).
+
+    Every iteration, with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
 
         m <- gn + (1 - alpha_t) (m - go)       x <- x - eta_t m
 

@@ -4,7 +4,7 @@ Iteration t of device i, with ONE batch and one dropout mask for both gradients,
 
     gn = grad f_i(x_t; B)            go = grad f_i(x_{t-1}; B)
     m  = gn + (1 - alpha_t) (m - ext go)
-    v  = beta v + (1 - beta) gn^2                    (adaptive)
+    v  = beta v + (1 - beta) gn^2                    (adaptive; or another v of edgefl.programs.second_moment)
     x_{t+1} = x_t - eta_t m / A
 
 An exchange has the iterations t = (r-1) q + 1 .. r q. The device sends x_t, m and v *before* the step of the last one,
@@ -24,6 +24,7 @@ from edgefl.programs.objective import Objective
 from edgefl.programs.parts import evaluate
 from edgefl.programs.recursive import Recursion, scaled
 from edgefl.programs.schedules import Steps, positive
+from edgefl.programs.second_moment import SecondMoment, fresh
 from edgefl.wire.errors import ConfigError
 
 FirstStep = Literal["preconditioned", "plain"]
@@ -37,7 +38,7 @@ class Storm:
     tensors that a gradient is scaled down to; the factor comes from the gradient at the new point and acts on both,
     because two factors would break what their difference cancels (spec 8.11). ``ext``: what the old gradient is
     multiplied by, 1 in the paper; public code of FAFED has it, with 0.95 for images and 1 for its language model. At 0,
-    m is a heavy ball. ``adaptive`` holds beta and rho, and is empty where A = 1.
+    m is a heavy ball. ``adaptive`` holds beta and rho, and is empty where A = 1; ``second_moment`` says what v is made of.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Storm:
     ext: float = 1.0
     adaptive: Mapping[str, float] = field(default_factory=dict)
     first_step: FirstStep = "preconditioned"
+    second_moment: SecondMoment = "elementwise"
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps", "opening_steps", "eval_batch"):
@@ -99,7 +101,8 @@ class Storm:
     @property
     def _device(self) -> Recursion:
         first = self.steps if self.opening_steps is None else self.opening_steps
-        return Recursion(self.objective, self.batch, self.steps, first, bool(self.adaptive), self.clip)
+        second = self.second_moment if self.adaptive else None
+        return Recursion(self.objective, self.batch, self.steps, first, second, self.clip)
 
     def _announced(self, position: int, _rounds: int) -> Scalars:
         """eta.1 .. eta.q and alpha.1 .. alpha.q of an exchange's iterations, beside the scalars that never change."""
@@ -111,8 +114,9 @@ class Storm:
 
     def _unfolded(self, update: Tensors) -> Tensors:
         """v_0 is the mean of squares, not the square of a mean, and follows from what was sent."""
-        squares = {name: m.square() for name, m in memory_of(update, "m").items()} if self.adaptive else {}
-        return update | beside("v", squares)
+        if not self.adaptive:
+            return update
+        return update | beside("v", fresh(self.second_moment, memory_of(update, "m")))
 
     def _first(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
         return stepped(mean, hyper["eta"], hyper.get("rho") if self.first_step == "preconditioned" else None)

@@ -161,10 +161,14 @@ class Ack(Message, frozen=True, kw_only=True):
     text: str = ""
 
 
+NO_CARRY = "no-carry"
+"""Why a device declines: the program needs what it kept of the exchange before, and it has none."""
+
+
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
 
-    ``no-carry``: the program needs what the device kept of the exchange before, and it has none.
+    One reason is :data:`NO_CARRY`; a server takes others as they are.
     """
 
     round: int

@@ -27,6 +27,15 @@ def test_what_a_program_costs_is_what_its_specification_says(program: str, excha
     assert row.as_spec is True
 
 
+@pytest.mark.parametrize(("program", "copies"), [("fafed", 5), ("stem", 3)])
+def test_training_holds_each_parameter_as_often_as_the_method_needs(program: str, copies: int) -> None:
+    """x_t, x_{t-1} and m, and of FAFED v and A: the server's memory is not kept among the weights a second time."""
+    row = measure(build("mlp", COUNTS), program, COUNTS)[-1]
+
+    step = 8  # the int64 number of the step
+    assert row.state_bytes == copies * 4 * row.parameters + step
+
+
 @pytest.mark.parametrize("program", [program for program, exchange in FIGURES if exchange == ROUND])
 def test_a_rounds_derivatives_are_those_of_its_steps(program: str) -> None:
     row = measure(build("mlp", COUNTS), program, COUNTS)[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from edgefl import programs
@@ -13,10 +14,11 @@ from edgefl.models.spec import sequential
 from edgefl.programs.contract import TensorSpec
 from edgefl.programs.objective import Objective
 from edgefl.programs.per_fedavg import per_fedavg
+from edgefl.simulation.federated import federated
 from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.errors import ConfigError
 from tests.invariants.embracingfl import tiny
-from tests.invariants.quadratic import quadratic
+from tests.invariants.quadratic import NAME, normal, positive, quadratic, user
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,7 @@ from tests.invariants.quadratic import quadratic
         ({"mode": "maml"}, "mode is 'maml'; set it to one of hf, fo, exact"),
         ({"hessian_batch": "outer"}, "hessian_batch is 'outer'; set it to one of independent, inner"),
         ({"inner_steps": 0}, "inner_steps is 0"),
+        ({"schedule": "cosine"}, "schedule is 'cosine'; set it to one of constant, diminishing"),
         ({"steps": -1}, "steps is -1"),
         ({"batch": 0}, "batch is 0"),
         ({"inner_batch": -2}, "inner_batch is -2"),
@@ -60,6 +63,28 @@ def test_the_scalars_of_a_round_are_those_that_the_mode_reads(
     assert program.hyper == scalars
     read = {name for each in program.functions for name in each.inputs if name.startswith("hyper.")}
     assert read == {f"hyper.{name}" for name in scalars}
+
+
+def test_a_diminishing_step_falls_with_the_root_of_the_round() -> None:
+    """Remark G.1: beta_k = O(1 / sqrt(tau k)); the steps of one round share it."""
+    program = per_fedavg(quadratic(2), lr=0.4, schedule="diminishing")
+    rates = [program.schedule(position, 50)["lr"] for position in range(16)]
+    assert rates == pytest.approx([0.4 / (k + 1) ** 0.5 for k in range(16)])
+    assert per_fedavg(quadratic(2), lr=0.4).schedule(15, 50) == {}
+
+
+def test_rounds_take_the_step_that_was_announced() -> None:
+    """One user, one local step and alpha = 0: gradient descent on w^T A w / 2 - b^T w."""
+    a, b = positive(2, seed=1), normal((2,), 2)
+    options: dict[str, Any] = {"batch": 1, "steps": 1, "lr": 0.4, "alpha": 0.0, "schedule": "diminishing"}
+    start = {NAME: torch.ones(2, dtype=torch.float64)}
+
+    done = federated(per_fedavg(quadratic(2), **options), start, [user(0, a, b)], rounds=5)
+
+    w = start[NAME]
+    for k, each in enumerate(done, start=1):
+        w = w - 0.4 / k**0.5 * (a @ w - b)
+        assert torch.allclose(each.weights[NAME], w, rtol=0, atol=1e-13)
 
 
 def test_in_float32_the_default_reach_is_larger() -> None:

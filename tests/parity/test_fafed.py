@@ -26,6 +26,9 @@ BATCH, CLASSES, SIDE = 5, 4, 8
 MAKERS = {
     "fafed": fafed,
     "fafed, clipped": lambda objective, **given: fafed(objective, clip=0.05, opening_steps=2, **given),
+    "fafed, scalar": lambda objective, **given: fafed(objective, second_moment="scalar", **given),
+    "fafed, mean": lambda objective, **given: fafed(objective, second_moment="scalar_mean", **given),
+    "fafed, norm": lambda objective, **given: fafed(objective, second_moment="adagrad_norm", **given),
     "stem": stem,
     "naive_adaptive": naive_adaptive,
 }
@@ -91,6 +94,12 @@ def _session(function: Function) -> Function:
     return replace(function, fn=fn)
 
 
+@pytest.mark.parametrize("name", ["fafed, scalar", "fafed, mean", "fafed, norm"])
+def test_so_is_a_step_whose_second_moment_is_one_number(name: str) -> None:
+    step = MAKERS[name](objective(mlp), batch=BATCH, steps=3).phases[0].function
+    verify(step, to_onnx(capture(step)), seed=0)
+
+
 @pytest.mark.parametrize("model", [mlp, cnn])
 @pytest.mark.parametrize("name", ["fafed", "stem", "naive_adaptive"])
 def test_every_function_is_the_same_in_onnx_runtime(name: str, model: Callable[[], nn.Sequential]) -> None:
@@ -102,7 +111,7 @@ def test_every_function_is_the_same_in_onnx_runtime(name: str, model: Callable[[
         verify(function, to_onnx(capture(function)), seed=0)
 
 
-@pytest.mark.parametrize("name", ["fafed, clipped", "stem", "naive_adaptive"])
+@pytest.mark.parametrize("name", ["fafed, clipped", "fafed, norm", "stem", "naive_adaptive"])
 def test_a_federation_in_onnx_runtime_is_the_one_in_torch(name: str) -> None:
     made = objective(cnn)
     program = MAKERS[name](made, batch=BATCH, steps=3, lr=0.01)

@@ -194,10 +194,10 @@ class ScriptedDevice:
 
     def vanish(self) -> None:
         """Cut the connection without goodbye, so that the broker speaks the will; stay away."""
-        self.session._stopping.set()
         sock = self.session._client.socket()
         assert sock is not None
-        sock.shutdown(2)
+        sock.shutdown(2)  # first: once the session stops, it says goodbye
+        self.session._stopping.set()
 
     def say(self, topic: str, message: Message, *, retain: bool = False) -> None:
         self.session.publish(topic, encode(message), retain=retain)

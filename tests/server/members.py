@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from edgefl.wire.messages import NO_CARRY
 from server import coordinator as c
 from server.coordinator import Close, ModelReady, Rules, State
 from server.roster import TierRule
@@ -47,9 +48,9 @@ def accepted(*names: str) -> list[c.Event]:
     return [c.Answered(name, True) for name in names]
 
 
-def decline(state: State, name: str, reason: str = c.NO_CARRY) -> c.Declined:
+def decline(state: State, name: str, reason: str = NO_CARRY) -> c.Declined:
     assert state.round is not None
-    return c.Declined(name, state.round.assignments[name].nonce, reason, "it is gone")
+    return c.Declined(name, state.round.assignments[name].nonce, reason)
 
 
 def left(*names: str) -> list[c.Event]:
@@ -82,7 +83,7 @@ EVENTS = st.lists(
         st.builds(c.DeviceHello, DEVICES, st.just(8), st.just(50)),
         st.builds(c.DeviceStatus, DEVICES, st.sampled_from([True, True, False])),
         st.builds(c.Answered, DEVICES, st.sampled_from([True, True, True, False])),
-        st.builds(c.Declined, DEVICES, st.just("now"), st.sampled_from([c.NO_CARRY, c.NO_CARRY, "busy"])),
+        st.builds(c.Declined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])),
         st.just(c.Tick()),
         st.builds(c.Outage, st.floats(0, 5)),
     ),

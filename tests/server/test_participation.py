@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgefl.wire.messages import NO_CARRY
 from server import attendance
 from server import coordinator as c
 from server.coordinator import Abandon, Close, Open, Refuse, SendTask, Warn
@@ -109,14 +110,14 @@ def test_a_declined_task_ends_the_devices_part_like_a_refusal() -> None:
     state, actions = play(rules, state, *accepted("a", "b"), decline(state, "c"))
     assert kinds(actions) == [Close, Open]
     assert actions[0].round.assignments["c"].status == "declined"
-    assert actions[0].round.assignments["c"].reason == c.NO_CARRY
+    assert actions[0].round.assignments["c"].reason == NO_CARRY
 
 
 @pytest.mark.parametrize("nonce", ["?", ""])
 def test_a_decline_of_another_task_changes_nothing(nonce: str) -> None:
     rules, state = begun()
-    assert c.step(rules, state, c.Declined("a", nonce, c.NO_CARRY), 1.0) == (state, ())
-    assert c.step(rules, state, c.Declined("z", nonce, c.NO_CARRY), 1.0) == (state, ())
+    assert c.step(rules, state, c.Declined("a", nonce, NO_CARRY), 1.0) == (state, ())
+    assert c.step(rules, state, c.Declined("z", nonce, NO_CARRY), 1.0) == (state, ())
 
 
 def test_a_decline_after_the_answer_changes_nothing() -> None:
@@ -231,7 +232,7 @@ def test_three_tries_that_end_for_refused_updates_end_the_run_with_the_reason() 
     assert c.step(rules, state, c.Tick(), 1e9) == (state, ())
 
 
-@pytest.mark.parametrize("between", ["closed", "late", "declined", "offline"])
+@pytest.mark.parametrize("between", ["closed", "late", "offline"])
 def test_tries_that_end_otherwise_in_between_begin_the_count_anew(between: str) -> None:
     rules, state = begun(1, rounds=20)
     for _ in range(2):
@@ -241,8 +242,6 @@ def test_tries_that_end_otherwise_in_between_begin_the_count_anew(between: str) 
             state, _ = play(rules, state, *accepted(*NAMES))
         case "late":
             state, _ = play(rules, state, c.Tick(), now=101.0)
-        case "declined":
-            state, _ = play(rules, state, decline(state, "a", "busy"))
         case "offline":
             state, _ = play(rules, state, *left("c"), now=1.0)
             state, _ = play(rules, state, c.Tick(), *back("c"), now=6.0)
@@ -251,6 +250,29 @@ def test_tries_that_end_otherwise_in_between_begin_the_count_anew(between: str) 
         state, actions = play(rules, state, c.Answered("b", False), now=later)
         assert kinds(actions) == [Abandon, Open], between
     assert kinds(play(rules, state, c.Answered("b", False), now=later)[1]) == [Abandon, Refuse]
+
+
+def test_declined_tasks_count_like_refused_updates() -> None:
+    rules, state = begun(1, rounds=20)
+    state, _ = play(rules, state, c.Answered("b", False))
+    state, actions = play(rules, state, decline(state, "a", "busy"))
+    assert kinds(actions) == [Abandon, Open]
+    state, actions = play(rules, state, decline(state, "a", "busy"))
+    assert kinds(actions) == [Abandon, Refuse] and "a (it declined (busy))" in actions[1].text
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_server_step_that_fails_completes_no_exchange_and_ends_the_run_the_third_time(whole: bool) -> None:
+    rules = replace(RULES, whole=whole, rounds=20)
+    state, _ = play(rules, c.initial(VERSION, 0.0), *hello(*NAMES))
+    for tries in (1, 2, 3):
+        for name in NAMES:
+            state, _ = c.step(rules, state, c.Answered(name, True), 1.0)
+        assert state.phase == "closing"
+        state, actions = c.step(rules, state, c.ModelReady(VERSION, failed="the step failed"), 1.0)
+        assert (state.position, state.base) == (0, 0)
+        assert kinds(actions) == ([Open] if tries < 3 else [Refuse])
+    assert "the step failed; it failed 3 times in a row" in actions[0].text and state.phase == "done"
 
 
 def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from edgefl.wire import tensors
 from edgefl.wire.errors import ParticipationError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Decline, Round, Task
-from server.coordinator import NO_CARRY
+from edgefl.wire.messages import NO_CARRY, Decline, Round, Task
 from server.events import Declined, Finished, Refused, Rejected, RoundClosed, RoundOpened, Waiting, Warned
+from server.plan import TierPlan
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -32,12 +34,12 @@ from tests.server.served import MakeDevice
 BOTH = ("strong-0", "strong-1")
 
 
-def declining(*rounds: int, reason: str = NO_CARRY) -> Any:
+def declining(*rounds: int, reason: str = NO_CARRY, text: str = "it is gone") -> Any:
     """Answers as it should, and declines these rounds."""
 
     def answer(device: ScriptedDevice, task: Task, opened: Round) -> None:
         if task.round in rounds:
-            word = Decline(round=task.round, nonce=task.nonce, reason=reason, text="it is gone")
+            word = Decline(round=task.round, nonce=task.nonce, reason=reason, text=text)
             device.say(device.mine.declines, word)
         else:
             device.report(task, opened)
@@ -55,16 +57,16 @@ def test_a_device_that_declines_does_not_hold_up_the_round_and_people_hear_of_it
     device: MakeDevice, serve: Any, tmp_path: Path
 ) -> None:
     device("strong-0")
-    device("strong-1", declining(1, reason="r" * 99))
+    device("strong-1", declining(1, reason="out-of-power", text="it is \x1b[2Jgone"))
     server = serve(rounds=1, min_devices=2)
     declined, closed = server.wait_for(Declined), server.wait_for(RoundClosed)
     server.join()
-    assert (declined.device, declined.round, declined.text) == ("strong-1", 1, "it is gone")
-    assert declined.reason == "r" * 32
+    assert (declined.device, declined.round) == ("strong-1", 1)
+    assert (declined.reason, declined.text) == ("out-of-power", "it is  [2Jgone")
     assert (closed.outcome, closed.reports, closed.rejected) == ("closed", 1, 0)
     with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
         rows = journal.execute("select device, status, reason from assignments order by device").fetchall()
-    assert rows == [("strong-0", "accepted", ""), ("strong-1", "declined", "r" * 32)]
+    assert rows == [("strong-0", "accepted", ""), ("strong-1", "declined", "out-of-power")]
 
 
 def test_declines_that_answer_no_task_are_refused_or_ignored(device: MakeDevice, serve: Any) -> None:
@@ -149,7 +151,8 @@ def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(
     device("strong-1", declining(2))
     plan = plan_for(federation, limits, rounds=4, min_devices=2, whole=True, opening=1)
     opening = replace(plan.main, hyper={"lr": 9.0})
-    server = RunningServer.start(replace(plan, opening=(opening,)), mosquitto.address, tmp_path / "out")
+    plan = replace(plan, opening=(opening,), tiers=needing_carry(plan.tiers))
+    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
     warned = server.wait_for(Warned)
     server.wait_for(Finished)
     server.join()
@@ -159,6 +162,24 @@ def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(
     assert [announced[number].hyper["lr"] for number in (1, 2, 3, 4)] == [9.0, 0.1, 9.0, 0.1]
     closed = server.seen_of(RoundClosed)
     assert [each.outcome for each in closed] == ["closed", "abandoned", "closed", "closed"]
+
+
+def needing_carry(tiers: Mapping[str, TierPlan]) -> dict[str, TierPlan]:
+    """The tiers with manifests that say so."""
+    made = {}
+    for name, tier in tiers.items():
+        manifest = msgspec.structs.replace(tier.bundle.manifest, carry_needed=True)
+        made[name] = replace(tier, bundle=replace(tier.bundle, manifest=manifest))
+    return made
+
+
+@pytest.mark.parametrize("reason", ["\x00\x1b[2J", "r" * 33, NO_CARRY])
+def test_a_reason_that_is_none_counts_as_other(device: MakeDevice, serve: Any, reason: str) -> None:
+    device("strong-0")
+    device("strong-1", declining(1, reason=reason))
+    server = serve(rounds=1, min_devices=2)
+    assert server.wait_for(Declined).reason == "other"
+    server.join()
 
 
 def opened_rounds(device: ScriptedDevice) -> list[Round]:

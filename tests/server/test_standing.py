@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl.wire.messages import NO_CARRY
 from edgefl.wire.packets import Traffic
 from server import coordinator as c
 from server.coordinator import Abandon, Close, ModelReady, Open, Rules, State
@@ -91,7 +92,7 @@ def losing() -> Server:
         server.take(event)
     for name in NAMES * 2:
         server.take(c.Answered(name, accepted=True))
-    server.journal.decline("run", 3, "b", c.NO_CARRY)
+    server.journal.decline("run", 3, "b", NO_CARRY)
     return server
 
 
