@@ -163,8 +163,8 @@ class RoundTable(_Table):
     absent: Literal["wait", "refuse", "partial"] = Field(
         "wait",
         description=(
-            "where a program needs every device and one is missing: wait repeats the round when it is back, refuse ends the "
-            "run, partial goes on with the others"
+            "where a program needs every device and one is missing: wait tries again, as the next round, when it is back; "
+            "refuse ends the run; partial goes on with the others"
         ),
     )
     lr_decay_at: tuple[float, ...] = Field(

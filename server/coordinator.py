@@ -284,7 +284,11 @@ def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
 
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     if state.next_round > rules.rounds:
-        return replace(state, phase="done"), (Finish(),)
+        done = replace(state, phase="done")
+        only_begun = 0 < state.position <= rules.opening
+        if rules.whole and (only_begun or not state.base):
+            return done, (Refuse(_nothing_trained(rules)),)
+        return done, (Finish(),)
     there = attendance.presence(rules, state, now)
     if there.known < there.needed:
         gone = attendance.gone(rules, state, now)
@@ -293,6 +297,14 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (Open(opened),)
+
+
+def _nothing_trained(rules: Rules) -> str:
+    begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
+    return (
+        f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
+        "start over in another --out with more rounds, or with what the abandoned ones lacked"
+    )
 
 
 def _lost(state: State, gone: dict[str, str]) -> Refuse:

@@ -127,7 +127,7 @@ class Intake:
             update.samples,
         )
         weight = weigh(self._rules, state, claim)
-        checked = self._checked(update, aggregator, state.round.position if state.round else 0)
+        sent, checked = self._checked(update, aggregator, state.round.position if state.round else 0)
         down, up = _fetched(update), self._came.pop(assignment.device)
         self._journal.accept(
             self._rules.run,
@@ -138,7 +138,7 @@ class Intake:
             metrics=_finite(update.metrics),
             down=down,
             up=up,
-            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.pieces.shapes),
+            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(sent.pieces.shapes),
             data=whole.data,
         )
         aggregator.add(checked, weight)
@@ -158,9 +158,10 @@ class Intake:
         """Add what the journal holds of a round that another process began."""
         for stored in self._journal.accepted(self._rules.run, opened.number):
             update = _decoded(stored.data)
-            aggregator.add(self._checked(update, aggregator, opened.position), stored.weight)
+            aggregator.add(self._checked(update, aggregator, opened.position)[1], stored.weight)
 
-    def _checked(self, update: Update, aggregator: Aggregator, position: int) -> Checked:
+    def _checked(self, update: Update, aggregator: Aggregator, position: int) -> tuple[Checked, Checked]:
+        """The update as it was sent, and what is added of it."""
         exchange, reading = self._exchange(position), self._reading()[update.tier]
         tier = exchange.tiers[update.tier]
         _check_codec(update, tier.form)
@@ -170,8 +171,9 @@ class Intake:
             raise UpdateRejected("malformed", error.message) from error
         checked = aggregator.check(arrays, reading.sent, tier.form)
         if not reading.unfolds:
-            return checked
-        return aggregator.check(unfolded(exchange.server, checked.named), reading.given, tier.form)
+            return checked, checked
+        more = unfolded(exchange.server, checked.named)
+        return checked, aggregator.check(more, reading.given, tier.form)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State

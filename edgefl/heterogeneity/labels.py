@@ -28,7 +28,11 @@ class LabelReport:
 
     @property
     def mean_tv2(self) -> float:
-        """(1/n) sum TV_i^2: gamma_G^2 <= 4 B^2 times it, gamma_H^2 <= 4 L^2 times it (eq. 14)."""
+        """(1/n) sum TV_i^2: gamma_G^2 <= 4 B^2 times it, gamma_H^2 <= 4 L^2 times it (eq. 14).
+
+        B and L bound every single sample's gradient and Hessian. With what a report knows of them, the largest norm of a
+        batch's gradient and of a user's Hessian, both are estimates and no bounds.
+        """
         return float((self.tv**2).mean())
 
     @property

@@ -14,7 +14,7 @@ from edgefl.data.dataset import Array, Dataset
 from edgefl.programs.contract import Tensors, TensorSpec
 from edgefl.programs.derivatives import difference, gradient, product
 from edgefl.programs.objective import Objective
-from edgefl.wire.errors import DataError
+from edgefl.wire.errors import DataError, ModelError
 
 BATCH, FEWEST = 128, 8
 """Samples of a derivative at most, and batches of a user at least where it has as many samples."""
@@ -102,7 +102,7 @@ class Losses:
         there, given, direction = self._all(at), self._given(batch), self._named(vector)
         try:
             return self._flat(product(self.objective, there, given, direction))
-        except NotImplementedError:
+        except ModelError:
             h = REACH / vector.norm().clamp_min(1e-12)
             return self._flat(difference(self.objective, there, given, direction, h))
 

@@ -161,7 +161,8 @@ def _means(distances: Distances) -> Mapping[str, float]:
 
 
 def _label_bound(report: Report) -> float:
-    """4 B^2 mean TV^2 (eq. 14)."""
+    """4 B^2 mean TV^2 (eq. 14): an estimate, since B is the largest norm seen of a batch's gradient, and single samples have
+    larger ones."""
     return 4 * report.constants.B**2 * report.labels.mean_tv2
 
 

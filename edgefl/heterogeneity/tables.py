@@ -79,7 +79,7 @@ def _gradients(report: Report) -> list[Row]:
     bound = theory.gamma_f2(of, report.setting.alpha)
     labelled = 4 * of.B**2 * report.labels.mean_tv2
     return [
-        _row("gG², plug-in", found.plug_in, f"label bound 4 B² mean TV² = {_number(labelled)}"),
+        _row("gG², plug-in", found.plug_in, f"label bound 4 B² mean TV² ≈ {_number(labelled)}, B of batches"),
         _row("noise floor of it", found.noise_floor, "what users that are alike would show"),
         _row("gG², split halves", found.unbiased, "without that noise; may be below 0"),
         _row(
@@ -106,7 +106,7 @@ def _curvature(report: Report) -> list[Row]:
             f"{_number(max(report.adaptation.kappas))} over all users",
         ),
         _row("alpha * lambda_max", most, f"above 1 FO climbs; {seen}"),
-        _row("gH²", found.gamma_h2, f"label bound 4 L² mean TV² = {_number(labelled)}; {seen}"),
+        _row("gH²", found.gamma_h2, f"label bound 4 L² mean TV² ≈ {_number(labelled)}; {seen}"),
     ]
 
 

@@ -40,8 +40,9 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
 def parse_program(text: str) -> dict[str, Any]:
     """Settings of a federation file's table ``program`` by dotted key, from ``name:lr=0.1,alpha=0.03``."""
     from edgefl.config import ProgramTable
+    from edgefl.programs.catalog import PROGRAMS
 
-    own_factory = _OWN.fullmatch(text)
+    own_factory = None if text.partition(":")[0].strip() in PROGRAMS else _OWN.fullmatch(text)
     name, options = (own_factory[1], own_factory[2]) if own_factory else (None, None)
     found = parse_named(text if name is None else "own" if options is None else f"own:{options}", "program")
     own = {key: value for key, value in found["options"].items() if key in ProgramTable.model_fields}

@@ -9,6 +9,7 @@ from edgefl.programs.contract import Program
 from edgefl.programs.objective import Objective
 from edgefl.programs.ranges import at_least_zero, counts
 from edgefl.programs.sgd import sgd
+from edgefl.programs.steps import check_clip
 
 
 def fedavg(
@@ -17,15 +18,17 @@ def fedavg(
     batch: int = 32,
     steps: int = 10,
     lr: float = 0.05,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
 
     ``y <- y - lr g(y; B)``, ``steps`` times from the round's weights; ``x <- mean y``. It is ``sgd`` without momentum and
-    without decay (fafed.md 3.1).
+    without decay (fafed.md 3.1). ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)`` (4.4).
     """
     counts("program 'fedavg'", batch=batch)
     at_least_zero("program 'fedavg'", steps=steps, lr=lr)
+    check_clip("program 'fedavg'", clip)
     program = sgd(
         objective,
         batch=batch,
@@ -33,6 +36,7 @@ def fedavg(
         lr=lr,
         momentum=0.0,
         weight_decay=0.0,
+        clip=clip,
         eval_batch=eval_batch,
     )
     return replace(program, name="fedavg")
@@ -43,16 +47,17 @@ def fedavg_update(
     *,
     batch: int = 40,
     steps: int = 10,
-    lr: float = 0.05,
+    lr: float = 0.001,
     alpha: float = STEP,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
 
     Training does not depend on ``alpha``. Every batch is drawn anew from the stream of per_fedavg's outer batch, so both
-    see the same samples.
+    see the same samples; both have the same ``lr`` unless told otherwise (one beta for all, 3.3).
     """
-    program = fedavg(objective, batch=batch, steps=steps, lr=lr, eval_batch=eval_batch)
+    program = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
     return replace(adapted(program, objective, alpha=alpha), name="fedavg_update", draws="draw")
 
 
@@ -62,8 +67,9 @@ def fedavg_matched(
     batch: int = 40,
     steps: int = 10,
     factor: int = 2,
-    lr: float = 0.05,
+    lr: float = 0.001,
     alpha: float = STEP,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
@@ -72,6 +78,12 @@ def fedavg_matched(
     """
     counts("program 'fedavg_matched'", factor=factor)
     program = fedavg_update(
-        objective, batch=batch, steps=factor * steps, lr=lr, alpha=alpha, eval_batch=eval_batch
+        objective,
+        batch=batch,
+        steps=factor * steps,
+        lr=lr,
+        alpha=alpha,
+        clip=clip,
+        eval_batch=eval_batch,
     )
     return replace(program, name="fedavg_matched")

@@ -21,6 +21,7 @@ def fedadam(
     beta1: float = 0.9,
     beta2: float = 0.9,
     tau: float = TAU,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedAdam: local SGD, and Adam on the mean change at the server (Reddi et al. 2021).
@@ -28,7 +29,7 @@ def fedadam(
     :func:`edgefl.optimizers.adaptive.fedadam` with the step ``server_lr``; the devices do what FedAvg's do.
     """
     server = adaptive.fedadam(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau)
-    return _with(server, objective, batch, steps, lr, eval_batch)
+    return _with(server, objective, batch, steps, lr, clip, eval_batch)
 
 
 def fedyogi(
@@ -41,6 +42,7 @@ def fedyogi(
     beta1: float = 0.9,
     beta2: float = 0.9,
     tau: float = TAU,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedYogi: local SGD, and Yogi on the mean change at the server (Reddi et al. 2021).
@@ -48,7 +50,7 @@ def fedyogi(
     :func:`edgefl.optimizers.adaptive.fedyogi` with the step ``server_lr``; the devices do what FedAvg's do.
     """
     server = adaptive.fedyogi(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau)
-    return _with(server, objective, batch, steps, lr, eval_batch)
+    return _with(server, objective, batch, steps, lr, clip, eval_batch)
 
 
 def fedadagrad(
@@ -60,6 +62,7 @@ def fedadagrad(
     server_lr: float = LR,
     beta1: float = 0.0,
     tau: float = TAU,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedAdagrad: local SGD, and Adagrad on the mean change at the server (Reddi et al. 2021).
@@ -67,7 +70,7 @@ def fedadagrad(
     :func:`edgefl.optimizers.adaptive.fedadagrad` with the step ``server_lr``; the devices do what FedAvg's do.
     """
     server = adaptive.fedadagrad(lr=server_lr, beta1=beta1, tau=tau)
-    return _with(server, objective, batch, steps, lr, eval_batch)
+    return _with(server, objective, batch, steps, lr, clip, eval_batch)
 
 
 def fedams(
@@ -81,6 +84,7 @@ def fedams(
     beta2: float = 0.9,
     tau: float = TAU,
     variant: Variant = "amsgrad",
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedAMS: FedAdam whose second moment never falls (Wang, Lin and Chen 2022).
@@ -88,11 +92,17 @@ def fedams(
     :func:`edgefl.optimizers.adaptive.fedams` with the step ``server_lr``; the devices do what FedAvg's do.
     """
     server = adaptive.fedams(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau, variant=variant)
-    return _with(server, objective, batch, steps, lr, eval_batch)
+    return _with(server, objective, batch, steps, lr, clip, eval_batch)
 
 
 def _with(
-    server: ServerOpt, objective: Objective, batch: int, steps: int, lr: float, eval_batch: int | None
+    server: ServerOpt,
+    objective: Objective,
+    batch: int,
+    steps: int,
+    lr: float,
+    clip: float | None,
+    eval_batch: int | None,
 ) -> Program:
-    program = fedavg(objective, batch=batch, steps=steps, lr=lr, eval_batch=eval_batch)
+    program = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
     return replace(program, name=server.name, server=server)

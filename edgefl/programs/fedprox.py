@@ -6,7 +6,7 @@ from edgefl.programs.contract import Function, Phase, Program, Tensors, prefixed
 from edgefl.programs.objective import Objective
 from edgefl.programs.parts import begun, evaluate, finish
 from edgefl.programs.ranges import at_least_zero, counts
-from edgefl.programs.steps import descent, trained_specs, weight_ports
+from edgefl.programs.steps import check_clip, descent, trained_specs, weight_ports
 
 
 def fedprox(
@@ -16,14 +16,17 @@ def fedprox(
     steps: int = 10,
     lr: float = 0.05,
     mu: float = 0.01,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """FedProx: FedAvg whose local loss has a pull to the round's weights, ``mu / 2 |y - x|^2`` (Li et al. 2020).
 
     ``y <- y - lr (g(y; B) + mu (y - x))`` with ``x`` the weights that the round began with; ``mu`` = 0 is FedAvg.
+    ``clip``: g alone, without the pull, is scaled down to this norm over all tensors.
     """
     counts("program 'fedprox'", batch=batch)
     at_least_zero("program 'fedprox'", steps=steps, lr=lr, mu=mu)
+    check_clip("program 'fedprox'", clip)
 
     def start(tensors: Tensors) -> Tensors:
         state = begun(objective, tensors)
@@ -34,7 +37,7 @@ def fedprox(
         y, x = select(tensors, "state.weights"), select(tensors, "state.anchor")
         return {name: g + mu * (y[name] - x[name]) for name, g in grads.items()}, {}
 
-    step = descent(objective, batch, pulled, prefixed("state.anchor", trained_specs(objective)))
+    step = descent(objective, batch, pulled, prefixed("state.anchor", trained_specs(objective)), clip=clip)
     return Program(
         name="fedprox",
         start=Function("start", start, weight_ports(objective)),

@@ -22,8 +22,10 @@ def local(
     """Local only: every device trains on, round after round, from its own last model; nothing is sent (per_fedavg.md 5).
 
     A device begins with the server's weights in its first round, then with those in its carry, moving statistics included.
-    An update holds no tensor, so the server's model stays what it was, and so does what the server evaluates: the devices'
-    own loss is in the metrics of their steps.
+    An update holds no tensor, so the server's model stays the initial one, and so does what the server evaluates. What a
+    round reports is the training loss of the devices' own models, in the metrics of their steps. A user's own model is in
+    its carry, as ``model.<name>``; to know its accuracy, call ``evaluate`` with these as ``weights.<name>`` on that user's
+    test samples, which a simulation can, and a server, to which no carry is sent, cannot.
     """
     counts("program 'local'", batch=batch)
     at_least_zero("program 'local'", steps=steps, lr=lr)

@@ -12,6 +12,7 @@ from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective
 from edgefl.programs.parts import SCALAR, begun, held_ports, step_ports
 from edgefl.programs.second_moment import SecondMoment, updated
+from edgefl.programs.steps import clipped
 
 
 def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
@@ -25,7 +26,8 @@ class Recursion:
 
     ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs;
     eta, alpha, beta, rho and ext are scalars, so that all schedules share one graph. ``state``: ``weights``, ``previous``
-    (x_{t-1}), ``m``, ``v``, ``scale`` (A, made once), ``step`` () int64, which picks this iteration's eta and alpha.
+    (x_{t-1}), ``m``, ``v``, ``scale`` (A, made once), ``etas`` and ``alphas`` (q,), and ``step`` () int64, which picks
+    this iteration's own of these.
     """
 
     objective: Objective
@@ -79,7 +81,7 @@ class Recursion:
 
         def fn(given: Tensors) -> Tensors:
             mean = {name: total / self.opening_steps for name, total in select(given, "state.m").items()}
-            (mean,) = self._clipped(mean)
+            (mean,) = clipped(self.clip, mean)
             return prefixed("update", beside("m", mean)) | self._kept(given)
 
         ports = prefixed("state.weights", self.moved) | prefixed("state.m", self.moved)
@@ -97,9 +99,16 @@ class Recursion:
             if self.adaptive:
                 v = select(state, "state.v")
                 state |= prefixed("state.scale", {name: scaled(v[name], given["hyper.rho"]) for name in v})
-            return state | {"state.step": torch.zeros((), dtype=torch.int64)}
+            # Once for the round: a step that read 2 q scalars would take as long as feeding them does.
+            etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
+            alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
+            # The last iteration's step is the server's: x_t stays.
+            told = {"etas": torch.stack([*etas, torch.zeros_like(alphas[0])]), "alphas": torch.stack(alphas)}
+            return state | prefixed("state", told) | {"state.step": torch.zeros((), dtype=torch.int64)}
 
         ports = self._payload() | prefixed("carry.previous", self.moved)
+        ports |= {f"hyper.eta.{k}": SCALAR for k in range(1, self.steps)}
+        ports |= {f"hyper.alpha.{k}": SCALAR for k in range(1, self.steps + 1)}
         for name in self.shared:
             ports |= prefixed("weights", beside(name, self.moved))
         return Function("start", fn, ports | ({"hyper.rho": SCALAR} if self.adaptive else {}))
@@ -113,7 +122,7 @@ class Recursion:
             loss, correct, new, statistics = gradient(self.objective, weights, given)
             # The same batch and noise, or the difference of the two would not cancel them.
             _, _, old, _ = gradient(self.objective, weights | previous, given)
-            m, state = self._estimates(given, *self._clipped(new, old))
+            m, state = self._estimates(given, *clipped(self.clip, new, old))
             here = {name: weights[name] for name in self.moved}
             there = self.objective.carrier.confine(self._moved(given, here, m), weights, gates)
             state |= prefixed("state.weights", weights | there | statistics)
@@ -142,8 +151,7 @@ class Recursion:
     def _estimates(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
         """(m, the new ``state.m.*`` and ``state.v.*``). Only the gradient at the new point enters v."""
         before, ext = select(given, "state.m"), given["hyper.ext"]
-        alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
-        past = 1 - _picked(alphas, given["state.step"])
+        past = 1 - _picked(given["state.alphas"], given["state.step"])
         m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
         state = prefixed("state.m", m)
         if self.second_moment is not None:
@@ -153,22 +161,13 @@ class Recursion:
 
     def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
         """x_{t+1}, which in the last iteration is x_t."""
-        etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
-        if not etas:
+        if self.steps == 1:
             return here
-        eta = _picked([*etas, torch.zeros_like(etas[0])], given["state.step"])
+        eta = _picked(given["state.etas"], given["state.step"])
         scale = select(given, "state.scale")
         return {
             name: here[name] - eta * (m[name] / scale[name] if self.adaptive else m[name]) for name in here
         }
-
-    def _clipped(self, *gradients: Tensors) -> tuple[Tensors, ...]:
-        """All times min(1, clip / ||first||), the norm over all tensors."""
-        if self.clip is None:
-            return gradients
-        norm = torch.stack([grad.square().sum() for grad in gradients[0].values()]).sum().sqrt()
-        factor = self.clip / norm.clamp_min(self.clip)
-        return tuple({name: grad * factor for name, grad in grads.items()} for grads in gradients)
 
     def _kept(self, given: Tensors) -> Tensors:
         return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
@@ -181,12 +180,11 @@ class Recursion:
         for name in ("previous", *self.shared, *(("scale",) if self.adaptive else ())):
             ports |= prefixed(f"state.{name}", self.moved)
         ports["state.step"] = TensorSpec((), torch.int64, self.steps)
-        etas = [f"eta.{k}" for k in range(1, self.steps)]
-        alphas = [f"alpha.{k}" for k in range(1, self.steps + 1)]
-        scalars = [*etas, *alphas, "ext", *(("beta",) if self.adaptive else ())]
+        ports |= prefixed("state", dict.fromkeys(("etas", "alphas"), TensorSpec((self.steps,))))
+        scalars = ["ext", *(("beta",) if self.adaptive else ())]
         return ports | prefixed("hyper", dict.fromkeys(scalars, SCALAR))
 
 
-def _picked(values: list[Tensor], step: Tensor) -> Tensor:
-    """The scalar of this step."""
-    return torch.stack(values).gather(0, step.reshape(1)).reshape(())
+def _picked(values: Tensor, step: Tensor) -> Tensor:
+    """This step's own of the values (q,)."""
+    return values.gather(0, step.reshape(1)).reshape(())

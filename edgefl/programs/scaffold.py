@@ -19,7 +19,7 @@ from edgefl.programs.contract import (
 from edgefl.programs.objective import Objective
 from edgefl.programs.parts import SCALAR, begun, evaluate, held_ports
 from edgefl.programs.ranges import above_zero, counts
-from edgefl.programs.steps import descent, remembered, trained_specs, weight_ports
+from edgefl.programs.steps import check_clip, descent, remembered, trained_specs, weight_ports
 
 
 def scaffold(
@@ -29,6 +29,7 @@ def scaffold(
     steps: int = 10,
     lr: float = 0.05,
     eta_g: float = 1.0,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """SCAFFOLD with option II: local steps without the drift of the device's own gradients (Karimireddy et al. 2020).
@@ -39,13 +40,18 @@ def scaffold(
         c_i <- c_i - c + (x - y) / (K lr)
         x <- x + eta_g mean(y - x),    c <- c + share mean(c_i's change),    share the part of all devices that reported
 
-    What travels in c's place is ``c + c_i's change = (x - y) / (K lr)``. The mean of all c_i is c as long as all take part.
+    What travels in c's place is ``c + c_i's change = (x - y) / (K lr)``. The mean of all c_i is c as long as all take part
+    and keep their carry. A device that lost its own begins again at c_i = 0, of which c does not learn: from then on the
+    mean of the c_i is no longer c, but lies beside it by the part of the mean that was lost.
+
+    ``clip``: g alone, before the correction, is scaled down to this norm over all tensors.
     """
     counts("program 'scaffold'", batch=batch, steps=steps)
     above_zero("program 'scaffold'", lr=lr, eta_g=eta_g)
+    check_clip("program 'scaffold'", clip)
     made = _Scaffold(objective, steps)
     correction = prefixed("state.correction", trained_specs(objective))
-    step = descent(objective, batch, made.corrected, correction)
+    step = descent(objective, batch, made.corrected, correction, clip=clip)
     return Program(
         name="scaffold",
         start=Function("start", made.start, weight_ports(objective, "c") | made.control),

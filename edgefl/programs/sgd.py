@@ -10,6 +10,7 @@ from edgefl.programs.contract import Function, Phase, Program, Tensors, prefixed
 from edgefl.programs.derivatives import gradient
 from edgefl.programs.objective import Objective, SelfDistillation
 from edgefl.programs.parts import SCALAR, begun, evaluate, finish, step_ports
+from edgefl.programs.steps import check_clip, clipped
 
 
 def sgd(
@@ -24,6 +25,7 @@ def sgd(
     masked_loss: bool = False,
     self_distillation: float | None = None,
     temperature: float = 1.0,
+    clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
     """EmbracingFL Algorithm 2: ``steps`` momentum-SGD steps on the trained suffix, fresh buffers every round.
@@ -32,14 +34,16 @@ def sgd(
     Decay acts on conv and dense kernels only (spec 8, row 12); ``decay_all`` extends it to every trained tensor.
     Without momentum there are no buffers. ``masked_loss``: logits of classes that the device has no sample of are 0
     in training (HeteroFL). ``self_distillation``: the weight of :class:`SelfDistillation` at ``temperature`` (FjORD).
+    ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``, before decay and momentum.
     ``batch`` and ``eval_batch`` (default: ``batch``) are static in the graphs.
     """
+    check_clip("program 'sgd'", clip)
     if masked_loss:
         objective = replace(objective, masked=True)
     if self_distillation is not None:
         objective = replace(objective, distilled=SelfDistillation(self_distillation, temperature))
     decayed = frozenset(objective.trainable) if decay_all else objective.kernels
-    step = _step(objective, batch, momentum, weight_decay, decayed)
+    step = _step(objective, batch, momentum, weight_decay, decayed, clip)
     return Program(
         name="sgd",
         start=_start(objective, buffers=bool(momentum)),
@@ -61,11 +65,17 @@ def _start(objective: Objective, *, buffers: bool) -> Function:
 
 
 def _step(
-    objective: Objective, batch: int, momentum: float, weight_decay: float, decayed: frozenset[str]
+    objective: Objective,
+    batch: int,
+    momentum: float,
+    weight_decay: float,
+    decayed: frozenset[str],
+    clip: float | None,
 ) -> Function:
     def fn(tensors: Tensors) -> Tensors:
         weights, velocity = select(tensors, "state.weights"), select(tensors, "state.momentum")
         loss, correct, grads, moved = gradient(objective, weights, tensors)
+        (grads,) = clipped(clip, grads)
         new = {}
         for name in objective.trainable:
             w, g = weights[name], grads[name]

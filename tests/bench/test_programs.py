@@ -32,8 +32,8 @@ def test_training_holds_each_parameter_as_often_as_the_method_needs(program: str
     """x_t, x_{t-1} and m, and of FAFED v and A: the server's memory is not kept among the weights a second time."""
     row = measure(build("mlp", COUNTS), program, COUNTS)[-1]
 
-    step = 8  # the int64 number of the step
-    assert row.state_bytes == copies * 4 * row.parameters + step
+    step, schedules = 8, 2 * 4 * COUNTS.steps  # the int64 number of the step; eta and alpha of each
+    assert row.state_bytes == copies * 4 * row.parameters + step + schedules
 
 
 @pytest.mark.parametrize("program", [program for program, exchange in FIGURES if exchange == ROUND])

@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, product
 
 import pytest
 import torch
 
-from edgefl.programs.contract import Tensors
+from edgefl.programs.contract import Program, Tensors
 from edgefl.programs.naive_adaptive import naive_adaptive
 from edgefl.reproduce import three_clients
-from edgefl.reproduce.counterexample import drift, naive, path, practical, theory, walked
+from edgefl.reproduce.counterexample import BETAS, ETAS, drift, naive, path, practical, theory, walked
 from edgefl.simulation.federated import Completed, Standing, federated
 from edgefl.simulation.together import together
 from tests.invariants.fafed import Bowls, X, traced, whole
 
 CLIENTS = three_clients.clients()
 START = three_clients.weights()
+SWEEP = {
+    (beta, eta): value
+    for beta, row in {
+        0.1: (0.66669, 6.66687, 66.66866),
+        0.5: (0.66690, 6.66901, 66.69008),
+        0.9: (0.66971, 6.69714, 66.97139),
+        0.99: (0.70795, 7.07954, 70.79543),
+    }.items()
+    for eta, value in zip((0.001, 0.01, 0.1), row, strict=True)
+}
+"""xbar - 10 after 2,000 iterations of Algorithm 1 at q = 5, by (beta, eta) (spec 2.2)."""
+LIMITS = {
+    (0.1, 0.9): 1.0876,
+    (0.1, 0.1): 0.5314,
+    (0.03, 0.9): 0.3964,
+    (0.03, 0.1): 0.1569,
+    (0.01, 0.9): 0.1298,
+    (0.01, 0.1): 0.0499,
+    (0.003, 0.9): 0.0365,
+    (0.003, 0.1): 0.0125,
+}
+"""Where FAFED's xbar ends by (eta, alpha), after 40,000 iterations at q = 5 (spec 2.4)."""
+
+
+@cache
+def naive_together() -> Program:
+    return together(naive(), 3)
 
 
 def exchanges(program, rounds: int, standing: Standing | None = None) -> list[Completed]:  # type: ignore[no-untyped-def]
@@ -58,23 +86,17 @@ def test_01_the_mean_moves_away_alike_for_every_length_of_a_round(q: int) -> Non
 
 
 def test_01_the_closed_form_has_the_sweep_of_the_spec() -> None:
-    expected = {
-        0.1: (0.66669, 6.66687, 66.66866),
-        0.5: (0.66690, 6.66901, 66.69008),
-        0.9: (0.66971, 6.69714, 66.97139),
-        0.99: (0.70795, 7.07954, 70.79543),
-    }
-    for beta, row in expected.items():
-        for eta, value in zip((0.001, 0.01, 0.1), row, strict=True):
-            assert drift(beta, eta, 2000) == pytest.approx(value, abs=6e-6)
+    assert set(SWEEP) == set(product(BETAS, ETAS))
+    for (beta, eta), value in SWEEP.items():
+        assert drift(beta, eta, 2000) == pytest.approx(value, abs=6e-6)
 
 
-def test_01_the_naive_method_follows_the_closed_form_for_every_step_size_and_decay() -> None:
-    made = together(naive(), 3)
-    for beta in (0.1, 0.5, 0.9, 0.99):
-        for eta in (0.001, 0.01, 0.1):
-            found = walked(made, 50, lr=eta, beta=beta)
-            assert found[50] - 10 == pytest.approx(drift(beta, eta, 50), abs=1e-11)
+@pytest.mark.parametrize(("beta", "eta"), SWEEP)
+def test_01_the_naive_method_makes_the_sweep_for_every_step_size_and_decay(beta: float, eta: float) -> None:
+    found = walked(naive_together(), 2000, lr=eta, beta=beta)
+    assert found[2000] - 10 == pytest.approx(SWEEP[beta, eta], abs=6e-6)
+    assert found[2000] - 10 == pytest.approx(drift(beta, eta, 2000), abs=1e-8)
+    assert found[50] - 10 == pytest.approx(drift(beta, eta, 50), abs=1e-11)
 
 
 def test_01_beginning_beside_the_optimum_does_not_help() -> None:
@@ -125,22 +147,42 @@ def test_23_the_naive_method_leaves_and_fafed_comes() -> None:
 
 def test_23_a_large_constant_step_leaves_the_bias_that_the_spec_names() -> None:
     made = together(practical(lr=0.1), 3)
-    for alpha, limit in ((0.9, 1.0876), (0.1, 0.5314)):
+    for alpha in (0.9, 0.1):
         alphas = {f"alpha.{k}": alpha for k in range(1, 6)}
-        assert walked(made, 1000, **alphas)[1000] == pytest.approx(limit, abs=6e-5)
+        assert walked(made, 1000, **alphas)[1000] == pytest.approx(LIMITS[0.1, alpha], abs=6e-5)
+
+
+@pytest.mark.parametrize(("eta", "alpha"), LIMITS)
+def test_23_the_bias_of_a_constant_step_shrinks_with_it_to_the_spec_s_limits(
+    eta: float, alpha: float
+) -> None:
+    """The whole run in plain numbers, and the program itself on stretches from its beginning to its end."""
+    states: dict[int, Standing] = dict.fromkeys((0, 5_000, 39_980))  # type: ignore[arg-type]
+    bars = list(scalar(40_000, states, eta=eta, rho=0.01, alpha=alpha))
+    assert bars[-1] == pytest.approx(LIMITS[eta, alpha], abs=6e-5)
+    for at, standing in states.items():
+        for done in exchanges(practical(eta, alpha), at // 5 + 4, standing):
+            expected = bars[done.number - 1]
+            assert float(done.weights[three_clients.NAME]) == pytest.approx(expected, rel=1e-9)
 
 
 # -- full convergence ------------------------------------------------------------------------------------------
 
 
-def scalar(steps: int, states: dict[int, Standing]) -> Iterator[float]:
-    """FAFED with the theory's parameters as 20 lines of plain numbers: xbar after 0, 5, 10, ... iterations.
+def theorys() -> dict[str, float]:
+    """eta, rho and alpha of the theorem at L = 6, N = 3, q = 5, b = 1, rho = 1."""
+    c = 1 / (12 * 6 * 5 * (3 ** (2 / 3) / 6) ** 3) + 60 * 36 / 3
+    return {"eta": 1 / 360, "rho": 1.0, "alpha": c / 360**2}
+
+
+def scalar(
+    steps: int, states: dict[int, Standing], *, eta: float, rho: float, alpha: float
+) -> Iterator[float]:
+    """FAFED with constant parameters as 20 lines of plain numbers: xbar after 0, 5, 10, ... iterations.
 
     ``states`` is filled with where the federation stands after the iterations that are its keys.
     """
-    slopes, eta, rho, beta = three_clients.SLOPES, 1 / 360, 1.0, 0.5
-    c = 1 / (12 * 6 * 5 * (3 ** (2 / 3) / 6) ** 3) + 60 * 36 / 3
-    keep = 1 - c * eta**2
+    slopes, beta, keep = three_clients.SLOPES, 0.5, 1 - alpha
 
     def slope(a: float, x: float) -> float:
         return 2 * a * (x if abs(x) <= 1 else math.copysign(1.0, x))
@@ -178,7 +220,7 @@ def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> 
 def test_23_with_the_theorys_parameters_fafed_converges_fully() -> None:
     """The whole run in plain numbers, and the program itself on stretches from its beginning to its end."""
     states: dict[int, Standing] = dict.fromkeys((0, 20_000, 22_500, 25_000, 30_000, 45_000))  # type: ignore[arg-type]
-    bars = list(scalar(50_000, states))
+    bars = list(scalar(50_000, states, **theorys()))
     assert bars[200] == pytest.approx(9.61619, abs=6e-6)
     assert bars[2_000] == pytest.approx(6.16532, abs=6e-6)
     assert bars[4_000] == pytest.approx(2.33103, abs=6e-6)

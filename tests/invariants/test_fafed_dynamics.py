@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Program, Tensors, TensorSpec
+from edgefl.programs.contract import Program, Tensors
 from edgefl.programs.fafed import fafed
-from tests.invariants.fafed import GOLDEN, Bowls, Trace, X, at, close, traced, with_start
+from tests.invariants.fafed import (
+    GOLDEN,
+    Bowls,
+    Trace,
+    X,
+    at,
+    close,
+    traced,
+    with_old_preconditioner,
+    with_own_v,
+    with_start,
+)
 
 PROBLEM = Bowls.drawn(clients=4, d=5, seed=0)
 START = {X: torch.linspace(-1, 2, 5, dtype=torch.float64)}
@@ -30,31 +39,64 @@ def equal(tensors: list[Tensor]) -> bool:
     return all(torch.equal(tensors[0], other) for other in tensors[1:])
 
 
+def is_consensus(found: Trace) -> bool:
+    """Invariant 2, bit for bit at the beginning of every round."""
+    return all(
+        equal([each.given[f"state.{name}.{X}"] for each in first])
+        for first in found.steps[::Q]
+        for name in ("weights", "m", "v", "scale")
+    )
+
+
+def shares_its_scale(found: Trace) -> bool:
+    """Invariant 3 for A: one for all clients and all iterations of a round."""
+    rounds = [found.steps[first : first + Q] for first in range(0, len(found.steps), Q)]
+    return all(equal([each.A for step in steps for each in step]) for steps in rounds)
+
+
+def mean_moves_by_the_mean(found: Trace, schedule: str = "constant") -> bool:
+    """Invariant 4: xbar_{t+1} = xbar_t - eta_t mbar_t / A_t at every t."""
+    return all(
+        close(found.bar(t + 1), found.bar(t) - _eta(schedule, t) * _m(found, t) / _scale(found, t), 1e-13)
+        for t in range(1, len(found.steps))
+    )
+
+
 def test_02_after_a_synchronisation_all_clients_have_the_same_bits_of_x_m_v_and_the_preconditioner() -> None:
     found = trace()
-    for first in found.steps[::Q]:
-        for name in ("weights", "m", "v", "scale"):
-            assert equal([each.given[f"state.{name}.{X}"] for each in first])
+    assert is_consensus(found)
     assert not equal(found.x(2)) and not equal(found.x(Q))
+
+
+def test_02_fails_for_clients_that_go_on_from_their_own_v() -> None:
+    assert not is_consensus(traced(with_own_v(program()), START, PROBLEM.clients, rounds=6))
 
 
 def test_03_the_preconditioner_is_constant_between_synchronisations_and_the_same_for_all() -> None:
     found = trace()
-    rounds = [found.steps[first : first + Q] for first in range(0, len(found.steps), Q)]
-    scales = [[each.A for step in steps for each in step] for steps in rounds]
-    assert all(equal(each) for each in scales)
-    assert not torch.equal(scales[0][0], scales[1][0])
-    assert min(float(each[0].min()) for each in scales) >= RHO
+    assert shares_its_scale(found)
+    assert not torch.equal(found.steps[0][0].A, found.steps[Q][0].A)
+    assert min(float(each.A.min()) for step in found.steps for each in step) >= RHO
     assert all((each.v >= 0).all() for step in found.steps for each in step)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "decaying"])
 def test_04_the_mean_moves_by_the_mean_estimate_at_every_iteration(schedule: str) -> None:
-    found = trace(schedule=schedule)
-    for t in range(1, len(found.steps)):
-        assert close(
-            found.bar(t + 1), found.bar(t) - _eta(schedule, t) * _m(found, t) / _scale(found, t), 1e-13
-        )
+    assert mean_moves_by_the_mean(trace(schedule=schedule), schedule)
+
+
+def test_02_03_04_fail_for_a_private_preconditioner() -> None:
+    """Each client divides by the root of its own v. What it sends is averaged, and the server's steps are FAFED's."""
+    found = traced(with_own_v(program(), private=True), START, PROBLEM.clients, rounds=6)
+    assert not is_consensus(found)
+    assert not shares_its_scale(found)
+    assert not mean_moves_by_the_mean(found)
+
+
+def test_04_fails_for_a_synchronisation_with_the_old_preconditioner() -> None:
+    found = traced(with_old_preconditioner(program()), START, PROBLEM.clients, rounds=6)
+    assert is_consensus(found) and shares_its_scale(found)
+    assert not mean_moves_by_the_mean(found)
 
 
 def _eta(schedule: str, t: int) -> float:
@@ -91,35 +133,10 @@ def test_05_the_first_v_is_the_mean_of_squares_and_not_the_square_of_the_mean() 
 
 
 def test_05_clients_that_keep_their_own_v_have_the_same_preconditioner() -> None:
-    synchronised, own = trace(), traced(_unsynchronised(program()), START, PROBLEM.clients, rounds=6)
+    synchronised, own = trace(), traced(with_own_v(program()), START, PROBLEM.clients, rounds=6)
     for first in range(0, len(own.steps), Q):
         assert close(own.steps[first][0].A, synchronised.steps[first][0].A, 1e-14)
     assert not torch.equal(own.steps[Q][0].given[f"state.v.{X}"], own.steps[Q][1].given[f"state.v.{X}"])
-
-
-def _unsynchronised(made: Program) -> Program:
-    """FAFED whose clients go on from their own v; what they send is averaged all the same."""
-    port = f"carry.v.{X}"
-
-    def start(given: Tensors) -> Tensors:
-        return made.start.fn(given) | {f"state.v.{X}": given[port]}
-
-    def finish(given: Tensors) -> Tensors:
-        return made.finish.fn(given) | {port: given[f"state.v.{X}"]}
-
-    (opening,) = made.opening
-
-    def opened(given: Tensors) -> Tensors:
-        out = opening.finish.fn(given)
-        return out | {port: out[f"update.m/{X}"].square()}
-
-    spec = TensorSpec(tuple(START[X].shape))
-    return replace(
-        made,
-        start=replace(made.start, fn=start, inputs={**made.start.inputs, port: spec}),
-        finish=replace(made.finish, fn=finish),
-        opening=(replace(opening, finish=replace(opening.finish, fn=opened)),),
-    )
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9, 1.0])

@@ -6,7 +6,17 @@ import torch
 
 from edgefl.programs.contract import Tensors
 from edgefl.programs.fafed import fafed
-from tests.invariants.fafed import GOLDEN, Trace, X, at, close, traced, with_start
+from tests.invariants.fafed import (
+    GOLDEN,
+    Trace,
+    X,
+    at,
+    close,
+    traced,
+    with_old_preconditioner,
+    with_own_v,
+    with_start,
+)
 
 OPTIONS = {"batch": 1, "steps": 2, "lr": 0.1, "alpha": 0.1, "beta": 0.9, "rho": 0.01}
 
@@ -75,3 +85,19 @@ def test_golden_names_the_variant_that_averages_the_previous_points() -> None:
     wrong = traced(with_start(program, averaged), at(0.5, 0.5), GOLDEN.clients, rounds=3)
     assert close(wrong.steps[2][0].m, (2.7880612771, 2.1682714807))
     assert close(wrong.steps[2][1].m, (3.4398291275, 1.5856286333))
+
+
+X_2, X_3 = ((0.3772923242, 0.3934646746), (0.3647376341, 0.4070620810)), (0.3097974064, 0.3544513225)
+
+
+def test_golden_is_missed_by_a_private_preconditioner_and_by_an_old_one() -> None:
+    made = fafed(GOLDEN.objective, **OPTIONS)
+    private, old = (
+        traced(wrong, at(0.5, 0.5), GOLDEN.clients, rounds=3)
+        for wrong in (with_own_v(made, private=True), with_old_preconditioner(made))
+    )
+    assert all(close(found, wanted) for found, wanted in zip(old.x(2), X_2, strict=True))
+    assert not any(close(found, wanted, 1e-3) for found, wanted in zip(private.x(2), X_2, strict=True))
+    assert not any(close(wrong.rounds[1].weights[X], X_3, 1e-4) for wrong in (private, old))
+    kept = traced(with_own_v(made), at(0.5, 0.5), GOLDEN.clients, rounds=3)
+    assert close(kept.rounds[1].weights[X], X_3), "a v of one's own alone changes nothing"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+import torch
+from torch import Tensor
+
+from edgefl.programs.contract import Program
 from edgefl.programs.fafed import fafed
 from edgefl.programs.schedules import Constant, Decaying, Theory
 from edgefl.programs.stem import stem
 from edgefl.reproduce import three_clients
+from edgefl.simulation.federated import federated
 from edgefl.wire.errors import ConfigError
-from tests.invariants.fafed import GOLDEN
+from tests.invariants.fafed import GOLDEN, Bowls, X, close, whole
 
 PAPER = Theory(smoothness=2.0, devices=20, steps=10, batch=50, rho=1.0)
 SMALL = Theory(smoothness=3.0, devices=1, steps=1, batch=4, rho=0.5)
 """Leaves its constant phase after 1,728 iterations."""
+UNLIKE = Bowls.drawn(clients=4, d=3, seed=2)
+BEGIN = {X: torch.linspace(-1, 2, 3, dtype=torch.float64)}
 
 
 @pytest.mark.parametrize("theory", [PAPER, SMALL, Theory(6.0, 3, 5, 1, 1.0), Theory(0.1, 7, 2, 3, 0.01)])
@@ -71,6 +79,74 @@ def test_16_the_server_announces_eta_and_alpha_of_the_iterations_of_an_exchange(
             assert announced[f"eta.{k}"] == theory.eta(done + k)
             assert announced[f"alpha.{k}"] == theory.c * theory.eta(done + k - 1) ** 2
     assert made.schedule(20_000, 30_000)["eta.3"] < made.hyper["eta.3"]
+
+
+def plainly(
+    eta: Callable[[int], float], alpha: Callable[[int], float], rho: float | None, q: int, rounds: int
+) -> list[tuple[Tensor, Tensor]]:
+    """(xbar, mbar) after every exchange on UNLIKE, as plain loops; A = 1 without ``rho``."""
+    a, c = UNLIKE.a, UNLIKE.c
+    previous = BEGIN[X].expand_as(a)
+    m, v = (a * (previous - c)).mean(0), (a * (previous - c)).square().mean(0)
+
+    def scale(v: Tensor) -> Tensor:
+        return torch.ones_like(v) if rho is None else v.sqrt() + rho
+
+    A = scale(v)
+    found = [(BEGIN[X] - eta(0) * m / A, m)]
+    x, m, v = (each.expand_as(a) for each in (found[0][0], m, v))
+    for t in range(1, q * rounds + 1):
+        new, old = a * (x - c), a * (previous - c)
+        m, v = new + (1 - alpha(t)) * (m - old), 0.9 * v + 0.1 * new.square()
+        if t % q == 0:
+            m, v, A = m.mean(0).expand_as(a), v.mean(0).expand_as(a), scale(v.mean(0))
+            found.append((x.mean(0) - eta(t) * m[0] / A, m[0]))
+            previous, x = x, found[-1][0].expand_as(a)
+        else:
+            previous, x = x, x - eta(t) * m / A
+    return found
+
+
+def agrees(
+    made: Program, eta: Callable[[int], float], alpha: Callable[[int], float], rho: float | None
+) -> bool:
+    found = federated(made, BEGIN, UNLIKE.clients, rounds=6, feed=whole)
+    wanted = plainly(eta, alpha, rho, 3, 5)
+    return all(
+        close(done.weights[X], x, 1e-13) and close(done.memory[f"m/{X}"], m, 1e-13)
+        for done, (x, m) in zip(found, wanted, strict=True)
+    )
+
+
+def test_16_every_iteration_of_an_exchange_has_its_own_eta_and_alpha_in_stem() -> None:
+    made = stem(UNLIKE.objective, batch=1, steps=3, lr=0.5, schedule="original", w=8.0, sigma=2.0, c=3.0)
+
+    def eta(t: int) -> float:
+        return 0.5 / (8 + 4 * t) ** (1 / 3)
+
+    def alpha(t: int) -> float:
+        return 3 * eta(t - 1) ** 2
+
+    assert agrees(made, eta, alpha, None)
+    assert not agrees(made, eta, lambda t: alpha(1 + 3 * ((t - 1) // 3)), None), "alpha.1 for all"
+
+
+def test_16_every_iteration_of_an_exchange_has_its_own_eta_and_alpha_in_fafed_past_its_flat_phase() -> None:
+    rho, h, n = 0.5, 0.05, 4
+    made = fafed(
+        UNLIKE.objective, batch=1, steps=3, rho=rho, schedule="theory", smoothness=1.0, devices=n, h=h
+    )
+    c = 1 / (12 * 3 * h**3 * rho**2) + 60 / (n * rho**2)
+
+    def eta(t: int) -> float:
+        return rho * h / (max(1.5, 1728 * 27 * h**3 - t) + t) ** (1 / 3)
+
+    def alpha(t: int) -> float:
+        return c * eta(t - 1) ** 2
+
+    assert alpha(15) < 0.6 * alpha(1)
+    assert agrees(made, eta, alpha, rho)
+    assert not agrees(made, eta, lambda t: alpha(1 + 3 * ((t - 1) // 3)), rho), "alpha.1 for all"
 
 
 def test_practice_decays_by_iteration_or_by_epoch() -> None:

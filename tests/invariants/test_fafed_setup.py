@@ -52,6 +52,15 @@ def test_21_medium_of_any_labels_has_every_class_at_every_client(pairs: int, see
     assert histograms(labels, parts, 10).min() >= 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_21_medium_raises_small_shares_so_that_no_client_has_a_class_by_a_single_sample(seed: int) -> None:
+    """Half of Dirichlet(0.05) is below 0.01; unraised, those entries would end at the one sample that all begin with."""
+    labels = np.repeat(np.arange(10), 1000)
+    assert histograms(labels, dirichlet_equal(labels, 10, alpha=0.05, seed=seed), 10).min() >= 2
+    raw = np.random.default_rng(seed).dirichlet(np.full(10, 0.05), 10)
+    assert (raw < 0.01).mean() > 0.4
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_21_high_of_any_labels_has_complementary_halves_at_each_pair(pairs: int, seed: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -150,6 +152,25 @@ def test_11_rho_stands_outside_the_root() -> None:
     v = opening.rounds[0].memory[f"v/{X}"]
     assert close(opening.steps[0][0].A, v.sqrt() + 0.01, 1e-14)
     assert not close(opening.steps[0][0].A, (v + 0.01).sqrt(), 1e-3)
+
+
+# -- the weight of the old gradient ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [fafed, stem])
+def test_ext_multiplies_the_old_gradient_alone(make: Callable[..., Program]) -> None:
+    """Every m of a round against numpy; as a factor of the whole past, m - go, it is another m."""
+    ext, alpha = 0.95, 0.3
+    for i, each in enumerate(
+        step for steps in run(make(PROBLEM.objective, **COMMON, ext=ext)).steps for step in steps
+    ):
+        a, c = (tensor[i % 4].numpy() for tensor in (PROBLEM.a, PROBLEM.c))
+        x, previous, m = (
+            each.given[port].numpy() for port in (f"state.weights.{X}", f"state.previous.{X}", f"state.m.{X}")
+        )
+        new, old = a * (x - c), a * (previous - c)
+        assert np.allclose(each.m.numpy(), new + (1 - alpha) * (m - ext * old), rtol=0, atol=1e-13)
+        assert not np.allclose(each.m.numpy(), new + (1 - alpha) * ext * (m - old), rtol=0, atol=1e-3)
 
 
 # -- clipping --------------------------------------------------------------------------------------------------

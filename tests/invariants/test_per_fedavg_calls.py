@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,11 @@ from edgefl.programs.fedavg import fedavg_update
 from edgefl.programs.objective import Objective
 from edgefl.programs.per_fedavg import per_fedavg
 from edgefl.programs.sgd import sgd
-from edgefl.simulation.federated import Client, federated
+from edgefl.simulation.federated import Client, drawn, federated
 from edgefl.submodels.output_side import OutputSide
 from tests.invariants.embracingfl import samples, tiny
 from tests.invariants.quadratic import Value, batches, normal, positive, quadratic, sample, stepped, user
+from tests.invariants.wrong_per_fedavg import TWO_BATCHES, wrong
 
 D = 3
 
@@ -74,6 +76,29 @@ def test_08_09_a_step_reads_these_batches_and_takes_these_derivatives(
 
     assert found == streams
     assert (counts.gradients, counts.products) == (gradients, products)
+
+
+def test_09_fails_for_a_quotient_of_gradients_on_two_batches() -> None:
+    loss = Watched()
+    found, counts = read(wrong(TWO_BATCHES, quadratic(D, loss), batch=1), loss, given(3))
+    assert (found, counts.gradients) == ([1, 0, 2, 1], 4)
+
+
+def test_the_streams_of_a_step_are_drawn_independently_of_each_other() -> None:
+    """Rows of D', D and D'' differ, in every step, and none repeats what another stream had a step before."""
+    numbered = torch.arange(500, dtype=torch.float64).reshape(-1, 1, 1).expand(-1, D, D + 1)
+    client = Client(2, numbered, torch.zeros(500, dtype=torch.int64))
+    program = per_fedavg(quadratic(D), batch=20, mode="hf")
+    step = program.phases[0].function
+    feed = drawn(program, client, 0, 1)
+    rows = {
+        (at, stream): tuple(feed(step, at)[f"batch.{stream}.x"][:, 0, 0].tolist())
+        for at in range(3)
+        for stream in range(3)
+    }
+    assert all(len(set(each)) == 20 for each in rows.values())
+    shared = [len(set(a) & set(b)) for a, b in itertools.combinations(rows.values(), 2)]
+    assert max(shared) < 8
 
 
 def test_08_fedavg_takes_one_gradient() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edgefl.models.spec import sequential
-from edgefl.programs.contract import Tensors, TensorSpec
+from edgefl.programs.contract import Program, Tensors, TensorSpec
 from edgefl.programs.derivatives import difference, gradient, norm, product, shifted
 from edgefl.programs.objective import Objective
 from edgefl.programs.per_fedavg import per_fedavg
@@ -26,6 +28,7 @@ from tests.invariants.quadratic import (
     random_weights,
     relative,
 )
+from tests.invariants.wrong_per_fedavg import TWO_BATCHES, wrong
 
 FEATURES = 4
 
@@ -182,17 +185,44 @@ def test_34_it_explodes_on_two_batches() -> None:
     assert found[2] > 1e3 * found[1]
 
 
-def test_34_holds_for_the_steps_of_a_program() -> None:
-    """The correction of a step, over all single samples as D'': D and D' are fixed."""
+def _variances(make: Callable[..., Program]) -> list[float]:
+    """Of the correction of a step, over all single samples as D'', for three delta: D and D' are fixed."""
     objective = logistic(FEATURES)
     w, fixed = random_weights(objective, 1), random_batch(objective, 1, 4)
     x, y = random_batch(objective, 5, 3)
+    rows = [(x[i : i + 1], y[i : i + 1]) for i in range(5)]
+    programs = [make(objective, batch=1, delta=delta, alpha=1.0) for delta in (1.0, 1e-2, 1e-4)]
+    return [
+        _variance(torch.stack([flat(direction(program, w, batches(fixed, fixed, row))) for row in rows]))
+        for program in programs
+    ]
 
-    def corrections(delta: float) -> Tensor:
-        program = per_fedavg(objective, batch=1, mode="hf", delta=delta, alpha=1.0)
-        rows = [(x[i : i + 1], y[i : i + 1]) for i in range(5)]
-        return torch.stack([flat(direction(program, w, batches(fixed, fixed, row))) for row in rows])
 
-    found = [_variance(corrections(delta)) for delta in (1.0, 1e-2, 1e-4)]
+def test_34_holds_for_the_steps_of_a_program() -> None:
+    found = _variances(partial(per_fedavg, mode="hf"))
     assert min(found) > 0
     assert max(found) < 1.5 * min(found)
+
+
+def test_09_34_fail_for_the_steps_of_a_program_that_takes_two_batches() -> None:
+    found = _variances(partial(wrong, TWO_BATCHES))
+    assert found[1] > 1e3 * found[0]
+    assert found[2] > 1e3 * found[1]
+
+
+def test_the_scale_free_reach_is_divided_by_the_norm_of_what_it_multiplies() -> None:
+    """delta0 so large that the quotient shows which h it was taken with; the net has third derivatives (2.8)."""
+    objective, alpha, delta0 = elu_net(), 0.5, 0.5
+    w = random_weights(objective, 1)
+    outer, inner, hessian = (random_batch(objective, 8, seed) for seed in (2, 3, 4))
+    wt = shifted(w, gradient(objective, w, batches(inner))[2], scalar(-alpha))
+    gt = gradient(objective, wt, batches(outer))[2]
+
+    def expected(h: float) -> Tensor:
+        return flat(gt) - alpha * flat(difference(objective, w, batches(hessian), gt, scalar(h)))
+
+    program = per_fedavg(objective, batch=8, mode="hf", delta0=delta0, alpha=alpha)
+    found = flat(direction(program, w, batches(outer, inner, hessian)))
+    assert relative(found, expected(delta0 / float(flat(gt).norm()))) < 1e-12
+    assert relative(found, expected(delta0)) > 1e-4
+    assert relative(found, expected(delta0 * float(flat(gt).norm()))) > 1e-4

@@ -74,6 +74,20 @@ def test_01_02_03_directions_on_quadratics_are_those_of_the_formulas(
     assert relative(found(program, w, batch, batch, batch), expected) < tolerance
 
 
+@pytest.mark.parametrize("kind", ["hf", "the gradient at w", FROM_ADAPTED])
+def test_02_fails_for_what_is_not_first_order(kind: str) -> None:
+    """The Hessian kept, the inner step left out, or both of two consecutive steps subtracted."""
+    objective = quadratic(D)
+    made = {
+        "hf": lambda: per_fedavg(objective, batch=1, mode="hf", alpha=ALPHA),
+        "the gradient at w": lambda: per_fedavg(objective, batch=1, mode="fo", alpha=0.0),
+        FROM_ADAPTED: lambda: wrong(FROM_ADAPTED, objective, batch=1, alpha=ALPHA),
+    }[kind]()
+    a, b, batch = user_batch(0)
+    w = normal((D,), 200)
+    assert relative(found(made, w, batch, batch, batch), (EYE - ALPHA * a) @ (a @ w - b)) > 1e-2
+
+
 def equals_exact(make: Make, delta: float) -> bool:
     """Invariant 3 on three users."""
     objective = quadratic(D)

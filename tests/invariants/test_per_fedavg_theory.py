@@ -122,15 +122,20 @@ def test_31_the_constants_at_the_spec_s_regression_point() -> None:
     for found, value in exact.items():
         assert found == pytest.approx(value, rel=1e-9)
     printed = {
-        bias(ONES, PAPER): 0.0316228,
-        m_fo(ONES, PAPER): 0.1158114,
-        m_hf(ONES, PAPER): 0.0475342,
-        beta_max(ONES, PAPER): 0.00243902,
-        sigma_t2(ONES, PAPER): 81.6713349,
-        bound(ONES, PAPER, rounds=1000, gap=1.0): 327.085339,
+        "4.1": smoothness(ONES, 0.1),
+        "0.0316228": bias(ONES, PAPER),
+        "0.3037689375": sigma_f2(ONES, PAPER),
+        "192.03": gamma_f2(ONES, 0.1),
+        "0.1158114": m_fo(ONES, PAPER),
+        "0.0705": s_fo2(ONES, PAPER),
+        "0.0475342": m_hf(ONES, PAPER),
+        "750.303000": s_hf2(ONES, PAPER),
+        "0.00243902": beta_max(ONES, PAPER),
+        "81.6713349": sigma_t2(ONES, PAPER),
+        "327.085339": bound(ONES, PAPER, rounds=1000, gap=1.0),
     }
-    for found, value in printed.items():
-        assert found == pytest.approx(value, rel=2e-6)
+    for digits, value in printed.items():
+        assert f"{value:.{len(digits.partition('.')[2])}f}" == digits
 
 
 def test_31_what_vanishes() -> None:
@@ -160,6 +165,18 @@ def test_31_the_error_of_the_theorem_is_the_sum_of_its_three_terms() -> None:
     mean, square = drift(of, setting, 3)
     assert mean == pytest.approx(4 * 2e-3 * 3 * (noise**0.5 + apart**0.5), rel=1e-9)
     assert square == pytest.approx(35 * 4e-6 * 15 * (2 * noise + apart), rel=1e-9)
+
+
+def test_31_the_errors_of_fo_and_hf_where_every_constant_is_another() -> None:
+    of = Landscape(B=2.0, L=3.0, rho=0.5, sigma_g=0.7, sigma_h=1.3, gamma_g2=0.2, gamma_h2=0.4)
+    setting = Setting(alpha=0.2, beta=2e-3, tau=5, inner=9, outer=16, hessian=25, delta=0.3)
+    # By hand: alpha L = 0.6, sigma_g^2 = 0.49, sqrt(D) = 3, sqrt(D') = 4.
+    assert m_fo(of, setting) == pytest.approx(0.6 * (0.7 / 3 + 2), rel=1e-12)
+    assert s_fo2(of, setting) == pytest.approx(2 * 0.49 * (1 / 16 + 0.36 / 9) + 2 * 1.2**2, rel=1e-12)
+    assert m_hf(of, setting) == pytest.approx(0.2 * (2 * 2.1 / 3 + 2.1 / 4 + 0.5 * 0.3 * 4), rel=1e-12)
+    noise = 2 * 0.36 / 9 + 2 / 16 + 0.04 / (2 * 0.09 * 25)
+    assert s_hf2(of, setting) == pytest.approx(6 * 0.49 * noise + 2 * 0.03**2 * 16, rel=1e-12)
+    assert bias(of, setting) == pytest.approx(2 * 0.6 * 0.7 / 3, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,12 @@ def _undivided(grad: Grads, w: Tensors, gt: Tensors, alpha: Tensor, delta: Tenso
     return shifted(gt, _quotient(grad, w, gt, delta), -2 * alpha)
 
 
+def _two_batches(grad: Grads, w: Tensors, gt: Tensors, alpha: Tensor, delta: Tensor) -> Tensors:
+    """The gradient behind w is of D, that ahead of it of D''."""
+    ahead, behind = grad(shifted(w, gt, delta), 2), grad(shifted(w, gt, -delta), 1)
+    return {name: gt[name] - alpha * (ahead[name] - behind[name]) / (2 * delta) for name in gt}
+
+
 def _first_order(grad: Grads, w: Tensors, gt: Tensors, alpha: Tensor, delta: Tensor) -> Tensors:
     return gt
 
@@ -63,12 +69,13 @@ WRONG: dict[str, Meta] = {
     "first order under the plain name": _first_order,
 }
 FROM_ADAPTED = "outer step from the adapted point"
+TWO_BATCHES = "two batches for one quotient"
 
 
 def wrong(kind: str, objective: Objective, **options: float) -> Program:
     """HF with an absolute delta and one inner step, wrong as ``kind`` says."""
     right = per_fedavg(objective, mode="hf", **{"delta": 1e-3, **options})  # type: ignore[arg-type]
-    meta = WRONG.get(kind)
+    meta = _two_batches if kind == TWO_BATCHES else WRONG.get(kind)
 
     def fn(tensors: Tensors) -> Tensors:
         w = select(tensors, "state.weights")
