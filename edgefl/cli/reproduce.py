@@ -49,7 +49,14 @@ def reproduce(
     reproduction = catalog.named(name)
     began = time.perf_counter()
     with errors.status("") as status:
-        report = reproduction.run(steps, lambda text: status.update(Text(text)))
+
+        def progress(text: str) -> None:
+            if errors.is_terminal:
+                status.update(Text(text))
+            else:
+                errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        report = reproduction.run(steps, progress)
     files = _written(report, out) if out else []
     conclude(name, report, files, time.perf_counter() - began, as_json=as_json)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.data.dataset import Dataset
     from edgefl.models.spec import ModelSpec
+    from edgefl.programs.contract import Program
     from edgefl.submodels.submodel import Submodel
 
 
@@ -36,9 +37,22 @@ def tier_sizes(
             for name, region in regions.items()
             if not any(part in trained for part, _ in pieces(name, region, shapes))
         }
-        local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
+        local = _sent(program)
+        if local is None:
+            local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
         found[tier] = update_size(program.form, local, statistics)
     return found
+
+
+def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
+    """The tensors of an update that holds more than weights, or less; None where it is the weights, in whatever form."""
+    from edgefl.programs.contract import role_of, select
+
+    ports = (*program.start.inputs, *program.finish.inputs)
+    if program.form.sections or not (program.memory or any(role_of(name) == "carry" for name in ports)):
+        return None
+    update = select(program.finish(program.finish.example(0)), "update")
+    return {name: tuple(tensor.shape) for name, tensor in update.items()}
 
 
 def sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
@@ -85,7 +99,7 @@ def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
                 "part": "whole",
                 "tensors": sum(part.tensors for part in update.parts),
                 "entries": entries,
-                "bits": 8 * update.nbytes / entries,
+                "bits": 8 * update.nbytes / entries if entries else 0.0,
                 "scales": sum(part.scales for part in update.parts),
                 "bytes": update.nbytes,
                 "ratio": update.ratio,

@@ -148,6 +148,15 @@ def test_validate_tells_what_an_update_of_each_tier_takes(tmp_path: Path) -> Non
     assert re.search(shown, edgefl("validate", file))
 
 
+@pytest.mark.parametrize(("program", "models"), [("fafed", 3), ("scaffold", 2), ("local", 0), ("fedavg", 1)])
+def test_validate_counts_what_a_program_sends_beside_the_weights(
+    tmp_path: Path, program: str, models: int
+) -> None:
+    file = written(tmp_path, SMALL.replace("[program]", f'[program]\nname = "{program}"'))
+    [*_, whole] = as_json("validate", file)["updates"]
+    assert (whole["entries"], whole["tensors"]) == (models * ENTRIES, models * TENSORS)
+
+
 def test_validate_names_the_tier_whose_kind_a_codec_cannot_serve(tmp_path: Path) -> None:
     file = written(tmp_path, SMALL + SPARSE + '[codec]\nname = "ef_signsgd"\n')
     with pytest.raises(ConfigError, match=r"^tier 'sparse': codec 'ef_signsgd' keeps .* kind 'importance'"):
