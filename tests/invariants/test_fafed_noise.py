@@ -90,8 +90,7 @@ def _two_batches(made: Program) -> Callable[[Tensors], Tensors]:
         old = select(given, "state.weights") | select(given, "state.previous")
         _, _, same, _ = gradient(OBJECTIVE, old, given, 0)
         _, _, other, _ = gradient(OBJECTIVE, old, given, 1)
-        step = int(given["state.step"]) + 1
-        past = 1 - given[f"hyper.alpha.{step}"]
+        past = 1 - given["state.alphas"][int(given["state.step"])]
         out = right(given)
         return out | {f"state.m.{X}": out[f"state.m.{X}"] + past * (same[X] - other[X])}
 
@@ -130,8 +129,7 @@ def difference(
         given[f"state.previous.{name}"] = given[f"state.weights.{name}"]
         given[f"state.m.{name}"] = torch.zeros_like(given[f"state.m.{name}"])
     given |= {
-        "hyper.alpha.1": torch.tensor(0.0),
-        "hyper.alpha.2": torch.tensor(0.0),
+        "state.alphas": torch.zeros(2),
         "hyper.ext": torch.tensor(1.0),
     }
     return select(step(given), "state.m")
@@ -153,7 +151,7 @@ def _other_mask(made: Program, objective: Objective) -> Function:
         flipped = {name: 1 - mask for name, mask in given.items() if name.startswith("noise.")}
         _, _, same, _ = gradient(objective, old, given)
         _, _, other, _ = gradient(objective, old, given | flipped)
-        past = 1 - given["hyper.alpha.1"]
+        past = 1 - given["state.alphas"][0]
         return out | {
             f"state.m.{name}": out[f"state.m.{name}"] + past * (same[name] - other[name]) for name in same
         }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers import BatchNorm, Dropout
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed
+from edgefl.programs.contract import Function, Program, Tensors, TensorSpec
 from edgefl.programs.fafed import fafed
 from edgefl.programs.naive_adaptive import naive_adaptive
 from edgefl.programs.objective import Objective
@@ -153,10 +153,10 @@ def test_all_schedules_share_one_graph() -> None:
 def test_without_the_old_gradient_m_is_a_heavy_ball() -> None:
     """ext = 0, by a scalar of the same graph: m <- gn + (1 - alpha) m."""
     step = fafed(objective(mlp), batch=BATCH, steps=2, alpha=0.1).phases[0].function
-    given = step.example(3) | prefixed("hyper", {"ext": torch.tensor(0.0), "alpha.1": torch.tensor(0.25)})
+    given = step.example(3) | {"hyper.ext": torch.tensor(0.0), "state.alphas": torch.tensor([0.25, 0.5])}
     given |= {"state.step": torch.tensor(0)}
     with_old, without = step(given | {"hyper.ext": torch.tensor(1.0)}), step(given)
-    fresh = step(given | {"hyper.alpha.1": torch.tensor(1.0)})
+    fresh = step(given | {"state.alphas": torch.ones(2)})
     for name in [name for name in without if name.startswith("state.m.")]:
         assert torch.allclose(without[name], fresh[name] + 0.75 * given[name], atol=1e-6)
     assert any(not torch.allclose(with_old[name], without[name], atol=1e-3) for name in without)
