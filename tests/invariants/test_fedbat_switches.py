@@ -132,7 +132,7 @@ def test_upload_modes_send_a_new_draw_the_last_one_or_the_sign() -> None:
 
 def _first_step() -> Tensors:
     """m of FedAvg after one step."""
-    program = sgd(_objective(), batch=BATCH, steps=1, momentum=0.0, weight_decay=0.0)
+    program = sgd(_objective(), batch=BATCH, steps=1, lr=0.1, momentum=0.0, weight_decay=0.0)
     left = run_round(program, SPEC.weights, FEED).update
     return {name: left[name] - SPEC.weights[name] for name in left}
 

@@ -38,7 +38,7 @@ TRAINED = sorted(name for name, _ in SPEC.module.named_parameters())
 
 def fedavg(steps: int, feed: Feed = FEED) -> Tensors:
     """m of FedAvg's local training: what is left of the weights minus what they were."""
-    program = sgd(_objective(), batch=BATCH, steps=steps, momentum=0.0, weight_decay=0.0)
+    program = sgd(_objective(), batch=BATCH, steps=steps, lr=0.1, momentum=0.0, weight_decay=0.0)
     left = run_round(program, SPEC.weights, feed).update
     return {name: left[name] - SPEC.weights[name] for name in left}
 
@@ -188,7 +188,7 @@ def test_a_step_differs_from_one_with_a_mistake(mistake: str) -> None:
 def test_momentum_acts_on_m_and_the_warm_up_is_then_fedavg_with_momentum_and_decay() -> None:
     options = {"momentum": 0.9, "weight_decay": 1e-2}
     trace = walk(program_of(SPEC, **options), SPEC.weights, FEED)
-    plain = sgd(_objective(), batch=BATCH, steps=STEPS // 2, **options)
+    plain = sgd(_objective(), batch=BATCH, steps=STEPS // 2, lr=0.1, **options)
     left = run_round(plain, SPEC.weights, FEED).update
     for name in TRAINED:
         assert close(trace.states[STEPS // 2][f"change.{name}"], left[name] - SPEC.weights[name]), name

@@ -6,10 +6,11 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from edgefl.submodels.submodel import Placement
@@ -99,6 +100,15 @@ def plan_for(federation: str, limits: Limits, **rules: Any) -> Plan:
         evaluate=lambda weights: {"accuracy": 0.5, "loss": float(weights["head.weight"].mean())},
         limits=limits,
     )
+
+
+def needing_carry(tiers: Mapping[str, TierPlan]) -> dict[str, TierPlan]:
+    """The tiers with manifests that say so."""
+    made = {}
+    for name, tier in tiers.items():
+        manifest = msgspec.structs.replace(tier.bundle.manifest, carry_needed=True)
+        made[name] = replace(tier, bundle=replace(tier.bundle, manifest=manifest))
+    return made
 
 
 def trained(device: str, task: Task) -> Arrays:

@@ -12,7 +12,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.session import Address
 from server.events import Event
 from server.service import Service
-from tests.server.fleet import plan_for
+from tests.server.fleet import needing_carry, plan_for
 
 
 def main(port: int, federation: str, out: Path) -> None:
@@ -21,7 +21,8 @@ def main(port: int, federation: str, out: Path) -> None:
 
     limits = Limits(chunk_bytes=1024, reconnect_min_s=0.02, reconnect_max_s=0.1)
     plan = plan_for(federation, limits, rounds=4, min_devices=2, whole=True, opening=1)
-    plan = replace(plan, opening=(replace(plan.main, hyper={"lr": 9.0}),))
+    opening = replace(plan.main, hyper={"lr": 9.0})
+    plan = replace(plan, opening=(opening,), tiers=needing_carry(plan.tiers))
     Service(plan, Address("127.0.0.1", port), out, emit=emit).run()
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +15,6 @@ from edgefl.wire.errors import ParticipationError
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import NO_CARRY, Decline, Round, Task
 from server.events import Declined, Finished, Refused, Rejected, RoundClosed, RoundOpened, Waiting, Warned
-from server.plan import TierPlan
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -25,6 +22,7 @@ from tests.server.fleet import (
     RunningServer,
     ScriptedDevice,
     expected_mean,
+    needing_carry,
     plan_for,
     silent,
     trained,
@@ -164,15 +162,6 @@ def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(
     assert [each.outcome for each in closed] == ["closed", "abandoned", "closed", "closed"]
 
 
-def needing_carry(tiers: Mapping[str, TierPlan]) -> dict[str, TierPlan]:
-    """The tiers with manifests that say so."""
-    made = {}
-    for name, tier in tiers.items():
-        manifest = msgspec.structs.replace(tier.bundle.manifest, carry_needed=True)
-        made[name] = replace(tier, bundle=replace(tier.bundle, manifest=manifest))
-    return made
-
-
 @pytest.mark.parametrize("reason", ["\x00\x1b[2J", "r" * 33, NO_CARRY])
 def test_a_reason_that_is_none_counts_as_other(device: MakeDevice, serve: Any, reason: str) -> None:
     device("strong-0")
@@ -217,10 +206,12 @@ def test_partial_rounds_go_on_and_say_who_is_missing(device: MakeDevice, serve: 
     device("strong-1", silent)
     server = serve(rounds=1, min_devices=2, whole=True, absent=absent, deadline_s=0.5)
     closed = server.wait_for(RoundClosed)
-    server.join()
+    error = ended(server)
     warned = [event.text for event in server.seen_of(Warned)]
     if absent == "wait":
         assert closed.outcome == "abandoned" and not warned
+        assert isinstance(error, ParticipationError) and "none has trained the model" in error.message
     else:
+        assert error is None
         assert closed.outcome == "closed" and closed.reports == 1
         assert len(warned) == 1 and "strong-1 (it did not report in time)" in warned[0]
