@@ -123,7 +123,7 @@ def rows(run: Run, device: str, table: str) -> int:
 def carried(folder: Path, device: str) -> dict[str, np.ndarray]:
     """What a device keeps for its next round."""
     with closing(sqlite3.connect(f"file:{_store(folder, device)}?mode=ro", uri=True)) as db:
-        ((data,),) = db.execute("SELECT data FROM carries").fetchall()
+        ((data,),) = db.execute("SELECT data FROM carries ORDER BY id DESC LIMIT 1").fetchall()
     return dict(tensors.load(data))
 
 
