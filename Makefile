@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install "torch==2.13.0"
-	$(VENV)/bin/python -m pip install --quiet --editable ".[server,dev,bench]"
+	$(VENV)/bin/python -m pip install --quiet --editable ".[server,dev,bench,executorch]"
 	@touch $@
 
 demo: $(STAMP)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -24,15 +23,18 @@ from device_runtime.carry import Kept
 from device_runtime.engine.base import Engine
 from device_runtime.fetch import Fetcher
 from device_runtime.graphs import Step
+from device_runtime.host import agent_version, physical_memory
 from device_runtime.job import Job
 from device_runtime.keep import drop_abandoned
-from device_runtime.memory import peak_bytes, resident_bytes, return_memory_early
-from device_runtime.outbox import Outbox
+from device_runtime.memory import peak_bytes, return_memory_early
+from device_runtime.outbox import Outbox, past_of
+from device_runtime.profile_child import Child
+from device_runtime.profile_request import Measure, ProfileDesk
 from device_runtime.store import DECLINED, Outgoing, PastRound, Store
 from device_runtime.work import Work
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, decode, encode
+from edgefl.wire.messages import Ack, Decline, Hello, Progress, Round, Status, Task, decode, encode
 from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
 from edgefl.wire.topics import Topics
 
@@ -59,16 +61,25 @@ class AgentConfig:
     folder: Path
     tier: str = ""
     memory_bytes: int = 0
+    """Memory this device offers to training; 0: what it has. A task that needs more is declined."""
     server_key: str = ""
     """Public key, in hexadecimal digits; with it, only bundles that it signed are loaded."""
     until_done: bool = False
+    threads: int = 1
+    """Those of the engine, for whoever asks what a bundle costs here."""
     limits: Limits = Limits()  # noqa: RUF009  frozen
 
 
 class Agent:
     """One device. ``run`` returns when the training is done (if asked to) or ``stop`` was called."""
 
-    def __init__(self, config: AgentConfig, engine: Engine, report: Callable[[AgentEvent], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        engine: Engine,
+        report: Callable[[AgentEvent], None],
+        measure: Measure | None = None,
+    ) -> None:
         self._config = config
         self._engine = engine
         self._report = report
@@ -77,6 +88,7 @@ class Agent:
         self._topics = topics
         self._mine = topics.device(config.device)
         self._data = local_data.load(config.data)
+        self._memory_bytes = config.memory_bytes or physical_memory()
         self._session = Session(
             config.broker,
             f"edgefl-{config.federation}-{config.device}",
@@ -97,6 +109,7 @@ class Agent:
             folder=config.folder,
             limits=limits,
             server_key=config.server_key,
+            memory_bytes=self._memory_bytes,
             engine=engine,
             data=self._data,
             fetcher=self._fetcher,
@@ -106,6 +119,8 @@ class Agent:
             aborted=self._round_is_over,
             dropped=self._dropped,
         )
+        measure = measure or Child(engine=engine.format, threads=config.threads).measure
+        self._profiles = ProfileDesk(self._work, self._session, topics, measure, self._say)
         self._announced: Round | None = None
         self._task: Task | None = None
         self._job: Job | None = None
@@ -121,13 +136,16 @@ class Agent:
     def run(self) -> None:
         """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
         return_memory_early()
-        self._session.subscribe([self._topics.current_round, self._mine.tasks, self._mine.acks])
+        self._session.subscribe(
+            [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
+        )
         self._session.start()
         self._outbox.start()
         try:
             while not self._stopping.is_set() and self._fatal is None and not self._is_done():
                 self._handle_next()
                 self._advance()
+                self._profiles.step(busy=self._worker is not None)
         finally:
             self._shut_down()
         if self._fatal is not None:
@@ -138,6 +156,7 @@ class Agent:
 
     def _shut_down(self) -> None:
         self._stopping.set()
+        self._profiles.stop()
         if self._worker is not None:
             self._worker.join(timeout=_WORKER_END_S)
         self._outbox.stop()
@@ -164,8 +183,8 @@ class Agent:
     def _greet(self) -> None:
         self._session.publish(self._mine.status, encode(Status(online=True)), retain=True)
         hello = Hello(
-            agent=_agent_version(),
-            memory_bytes=self._config.memory_bytes or _physical_memory(),
+            agent=agent_version(),
+            memory_bytes=self._memory_bytes,
             cores=os.cpu_count() or 1,
             samples=len(self._data),
             engines={self._engine.name: self._engine.version},
@@ -174,6 +193,7 @@ class Agent:
         # Retained: a server that starts after its devices must still learn of them.
         self._session.publish(self._mine.hello, encode(hello), retain=True)
         self._fetcher.poke()
+        self._profiles.poke()
         self._outbox.send_again()
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
@@ -184,8 +204,12 @@ class Agent:
         try:
             if topic.startswith(f"{self._topics.root}/blobs/"):
                 self._fetcher.deliver(topic, message.payload)
+            elif self._profiles.owns(topic):
+                self._profiles.deliver(topic, message.payload)
             elif not message.payload:
                 return
+            elif topic == self._profiles.topic:
+                self._profiles.take(message.payload)
             elif topic == self._topics.current_round:
                 self._announced = decode(Round, message.payload)
                 if self._announced.state == "open":
@@ -252,7 +276,8 @@ class Agent:
         kept = self._kept_job()
         if kept is not None:
             return kept
-        job = Job.of(self._task, self._announced) if self._task is not None else None
+        form = self._engine.format
+        job = Job.of(self._task, self._announced, form) if self._task is not None else None
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
@@ -268,7 +293,7 @@ class Agent:
         if data is None or self._announced is None:
             return None
         job = jobs.decode(data)
-        now = job.following(self._announced) if job is not None else None
+        now = job.following(self._announced, self._engine.format) if job is not None else None
         if job is None or now is None:
             self._store.close_job()
             return None
@@ -331,25 +356,7 @@ class Agent:
 
     def _settled(self, outgoing: Outgoing, ack: Ack) -> None:
         """The outbox thread: the server accepted or refused an update."""
-        past = PastRound(
-            run=outgoing.run,
-            round=outgoing.round,
-            tier="",
-            nonce=outgoing.nonce,
-            outcome=ack.status,
-            reason=ack.reason,
-            up_bytes=len(outgoing.data),
-        )
-        with suppress(ProtocolError):  # another release of the runtime may have computed it
-            update = decode(Update, outgoing.data)
-            past = msgspec.structs.replace(
-                past,
-                tier=update.tier,
-                loss=update.metrics.get("loss", float("nan")),
-                step_ms=update.profile.step_ms,
-                peak_bytes=update.profile.peak_bytes,
-                down_bytes=update.profile.down_bytes,
-            )
+        past = past_of(outgoing, ack)
         self._store.settle(past)
         text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
         self._say(ack.status, text, round=past.round, loss=past.loss)
@@ -382,17 +389,3 @@ class Agent:
         """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""
         with suppress(Exception):
             self._report(AgentEvent(event=event, text=text, details=details))
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return resident_bytes()
-
-
-def _agent_version() -> str:
-    try:
-        return f"edgefl/{version('edgefl')}"
-    except PackageNotFoundError:
-        return "edgefl/source"

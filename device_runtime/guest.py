@@ -97,14 +97,27 @@ class Guest:
                 self.blobs.deliver(event.topic, event.payload)
 
 
-def job_of(announced: Round, tier: str) -> Job:
-    """The announced model as ``tier`` has it ("": the only one there is). ConfigError lists the tiers."""
-    offered = sorted(announced.bundles)
+def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
+    """The announced model as ``tier`` has it ("": the only one there is), for an engine that runs ``format``.
+
+    ConfigError lists the tiers, or the formats in which there are any.
+    """
+    offer = announced.offer(format)
+    offered = sorted(offer.bundles)
+    others = [name for name in ("onnx", *sorted(announced.formats)) if announced.offer(name).bundles]
+    if not offered and others:
+        raise ConfigError(
+            f"round {announced.round} offers nothing in format {format}, but in {', '.join(others)}: choose another "
+            f'--engine, or have the server export it (formats = ["{format}"] in [export])',
+            format=format,
+            offered=others,
+        )
     chosen = tier or (offered[0] if len(offered) == 1 else "")
     if chosen not in offered:
         asked = f"no tier {tier!r}" if tier else "several tiers"
         raise ConfigError(
-            f"round {announced.round} offers {asked}: choose one of {', '.join(offered) or 'none'} by --tier",
+            f"round {announced.round} offers {asked} in format {format}: choose one of {', '.join(offered) or 'none'} by "
+            "--tier",
             tier=tier,
             offered=offered,
         )
@@ -116,9 +129,10 @@ def job_of(announced: Round, tier: str) -> Job:
         nonce="",
         samples=0,
         model_version=announced.model_version,
-        bundle=announced.bundles[chosen],
+        bundle=offer.bundles[chosen],
         units=announced.units,
         hyper=announced.hyper,
-        signature=announced.signatures.get(chosen, b""),
+        signature=offer.signatures.get(chosen, b""),
         lines=announced.lines,
+        format=format,
     )

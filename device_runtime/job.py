@@ -11,7 +11,10 @@ from edgefl.wire.messages import MALFORMED, Round, Task
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A task together with what the round's announcement says about its tier: enough to start, or to start again."""
+    """A task together with what the round's announcement says about its tier: enough to start, or to start again.
+
+    ``format`` is that of the graphs in ``bundle``: the one that was asked for, if the tier is offered in it.
+    """
 
     run: str
     round: int
@@ -26,13 +29,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     signature: bytes = b""
     lines: dict[str, tuple[BlobRef, ...]] = {}
     base: int = -1
+    format: str = "onnx"
 
     @classmethod
-    def of(cls, task: Task, announced: Round) -> Job | None:
-        """The job of a task, or None while the announcement is of another round or does not offer the tier."""
+    def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
+        """The job of a task for an engine that runs ``format``, or None while the announcement is of another round or does
+        not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to decline.
+        """
         same = (task.run, task.round) == (announced.run, announced.round)
-        if not same or announced.state != "open" or task.tier not in announced.bundles:
+        offered = announced.formats_of(task.tier)
+        if not same or announced.state != "open" or not offered:
             return None
+        found = format if format in offered else offered[0]
+        offer = announced.offer(found)
         return cls(
             run=task.run,
             round=task.round,
@@ -41,15 +50,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             nonce=task.nonce,
             samples=task.samples,
             model_version=announced.model_version,
-            bundle=announced.bundles[task.tier],
+            bundle=offer.bundles[task.tier],
             units=announced.units,
             hyper=announced.hyper,
-            signature=announced.signatures.get(task.tier, b""),
+            signature=offer.signatures.get(task.tier, b""),
             lines=announced.lines,
             base=announced.base,
+            format=found,
         )
 
-    def following(self, announced: Round) -> Job | None:
+    def following(self, announced: Round, format: str = "onnx") -> Job | None:
         """This job as ``announced`` describes its round now; seed, nonce and samples are those of the task."""
         task = Task(
             run=self.run,
@@ -59,7 +69,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             nonce=self.nonce,
             samples=self.samples,
         )
-        return Job.of(task, announced)
+        return Job.of(task, announced, format)
 
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:

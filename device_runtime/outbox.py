@@ -7,14 +7,41 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from device_runtime.store import Outgoing, Store
+import msgspec
+
+from device_runtime.store import Outgoing, PastRound, Store
 from edgefl.wire.blobs import split
-from edgefl.wire.errors import StoreError
+from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import ENVELOPE_BYTES, Ack, UpdateChunk, encode
+from edgefl.wire.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode, encode
 from edgefl.wire.session import Delivery, Session
 from edgefl.wire.topics import DeviceTopics
+
+
+def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
+    """What a device remembers of an update that the server accepted or refused."""
+    past = PastRound(
+        run=outgoing.run,
+        round=outgoing.round,
+        tier="",
+        nonce=outgoing.nonce,
+        outcome=ack.status,
+        reason=ack.reason,
+        up_bytes=len(outgoing.data),
+    )
+    with suppress(ProtocolError):  # another release of the runtime may have computed it
+        update = decode(Update, outgoing.data)
+        past = msgspec.structs.replace(
+            past,
+            tier=update.tier,
+            loss=update.metrics.get("loss", float("nan")),
+            step_ms=update.profile.step_ms,
+            peak_bytes=update.profile.peak_bytes,
+            down_bytes=update.profile.down_bytes,
+        )
+    return past
 
 
 class Outbox:

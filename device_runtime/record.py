@@ -1,11 +1,12 @@
-"""Recorded boundary activations: a memory-mapped file, one row per local sample, tagged with its model version."""
+"""Recorded boundary activations: a file with one row per local sample, tagged with its model version."""
 
 from __future__ import annotations
 
 import errno
-import mmap
+import math
 import os
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -25,8 +26,12 @@ class _Meta(msgspec.Struct, frozen=True):
     dtype: str
 
     @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize
+
+    @property
     def nbytes(self) -> int:
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        return self.shape[0] * self.row_bytes
 
     def check(self, version: str) -> None:
         if self.version != version:
@@ -39,14 +44,15 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class Record:
-    """Rows of shape ``shape[1:]`` on disk. Pages are given back after each access, so the record costs no memory."""
+    """Rows of shape ``shape[1:]`` on disk; only those that are asked for are ever in memory.
+
+    Read and written, not mapped: of a mapping, pages around each row become part of the process as well.
+    """
 
     def __init__(self, path: Path, meta: _Meta) -> None:
         self.path = path
         self._meta = meta
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self._rows: Array = np.frombuffer(self._map, dtype=meta.dtype).reshape(meta.shape)
+        self._file: FileIO = path.open("r+b", buffering=0)
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: str, version: str) -> Record:
@@ -90,24 +96,33 @@ class Record:
         return self._meta.shape
 
     def write(self, start: int, rows: Array) -> None:
-        self._rows[start : start + len(rows)] = rows
-        self._release()
+        """``rows`` (n, *shape[1:]) as the record's rows from ``start`` on."""
+        self._file.seek(start * self._meta.row_bytes)
+        rest = _bytes_of(np.ascontiguousarray(rows, self._meta.dtype))
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def seal(self) -> None:
         """Flush the rows, then the tag that makes them valid."""
-        self._map.flush()
+        os.fsync(self._file.fileno())
         _meta_path(self.path).write_bytes(msgspec.msgpack.encode(self._meta))
 
     def rows(self, indices: Array, version: str) -> Array:
         """Copies of the rows at ``indices``, if the record is of model ``version``."""
         self.check(version)
-        picked: Array = self._rows[indices]
-        self._release()
+        picked: Array = np.empty((len(indices), *self.shape[1:]), self._meta.dtype)
+        size, room = self._meta.row_bytes, _bytes_of(picked)
+        for place, index in enumerate(indices):
+            self._file.seek(int(index) * size)
+            self._fill(room[place * size : (place + 1) * size])
         return picked
 
-    def _release(self) -> None:
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+    def _fill(self, room: memoryview) -> None:
+        while room:
+            count = self._file.readinto(room)
+            if not count:
+                raise _not_whole(self.path)  # somebody has cut the file short
+            room = room[count:]
 
     def delete(self) -> None:
         self.close()
@@ -115,8 +130,7 @@ class Record:
         _meta_path(self.path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        self._rows = np.empty(0)
-        self._map.close()
+        self._file.close()
 
     def __enter__(self) -> Record:
         return self
@@ -127,8 +141,13 @@ class Record:
         self.close()
 
 
+def _bytes_of(array: Array) -> memoryview:
+    """The memory of a contiguous array, byte by byte."""
+    return array.reshape(-1).view(np.uint8).data
+
+
 def _reserve(file: IO[bytes], size: int) -> None:
-    """Give ``file`` its ``size`` bytes on disk now: a map into a hole of a full disk ends the process."""
+    """Give ``file`` its ``size`` bytes on disk now: a disk that is full later would end the round."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, size)

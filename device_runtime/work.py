@@ -18,15 +18,19 @@ from device_runtime.runner import RoundResult, RoundRunner
 from device_runtime.store import Outgoing, Store
 from edgefl.wire import manifest as manifests
 from edgefl.wire import signatures, tensors
-from edgefl.wire.errors import ProtocolError
+from edgefl.wire.errors import ProtocolError, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.manifest import Manifest
-from edgefl.wire.messages import Profile, Update, encode
+from edgefl.wire.messages import NO_FORMAT, Profile, Update, encode
+
+NO_MEMORY = "no-memory"
+"""The reason of a decline: the largest graph of the bundle does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded.
+    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
+    graph may need over the idle process.
 
     ``begins`` is told the rows and steps of a round before the first of them, ``watch`` each step; ``aborted`` is asked
     before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
@@ -37,6 +41,7 @@ class Work:
     folder: Path
     limits: Limits
     server_key: str
+    memory_bytes: int
     engine: Engine
     data: LocalData
     fetcher: Fetcher
@@ -53,10 +58,12 @@ class Work:
         the local data do not fit the model, and other EdgeflErrors after which the round may be tried again.
         """
         profiler = Profiler()
+        self._check_offered(job)
         if self.server_key:
             signatures.check(self.server_key, job.bundle.sha256, job.signature)
         manifest = manifests.decode(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
+        self.check_memory(manifest)
         data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
         taken = take_up(self.store, job, manifest, self.dropped)
         rows = len(data.first(job.samples))
@@ -72,11 +79,34 @@ class Work:
         result = runner.run(job, data, taken.arrays, taken.origin)
         self._hand_over(job, manifest, result, self._profile(profiler))
 
+    def _check_offered(self, job: Job) -> None:
+        if job.format != self.engine.format:
+            raise RoundDeclined(
+                NO_FORMAT,
+                f"tier {job.tier!r} is offered in format {job.format}, and this device's engine runs {self.engine.format}: "
+                f'have the server export that too (formats = ["{job.format}", "{self.engine.format}"] in [export]), or '
+                "start the device with another --engine",
+                offered=job.format,
+                format=self.engine.format,
+            )
+
     def _check_formats(self, manifest: Manifest) -> None:
         wrong = {graph.format for graph in manifest.graphs} - {self.engine.format}
         if wrong:
             raise ProtocolError(
                 f"the bundle holds {sorted(wrong)} graphs, this device runs {self.engine.format}"
+            )
+
+    def check_memory(self, manifest: Manifest) -> None:
+        """RoundDeclined if a graph is known to need more than this device offers: before anything of it is loaded."""
+        largest = max(manifest.graphs, key=lambda graph: graph.planned_bytes)
+        if largest.planned_bytes > self.memory_bytes:
+            raise RoundDeclined(
+                NO_MEMORY,
+                f"graph {largest.name!r} of tier {manifest.tier!r} needs {_mebibytes(largest.planned_bytes)}, and this "
+                f"device offers {_mebibytes(self.memory_bytes)}: give it a smaller tier, or more by --memory",
+                needs_bytes=largest.planned_bytes,
+                offers_bytes=self.memory_bytes,
             )
 
     def _settings(self, job: Job) -> Settings:
@@ -117,3 +147,7 @@ class Work:
         outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
         carry = tensors.dump(result.carry) if result.carry else None
         self.store.finish_job(outgoing, carry, carry_name(job, manifest))
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

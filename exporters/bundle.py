@@ -12,10 +12,10 @@ from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
 from edgefl.wire.manifest import VERSIONS, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.recompute import Budget, within
-from exporters.verify import verify
+from edgefl.wire.sources import Node
+from exporters.formats import Format, Onnx
+from exporters.recompute import Budget
+from exporters.sources import packed_sources
 from exporters.wiring import check_wiring
 
 VERIFY_SEED = 1
@@ -47,36 +47,48 @@ def build_bundle(
     data: DataSpec,
     chunk_bytes: int = Limits().chunk_bytes,
     memory_budget: Budget | None = None,
+    format: Format | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
-    """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``.
+    """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``, in ``format`` (default: ONNX).
 
-    ``memory_budget`` bounds the steps: they recompute what it takes. Every graph is run once in onnxruntime and
-    compared with torch before the bundle exists. Raises ExportError, also if the functions do not fit together (a
+    ``memory_budget`` bounds the steps: they recompute what it takes. Every graph is run once in the runtime of its
+    format and compared with torch before the bundle exists. Raises ExportError, also if the functions do not fit together (a
     step reads a state that nobody left). Equal functions give equal bytes, so tiers share graphs by their digest.
     """
     blobs: dict[str, bytes] = {}
-
+    nodes: dict[str, Mapping[str, Node]] = {}
+    written = format or Onnx()
     steps = {phase.function.name for phase in program.phases}
 
     def add(name: str, function: Function) -> Graph:
-        progress(f"{label.model}, tier {label.tier}: graph {name}")
-        captured = capture(function)
-        budget = 0
+        progress(f"{label.model}, tier {label.tier}: graph {name} ({written.name})")
+        captured = written.capture(function)
         if memory_budget is not None and name in steps:
-            budget = memory_budget.of(captured)
-            captured = within(captured, budget)
-        model = to_onnx(captured)
-        verify(function, model, VERIFY_SEED)
-        ref = describe(model, chunk_bytes)
-        blobs[ref.sha256] = model
+            artifact, budget = written.write_within(captured, memory_budget)
+        else:
+            artifact, budget = written.write(captured), 0
+        written.verify(function, artifact.model, VERIFY_SEED, artifact.in_place)
+        ref = describe(artifact.model, chunk_bytes)
+        blobs[ref.sha256] = artifact.model
+        nodes[name] = artifact.nodes
         masks = program.masks if name == program.finish.name else {}
-        inputs, outputs = ports(captured.inputs), ports(captured.outputs, masks)
-        return Graph(name=name, format="onnx", blob=ref, inputs=inputs, outputs=outputs, memory_budget=budget)
+        return Graph(
+            name=name,
+            format=written.name,
+            blob=ref,
+            inputs=ports(captured.inputs),
+            outputs=ports(captured.outputs, masks),
+            memory_budget=budget,
+            planned_bytes=artifact.planned_bytes,
+            in_place=artifact.in_place,
+        )
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
     graphs = [add(name, chunk.forward) for name, chunk in chunks]
     graphs += [add(name, function) for name, function in _named(program).items()]
+    told, listing = packed_sources(nodes, chunk_bytes)
+    blobs[told.sha256] = listing
     manifest = Manifest(
         v=version_of(program),
         model=label.model,
@@ -103,6 +115,7 @@ def build_bundle(
         draws=program.draws,
         carry_exchanges=program.kept.exchanges,
         carry_needed=program.kept.needed,
+        sources=told,
     )
     check_wiring(manifest)
     return Bundle(manifest, blobs)

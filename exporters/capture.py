@@ -12,11 +12,13 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -72,8 +74,11 @@ class Captured:
         return dict(zip(self.outputs, results, strict=True))
 
 
-def capture(function: Function) -> Captured:
-    """Trace ``function`` on its example; ExportError says which part of the contract it breaks."""
+def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]] | None = None) -> Captured:
+    """Trace ``function`` on its example; ExportError says which part of the contract it breaks.
+
+    ``table`` has the rules of the second pass, :func:`exporters.decompositions.core_table` if none are given.
+    """
     example = function.example(0)
     outputs: dict[str, TensorSpec] = {}
 
@@ -88,12 +93,13 @@ def capture(function: Function) -> Captured:
         joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
     check_ops(function, joint)
     drop_outside_writes(function, joint)
+    _name_what_was_pooled(joint)
     core = _trace(
         function,
         torch.func.functionalize(joint),
         arguments,
         tracing_mode="fake",
-        decomposition_table=core_table(),
+        decomposition_table=core_table() if table is None else dict(table),
         _allow_non_fake_inputs=True,
     )
     _drop_copies(core)
@@ -211,6 +217,22 @@ def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec
             ports=bad,
         )
     return {name: TensorSpec.of(value) for name, value in result.items()}
+
+
+def _name_what_was_pooled(joint: fx.GraphModule) -> None:
+    """Give the gradient of a maximum the tensor whose maxima its positions are.
+
+    torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
+    that finds the maxima again, so that nobody needs positions, must see the tensor itself.
+    """
+    for node in joint.graph.nodes:
+        if node.target is not _aten.max_pool2d_with_indices_backward.default:
+            continue
+        positions = node.args[-1]
+        pooling = positions.args[0] if positions.target is operator.getitem else positions
+        if pooling.target is _aten.max_pool2d_with_indices.default:
+            node.update_arg(1, pooling.args[0])
+    joint.recompile()
 
 
 def _drop_copies(module: fx.GraphModule) -> None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edgefl.models.blame import is_user_code
 from edgefl.models.graph import module_of, source_of
 from edgefl.programs.contract import Function
+from edgefl.wire.errors import ExportError
 from exporters.decompositions import core_table
 
 _ROOMS = (Path(torch.__file__).parent, Path(__file__).parent)
@@ -65,6 +66,17 @@ def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> Pla
         return any(isinstance(item, Tensor) and types(item.dtype) for item in pytree.tree_leaves(result))
 
     return _watched(function, _Watch(made=made))
+
+
+def refusal(function: Function, op: str, place: Place, what: str) -> ExportError:
+    """What to raise for ``op`` of the function, found at ``place``."""
+    return ExportError(
+        f"op {op} in function {function.name!r} {what}",
+        function=function.name,
+        op=op,
+        module=place.module,
+        source=place.source,
+    )
 
 
 def _watched(function: Function, watch: _Watch) -> Place:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from edgefl.programs.contract import role_of
+from exporters.capture import Captured
 from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
@@ -26,6 +28,29 @@ _VIEWS = frozenset(
 )
 
 _SLICE = _aten.slice.Tensor
+PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
+_MOVES = frozenset({_aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.clone.default})
+_FACTORS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar})
+_ARITHMETIC = _FACTORS | {
+    _aten.add.Tensor,
+    _aten.add.Scalar,
+    _aten.sub.Tensor,
+    _aten.sub.Scalar,
+    _aten.where.self,
+}
+# They read the shape of their first argument, which the file holds.
+_SHAPED = frozenset(
+    {
+        _aten.full_like.default,
+        _aten.empty_like.default,
+        _aten.zeros_like.default,
+        _aten.ones_like.default,
+        _aten.new_zeros.default,
+        _aten.new_ones.default,
+        _aten.new_full.default,
+        _aten.new_empty.default,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +103,82 @@ def size(node: fx.Node) -> int:
     value = node.meta.get("val")
     tensors = value if isinstance(value, tuple | list) else [value]
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def rewritable(captured: Captured) -> tuple[str, ...]:
+    """State whose new value may be written over the old one, in whatever order onnxruntime runs the graph.
+
+    Whatever reads the old value leads to the new one, so it has been read by then: also where nodes are fused, whose
+    inputs are then read later (a transpose becomes part of a product). Products make a tensor of their own: who reads
+    that does not read the old value. And what onnxruntime may fuse with the last node, so that one kernel reads the old
+    value and writes the new one, goes entry by entry.
+    """
+    [result] = [node for node in captured.module.graph.nodes if node.op == "output"]
+    nodes = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
+    given = dict(zip(captured.inputs, nodes, strict=True))
+    made: dict[str, fx.Node] = dict(zip(captured.outputs, result.args[0], strict=True))  # type: ignore[arg-type]
+    both = [name for name in given if role_of(name) == "state" and name in made]
+    return tuple(
+        name
+        for name in both
+        if _is_read_before(given[name], made[name]) and not _is_read_within(given[name], made[name])
+    )
+
+
+def _is_read_before(old: fx.Node, new: fx.Node) -> bool:
+    """Whether ``new`` is made of as many elements as ``old`` one by one, and all that reads ``old`` leads to it."""
+    if new.op != "call_function" or not is_pointwise(new) or size(new) != size(old):
+        return False
+    before = _behind(new)
+    seen: set[fx.Node] = set()
+    waiting = [old]
+    while waiting:
+        node = waiting.pop()
+        for user in set(node.users) - seen - {new}:
+            if user.op == "output" and is_pointwise(node):
+                continue  # given out as it was made, beside the old value
+            if user not in before:
+                return False
+            seen.add(user)
+            if user.target not in PRODUCTS:
+                waiting.append(user)
+    return True
+
+
+def _is_read_within(old: fx.Node, new: fx.Node) -> bool:
+    """Whether an op that is more than arithmetic reads ``old`` and may become one kernel with ``new``: all that it makes
+    is for ``new`` alone."""
+    own = {new}
+    odd: set[fx.Node] = set()
+    for node in reversed(new.graph.nodes):
+        if node.op != "call_function" or not node.users or not own.issuperset(node.users):
+            continue
+        own.add(node)
+        if node.target not in _ARITHMETIC or not odd.isdisjoint(node.users):
+            odd.add(node)
+    return any(_is_old(value, old) for node in odd for value in node.all_input_nodes)
+
+
+def _is_old(node: fx.Node, old: fx.Node) -> bool:
+    """Whether ``node`` is ``old``, or ``old`` seen through what a kernel takes in: another order or shape, a factor."""
+    if node is old:
+        return True
+    through = node.target in _VIEWS or node.target in _MOVES or node.target in _FACTORS
+    return through and any(_is_old(value, old) for value in node.all_input_nodes)
+
+
+def _behind(node: fx.Node) -> set[fx.Node]:
+    """What ``node`` is computed from. Where only a shape is read nothing has to be there by then."""
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        taken = waiting.pop()
+        if taken.target in _SHAPED:
+            continue
+        fresh = [value for value in taken.all_input_nodes if value not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
 
 
 def _live(

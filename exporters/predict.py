@@ -3,7 +3,8 @@
 :func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes in
 place, the buffers of state that the device binds, and its arena (:mod:`exporters.arena`). What it needs beside tensors
 is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells prediction and
-measurement side by side. Budgets do not use this: :func:`exporters.recompute.peak_bytes` stays on the safe side.
+measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. Budgets do not use
+this: :func:`exporters.recompute.peak_bytes` stays on the safe side.
 """
 
 from __future__ import annotations
@@ -14,28 +15,51 @@ from torch import fx
 from edgefl.programs.contract import role_of
 from exporters.arena import Arena
 from exporters.capture import Captured
-from exporters.memory import has_many, is_pointwise, size, timeline, workspace
+from exporters.memory import PRODUCTS, has_many, rewritable, size, timeline, workspace
 
-SESSION_BYTES = 11.7e6
-"""A session, its first run, and the device's own Python around it."""
-NODE_BYTES = 4200
-ARENA_SHARE = 0.137
+LOAD_BYTES, LOAD_NODE_BYTES = 10.2e6, 4400
+"""While a graph is loaded: onnxruntime's code for that, and what is made of each node. The code is let go of again."""
+RUN_BYTES, NODE_BYTES = 2.5e6, 3600
+"""While a loaded graph runs: what has been loaded for good, and the nodes."""
+ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
+AGENT_BYTES = 0.8e6
+"""A round around the graph: what other graphs have left, the store, decompression, a batch being put together."""
 
 _aten = torch.ops.aten
-_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.
 _REPLACED = frozenset({_aten.mm.default, _aten.addmm.default})
 _SUM = _aten.add.Tensor
+# Those that onnxruntime's kernels compute in place; its arithmetic does not, nor do Exp, Log and their like.
+_IN_PLACE = frozenset(
+    {
+        _aten.relu.default,
+        _aten.sigmoid.default,
+        _aten.tanh.default,
+        _aten.softplus.default,
+        _aten.leaky_relu.default,
+        _aten.elu.default,
+        _aten.hardsigmoid.default,
+        _aten.clamp.default,
+        _aten._softmax.default,
+        _aten._log_softmax.default,
+    }
+)
 # State moves between two sets of buffers: from the second step on, both are there.
 _STEPS = 2
 
 
 def predicted_peak(captured: Captured) -> int:
-    """Expected peak of resident memory, over the idle process, of a device that runs ``captured`` again and again."""
+    """Expected peak of resident memory, over the idle agent, of a round in which ``captured`` runs again and again."""
+    return int(predicted_alone(captured) + AGENT_BYTES)
+
+
+def predicted_alone(captured: Captured) -> int:
+    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded."""
     run = _Run(captured)
-    arena = run.arena_bytes()
-    return int(run.bound + (1 + ARENA_SHARE) * arena + NODE_BYTES * len(run.calls) + SESSION_BYTES)
+    loading = LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls)
+    running = run.bound + (1 + ARENA_SHARE) * run.arena_bytes() + RUN_BYTES + NODE_BYTES * len(run.calls)
+    return int(max(loading, running))
 
 
 class _Run:
@@ -51,13 +75,16 @@ class _Run:
         self._state = {
             node for name, node in named if role_of(name) == "state" and node.op == "call_function"
         }
+        kept = rewritable(captured)
+        in_place = {node for name, node in named if name in kept}
         self._outputs = {node for _, node in named}
         self._products = _through_transposes(self.calls)
         self._owner = {node: self._root(line.owner, node) for node in line.nodes}
         constants = _constants(self.calls)
         given = sum(size(node) for node in line.nodes if node.op in ("placeholder", "get_attr"))
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
-        left = sum(size(node) for _, node in named if node in self._state or node.op != "call_function")
+        second = self._state - in_place
+        left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
         self.bound = given + left + sum(size(node) for node in constants)
         self._elsewhere = self._state | constants
 
@@ -88,8 +115,8 @@ class _Run:
         dying = [value for value in reads if ends.get(value) is node and value in held]
         own = self._owner[node] is node and node not in self._elsewhere and size(node) > 0
         if own and not has_many(node):
-            same = [value for value in dying if size(value) == size(node)]
-            if is_pointwise(node) and same and not workspace(node):
+            same = [value for value in dying if size(value) == size(node) and _in_place(node, value)]
+            if same:
                 held[node] = held.pop(same[0])
                 dying.remove(same[0])
             else:
@@ -136,6 +163,11 @@ class _Run:
         return node
 
 
+def _in_place(node: fx.Node, value: fx.Node) -> bool:
+    """Whether ``node`` is computed in the memory of ``value``; a sum with a product becomes part of that product."""
+    return node.target in _IN_PLACE or (node.target is _SUM and value.target in _REPLACED)
+
+
 def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
     """Transposes of matrices that become a flag of a product, and what they read."""
     taken: dict[fx.Node, fx.Node] = {}
@@ -143,8 +175,8 @@ def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
         if not _is_transpose(node):
             continue
         source = node.all_input_nodes[0]
-        behind = source.target in _PRODUCTS or _is_transpose(source)
-        if behind or all(user.target in _PRODUCTS or _is_transpose(user) for user in node.users):
+        behind = source.target in PRODUCTS or _is_transpose(source)
+        if behind or all(user.target in PRODUCTS or _is_transpose(user) for user in node.users):
             taken[node] = source
     return taken
 

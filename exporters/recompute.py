@@ -49,7 +49,7 @@ class Budget:
     """Peak memory of a device in training, over its idle process.
 
     ``count`` bytes; or, if ``relative``, that share of what the step's tensors take without recomputation, and what
-    onnxruntime itself needs.
+    the runtime itself needs.
     """
 
     count: float
@@ -127,8 +127,8 @@ def within(captured: Captured, budget: int) -> Captured:
     smallest = min(line.peak, *(plan.peak for plan in plans)) + beside_tensors(captured)
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {budget / 2**20:.1f} MiB: with all recomputation "
-        f"it needs {_mib(smallest)} over the idle process, {_mib(peak_bytes(captured))} without; "
-        f"{_mib(beside_tensors(captured))} of it are for onnxruntime and its second set of state. Give that much, a "
+        f"it needs {mib(smallest)} over the idle process, {mib(peak_bytes(captured))} without; "
+        f"{mib(beside_tensors(captured))} of it are for onnxruntime and its second set of state. Give that much, a "
         "smaller batch, or a later cut",
         function=captured.name,
         budget=budget,
@@ -136,7 +136,17 @@ def within(captured: Captured, budget: int) -> Captured:
     )
 
 
-def _mib(count: int) -> str:
+def leaner(captured: Captured) -> Iterator[Captured]:
+    """``captured`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
+    line = timeline(captured.module)
+    lowest = math.inf
+    for plan in sorted(_Planner(captured.module, line).plans(), key=lambda plan: plan.cost):
+        if plan.peak < lowest:
+            lowest = plan.peak
+            yield replace(captured, module=plan.module)
+
+
+def mib(count: int) -> str:
     """Rounded up: what is asked for with this number suffices."""
     return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"
 

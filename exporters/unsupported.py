@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from edgefl.wire.errors import ExportError
 from exporters.capture import Captured
-from exporters.locate import Place, locate, locate_type
+from exporters.locate import locate, locate_type, refusal
 
 FLOATS = (torch.float32, torch.float64)
 """What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.
@@ -39,8 +39,8 @@ def check_floats(captured: Captured) -> None:
             input=name,
         )
     place = locate_type(captured.function, _narrow)
-    raise _refusal(
-        captured,
+    raise refusal(
+        captured.function,
         place.op or str(node.target),
         place,
         f"makes a {dtype} tensor ({place}). {remedy} leave out the conversion or autocast",
@@ -61,8 +61,8 @@ def unsupported(captured: Captured, error: BaseException) -> ExportError:
             function=captured.name,
         )
     place = locate(captured.function, found[1])
-    return _refusal(
-        captured,
+    return refusal(
+        captured.function,
         place.op or found[1],
         place,
         f"has no ONNX form ({place}). Use other ops there, or add a rule that rewrites it to core ops in "
@@ -83,22 +83,12 @@ def check_complex(captured: Captured, proto: onnx.ModelProto) -> None:
 
 def _complex_refused(captured: Captured, node: fx.Node) -> ExportError:
     place = locate_type(captured.function, _complex)
-    return _refusal(
-        captured,
+    return refusal(
+        captured.function,
         place.op or str(node.target),
         place,
         f"makes complex numbers, which have no ONNX form ({place}). Compute real and imaginary parts as tensors of "
         "their own",
-    )
-
-
-def _refusal(captured: Captured, op: str, place: Place, what: str) -> ExportError:
-    return ExportError(
-        f"op {op} in function {captured.name!r} {what}",
-        function=captured.name,
-        op=op,
-        module=place.module,
-        source=place.source,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -12,6 +13,7 @@ import torch
 
 from edgefl.programs.contract import Function
 from edgefl.wire.errors import ExportError
+from exporters.onnx import REWRITTEN
 from exporters.rounding import Array, Rounding, distance
 
 # Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.
@@ -53,8 +55,10 @@ class Report:
         return max(self.errors.values(), default=0.0)
 
 
-def verify(function: Function, model: bytes, seed: int) -> Report:
+def verify(function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
     """Run ``model`` in onnxruntime on ``function.example(seed)`` and compare all outputs with torch.
+
+    The state ``in_place`` is written where it is read, as on a device.
 
     An output passes within the tolerance beside torch or beside float64, or if its distance to float64 is at most
     ``FACTOR`` times that of torch's float32. The last is weak, so up to ``ATTEMPTS`` examples are tried for one that
@@ -62,7 +66,7 @@ def verify(function: Function, model: bytes, seed: int) -> Report:
     output that differs, the measured error and what is allowed; its detail ``worst`` is the largest relative error
     of all outputs. Raises it also where the excuse is needed and torch gives different results for one example.
     """
-    return compare(function, _load(function, model), seed)
+    return compare(function, _load(function, model, in_place), seed)
 
 
 def compare(function: Function, run: Run, seed: int) -> Report:
@@ -131,7 +135,7 @@ def _relative(error: ExportError) -> float:
     return found if isinstance(found, float) and not math.isnan(found) else math.inf
 
 
-def _load(function: Function, model: bytes) -> Run:
+def _load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = max(1, torch.get_num_threads())
@@ -142,11 +146,34 @@ def _load(function: Function, model: bytes) -> Run:
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
         try:
-            return list(session.run(None, {port.name: arrays[port.name] for port in session.get_inputs()}))
+            return _bound(session, arrays, in_place)
         except Exception as error:
             raise _refused(function, "run", error) from error
 
     return run
+
+
+def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
+    """The outputs of one run. Of what is written ``in_place``, a copy has one memory for the old and the new value."""
+    binding = session.io_binding()
+    shared = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(arrays[name].copy())
+        for name in in_place
+        if name in arrays
+    }
+    for port in session.get_inputs():
+        if port.name in shared:
+            binding.bind_ortvalue_input(port.name, shared[port.name])
+        else:
+            binding.bind_cpu_input(port.name, np.asarray(arrays[port.name], order="C"))
+    for port in session.get_outputs():
+        old = shared.get(port.name.removesuffix(REWRITTEN))
+        if old is not None:
+            binding.bind_ortvalue_output(port.name, old)
+        else:
+            binding.bind_output(port.name, "cpu")
+    session.run_with_iobinding(binding)
+    return [value.numpy().copy() for value in binding.get_outputs()]
 
 
 def _refused(function: Function, verb: str, error: Exception) -> ExportError:

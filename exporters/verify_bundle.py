@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from edgefl.programs.contract import Function, Phase, Program, Tensors, TensorSpec, role_of
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError, ExportError
 from edgefl.wire.manifest import Graph, Manifest, PhaseSpec, Port
 from exporters.bundle import Prefix, batch_size, ports, trained_entries, version_of
-from exporters.verify import Report, verify
+from exporters.formats import Format, format_of
+from exporters.verify import Report
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def verify_bundle(
 ) -> BundleCheck:
     """Compare every graph of ``bundle`` with its function in torch, on random inputs by ``seed``.
 
-    Raises BundleError for a graph that no function of ``origin`` stands behind or that is not an ONNX graph; all
-    other findings are in the result.
+    Each graph runs in the runtime of its format; ConfigError if that is not installed. Raises BundleError for a graph
+    that no function of ``origin`` stands behind; all other findings are in the result.
     """
     functions = origin.functions
     for graph in bundle.manifest.graphs:
@@ -73,25 +71,22 @@ def verify_bundle(
                 f"{len(origin.prefix)} chunks has {', '.join(functions)}; name the federation file of this bundle",
                 graph=graph.name,
             )
-        if graph.format != "onnx":
-            raise BundleError(
-                f"graph {graph.name!r} is in format {graph.format!r}; only onnx graphs can be verified here",
-                graph=graph.name,
-                format=graph.format,
-            )
+    formats = {name: format_of(name) for name in {graph.format for graph in bundle.manifest.graphs}}
     checks = []
     for graph in bundle.manifest.graphs:
         progress(graph.name)
-        checks.append(_check(graph, bundle.graph_bytes(graph.name), functions[graph.name], seed))
+        model = bundle.graph_bytes(graph.name)
+        checks.append(_check(formats[graph.format], graph, model, functions[graph.name], seed))
     return BundleCheck(tuple(checks), tuple(_contradictions(bundle.manifest, origin)))
 
 
-def _check(graph: Graph, model: bytes, function: Function, seed: int) -> GraphCheck:
-    problem = _ports_differ(graph, function, seed) or _manifest_differs(graph, model)
+def _check(form: Format, graph: Graph, model: bytes, function: Function, seed: int) -> GraphCheck:
+    problem = _ports_differ(graph, function, seed) or form.differs(graph, model)
     if problem:
         return GraphCheck(graph.name, len(model), problem)
     try:
-        return GraphCheck(graph.name, len(model), report=verify(function, model, seed))
+        report = form.verify_again(function, model, seed, graph.in_place)
+        return GraphCheck(graph.name, len(model), report=report)
     except ExportError as error:
         return GraphCheck(graph.name, len(model), error.message)
 
@@ -114,20 +109,6 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
     return (
         f"output {wrong!r} is {outputs[wrong]} in the manifest and {wanted[wrong]} in torch" if wrong else ""
     )
-
-
-def _manifest_differs(graph: Graph, model: bytes) -> str:
-    """What ``model`` reads and the manifest does not say, or the other way round: a device feeds what is listed."""
-    try:
-        read = {value.name for value in onnx.load_from_string(model).graph.input}
-    except DecodeError:
-        return f"graph {graph.name!r} is no ONNX model; export the bundle again"
-    listed = {port.name for port in graph.inputs}
-    if missing := sorted(read - listed):
-        return f"the graph reads {', '.join(missing)}, which the manifest does not list"
-    if extra := sorted(listed - read):
-        return f"the manifest lists {', '.join(extra)}, which the graph does not read"
-    return ""
 
 
 def _told(port: Port) -> str:

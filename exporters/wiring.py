@@ -60,6 +60,7 @@ def check_wiring(manifest: Manifest) -> None:
     """Raise ExportError if a device that follows ``manifest`` would lack a tensor or feed one of a wrong shape."""
     for place, graph in _placed(manifest):
         _check_fed(place, graph)
+        _check_in_place(graph)
     steps = [manifest.graph(phase.graph) for phase in manifest.phases]
     _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
     _check_hyper(manifest)
@@ -90,6 +91,21 @@ def _check_fed(place: _Place, graph: Graph) -> None:
                 f"{_listed(place)}; {place.remedy}",
                 function=graph.name,
                 port=port.name,
+            )
+
+
+def _check_in_place(graph: Graph) -> None:
+    """What is written into the memory of an input takes as much, and stays in the engine."""
+    read = {port.name: port for port in graph.inputs_of("state")}
+    left = {port.name: port for port in graph.outputs_of("state")}
+    for name in graph.in_place:
+        if name not in read or read[name] != left.get(name):
+            raise ExportError(
+                f"function {graph.name!r} is to write {name!r} in place, and reads {_shown(read.get(name))} and leaves "
+                f"{_shown(left.get(name))} there; the exporter of format {graph.format!r} may name only state that stays "
+                "as it is in type and shape",
+                function=graph.name,
+                port=name,
             )
 
 

@@ -16,6 +16,7 @@ from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import BundleError
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, build_bundle
+from exporters.formats import format_of
 from exporters.recompute import Budget
 from server.checkpoints import write_whole
 from server.digests import code_of, digest_of
@@ -33,10 +34,12 @@ def kept_bundle(
     exchange: str,
     folder: Path,
     emit: Emit,
+    format: str = "onnx",
 ) -> Bundle:
-    """The tier's bundle: the one in ``folder`` if it was made for this configuration, else a new one, kept there."""
-    digest = bundle_digest(federation, dataset, submodel, tier, exchange)
-    name = bundle_name(tier, exchange)
+    """The tier's bundle in ``format``: the one in ``folder`` if it was made for this configuration, else a new one, kept
+    there."""
+    digest = bundle_digest(federation, dataset, submodel, tier, exchange, format)
+    name = bundle_name(tier, exchange, format)
     path, mark = folder / name, folder / f"{name}.digest"
     if mark.exists() and mark.read_text() == digest:
         try:
@@ -44,15 +47,16 @@ def kept_bundle(
         except BundleError:
             pass  # damaged on disk: made again below
     mark.unlink(missing_ok=True)
-    made = export(federation, dataset, submodel, tier, emit, exchange=exchange)
+    made = export(federation, dataset, submodel, tier, emit, exchange=exchange, format=format)
     bundles.write(made, path)
     write_whole(mark, digest.encode())
     return made
 
 
-def bundle_name(tier: str, exchange: str = "") -> str:
-    """File of a tier's bundle for an exchange."""
-    return f"{tier}.{exchange}.efl" if exchange else f"{tier}.efl"
+def bundle_name(tier: str, exchange: str = "", format: str = "onnx") -> str:
+    """File of a tier's bundle for an exchange, in ONNX unless its name says otherwise."""
+    words = (tier, exchange, "" if format == "onnx" else format, "efl")
+    return ".".join(word for word in words if word)
 
 
 def export(
@@ -63,8 +67,10 @@ def export(
     emit: Emit = lambda _: None,
     *,
     exchange: str = "",
+    format: str = "onnx",
 ) -> Bundle:
-    """Export one tier; ExportError if a graph cannot be made or disagrees with torch."""
+    """Export one tier; ExportError if a graph cannot be made or disagrees with torch, ConfigError if what writes this
+    format is not installed."""
     whole, prefix = functions(federation, submodel)
     program = exchange_of(whole, exchange)
     return build_bundle(
@@ -75,6 +81,7 @@ def export(
         data=data_spec(dataset),
         chunk_bytes=federation.wire_limits.chunk_bytes,
         memory_budget=_budget(federation, tier),
+        format=format_of(format),
         progress=lambda text: emit(Exporting(tier=tier, text=text)),
     )
 
@@ -96,7 +103,12 @@ def data_spec(dataset: Dataset) -> DataSpec:
 
 
 def bundle_digest(
-    federation: Federation, dataset: Dataset, submodel: Submodel, tier: str, exchange: str = ""
+    federation: Federation,
+    dataset: Dataset,
+    submodel: Submodel,
+    tier: str,
+    exchange: str = "",
+    format: str = "onnx",
 ) -> str:
     """Digest of all that decides a tier's bundle."""
     return digest_of(
@@ -111,6 +123,7 @@ def bundle_digest(
             "memory_budget": _budget(federation, tier),
             "data": data_spec(dataset),
             "chunk": federation.wire_limits.chunk_bytes,
+            "format": [format, format_of(format).version],
             "torch": str(torch.__version__),
         }
     )

@@ -115,17 +115,21 @@ def _exchange(
     folder: Path,
     emit: Emit,
 ) -> ExchangePlan:
-    """The exchange ``name`` of the method, with the bundle of each tier."""
+    """The exchange ``name`` of the method, with the bundles of each tier."""
     tiers: dict[str, TierPlan] = {}
     for tier, submodel in held.items():
         program = program_of(federation, submodel)
         exchange, kept = exchange_of(program, name), program.memory
-        bundle = kept_bundle(federation, dataset, submodel, tier, name, folder, emit)
+        bundle, *further = (
+            kept_bundle(federation, dataset, submodel, tier, name, folder, emit, format)
+            for format in federation.formats_of(tier)
+        )
         finish = bundle.manifest.graph(bundle.manifest.finish)
         labels = [port.label for port in finish.outputs_of("update")]
         sends = (memory.WEIGHTS,) if exchange.form.sections else memory.memories(labels, kept)
         _check_sent(federation, program, submodel, sends)
-        tiers[tier] = TierPlan(bundle, submodel.place, exchange.form, reads(exchange, kept), sends)
+        held_by = reads(exchange, kept)
+        tiers[tier] = TierPlan(bundle, submodel.place, exchange.form, held_by, sends, tuple(further))
     return ExchangePlan(tiers, bundle.manifest.hyper, exchange.schedule, exchange.server)
 
 

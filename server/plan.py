@@ -38,7 +38,9 @@ Place = Callable[[Arrays, int], Placement]
 class TierPlan:
     """What a tier downloads, its share of each round's weights, and what the bytes of its updates mean.
 
-    If that has a payload, the bundle's ``suffix`` begins with the name under which it is published. ``reads``: the
+    ``bundle`` is the one that the server reads itself, ``further`` are the same in other formats: devices take the one
+    that their engine runs.
+    If its share has a payload, the bundle's ``suffix`` begins with the name under which it is published. ``reads``: the
     server's memories that its devices get; of a payload, memory ``m`` is published as ``<name>/m``. ``sends``: what its
     updates hold, memories by name and the weights as "".
     """
@@ -48,6 +50,12 @@ class TierPlan:
     form: Form = DENSE
     reads: tuple[str, ...] = ()
     sends: tuple[str, ...] = (memory.WEIGHTS,)
+    further: tuple[Bundle, ...] = ()
+
+    @property
+    def bundles(self) -> Mapping[str, Bundle]:
+        """The tier's bundles by format."""
+        return {each.manifest.format: each for each in (self.bundle, *self.further)}
 
     @property
     def published(self) -> str:

@@ -15,8 +15,9 @@ from edgefl.programs.contract import MEAN
 from edgefl.submodels.submodel import Entries, Placement, Region, extract
 from edgefl.wire import manifest as manifests
 from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ConfigError, StepError, StoreError
-from edgefl.wire.messages import Round, Task, encode
+from edgefl.wire.messages import Offer, Round, Task, encode
 from edgefl.wire.session import Session
 from edgefl.wire.signatures import Signer
 from edgefl.wire.tensors import Arrays
@@ -91,11 +92,8 @@ class Rounds:
         )
         self.rules = replace(plan.rules, run=self._start.run)
         self._exchanges = plan.exchanges
-        self._bundles = [self._offer_bundles(exchange) for exchange in self._exchanges]
         sign = signer.sign if signer else (lambda _digest: b"")
-        self._signatures = {
-            ref.sha256: sign(ref.sha256) for bundles in self._bundles for ref in bundles.values()
-        }
+        self._offers = [self._offered(exchange, sign) for exchange in self._exchanges]
         self._fixed = frozenset(self.publisher.live)
         self.weights: Arrays = {}
         self.placements: Mapping[str, Placement] = {}
@@ -148,20 +146,25 @@ class Rounds:
                 self.publisher.clear(ref)  # what a killed process published and did not live to clear
         return state
 
-    def _offer_bundles(self, exchange: ExchangePlan) -> dict[str, BlobRef]:
-        """The manifests name what travels: compressed graphs, where that pays. They themselves travel as they are, so
-        that the reference's digest, which is signed, is the manifest's."""
-        refs: dict[str, BlobRef] = {}
+    def _offered(self, exchange: ExchangePlan, sign: Callable[[str], bytes]) -> dict[str, Offer]:
+        """The bundles of an exchange, by format and tier."""
+        refs: dict[str, dict[str, BlobRef]] = {}
         for tier, plan in exchange.tiers.items():
-            graphs = tuple(
-                msgspec.structs.replace(
-                    graph, blob=self.publisher.offer(plan.bundle.blobs[graph.blob.sha256], graph.blob.chunk)
-                )
-                for graph in plan.bundle.manifest.graphs
+            for format, bundle in plan.bundles.items():
+                refs.setdefault(format, {})[tier] = self._offer_bundle(bundle)
+        return {format: _signed(bundles, sign) for format, bundles in refs.items()}
+
+    def _offer_bundle(self, bundle: Bundle) -> BlobRef:
+        """The manifest names what travels: compressed graphs, where that pays. It itself travels as it is, so that the
+        reference's digest, which is signed, is the manifest's."""
+        graphs = tuple(
+            msgspec.structs.replace(
+                graph, blob=self.publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)
             )
-            manifest = msgspec.structs.replace(plan.bundle.manifest, graphs=graphs)
-            refs[tier] = self.publisher.offer(manifests.encode(manifest), plain=True)
-        return refs
+            for graph in bundle.manifest.graphs
+        )
+        manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
+        return self.publisher.offer(manifests.encode(manifest), plain=True)
 
     def _use_checkpoint(self, number: int, publish: Callable[[int, str, Mapping[str, Part]], None]) -> None:
         """Make the checkpoint of round ``number`` the current weights, and ``publish`` what the tiers get of them."""
@@ -316,23 +319,29 @@ class Rounds:
         number = current.number if current else max(0, state.next_round - 1)
         # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
         position = current.position if current else self._plan.next_main(state.position)
-        bundles = self._bundles[self._plan.index(position)]
-        signatures = {tier: self._signatures[ref.sha256] for tier, ref in bundles.items()}
+        offers = self._offers[self._plan.index(position)]
+        first = offers.get("onnx", Offer())
         message = Round(
             run=self.rules.run,
             round=number,
             state=told,
             model_version=self.model_version,
-            bundles=bundles,
-            signatures={tier: signature for tier, signature in signatures.items() if signature},
+            bundles=first.bundles,
+            signatures=first.signatures,
             units=self._downlink.units,
             lines=self._downlink.lines,
             hyper=self._plan.hyper_at(max(1, number), position),
             deadline=current.deadline if current else 0.0,
             base=state.base,
+            formats={format: offer for format, offer in offers.items() if format != "onnx"},
         )
         self.publisher.announce(message)
         self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._published.values()})
+
+
+def _signed(bundles: dict[str, BlobRef], sign: Callable[[str], bytes]) -> Offer:
+    signatures = {tier: sign(ref.sha256) for tier, ref in bundles.items()}
+    return Offer(bundles=bundles, signatures={tier: each for tier, each in signatures.items() if each})
 
 
 def _told(state: State) -> Literal["open", "closed", "done"]:

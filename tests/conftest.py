@@ -33,7 +33,17 @@ if _DATA.is_dir():
 
 
 # Hundreds of graphs compiled and compared: `make test-all` and CI run them, `make test` does not.
-_SLOW = ("parity", "web", "bench", "exporters/test_recompute.py", "exporters/test_unsupported.py")
+_SLOW = (
+    "parity",
+    "web",
+    "bench",
+    "e2e/test_mixed_engines.py",
+    "e2e/test_profile_fleet.py",
+    "exporters/test_executorch_keep.py",
+    "exporters/test_formats.py",
+    "exporters/test_recompute.py",
+    "exporters/test_unsupported.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

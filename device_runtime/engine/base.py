@@ -27,7 +27,8 @@ class LoadedGraph(Protocol):
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         """Run once. ``feeds`` holds every input that is not state; extra entries of ``state`` are ignored.
 
-        ``state`` is used up where the graph rewrites it: a later run may write its results into that memory.
+        ``state`` is used up where the graph rewrites it: this run may write ports of ``Graph.in_place`` into that memory,
+        a later run the others.
         """
         ...
 

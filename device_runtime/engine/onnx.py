@@ -9,11 +9,13 @@ import numpy as np
 import onnxruntime as ort
 
 from device_runtime.engine.base import Outputs, State
+from device_runtime.memory import release_code
 from edgefl.wire.errors import BundleError
 from edgefl.wire.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 
 _DEVICE = "cpu"
+_LIBRARY = "onnxruntime_pybind11_state"
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
@@ -35,6 +37,7 @@ class OnnxEngine:
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
             ) from error
+        release_code(_LIBRARY)  # of parsing and rewriting graphs: 9 MB that no step needs
         return OnnxGraph(graph, session)
 
     def _options(self) -> Any:
@@ -52,14 +55,20 @@ class OnnxEngine:
         return {name: value.numpy() for name, value in state.items()}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
-        return {name: ort.OrtValue.ortvalue_from_numpy(array, _DEVICE) for name, array in arrays.items()}
+        """Copies: a graph may write over its state, and the arrays are somebody else's."""
+        state: State = {}
+        for name, array in arrays.items():
+            state[name] = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, _DEVICE)
+            state[name].update_inplace(np.ascontiguousarray(array))
+        return state
 
 
 class OnnxGraph:
     """One session and its manifest entry. Outputs are matched by position: ONNX allows no name on both sides.
 
-    State that the graph rewrites moves between two sets of buffers, one read and one written in turn: outputs taken
-    anew from the arena each step would leave gaps between its blocks that nothing fits.
+    State that the graph rewrites is written into the memory that it is read from where the manifest allows it
+    (``Graph.in_place``). The rest moves between two sets of buffers, one read and one written in turn: outputs taken anew
+    from the arena each step would leave gaps between its blocks that nothing fits.
     """
 
     def __init__(self, graph: Graph, session: Any) -> None:
@@ -81,6 +90,11 @@ class OnnxGraph:
             )
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
+        in_place = {name: state[name] for name in self._graph.in_place}
+        kept = {
+            port.name: in_place.get(port.name) or self._buffer(port)
+            for port in self._graph.outputs_of("state")
+        }
         binding = self._session.io_binding()
         for port in self._graph.inputs:
             if port.role == "state":
@@ -89,16 +103,19 @@ class OnnxGraph:
                 binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
         for port, name in zip(self._graph.outputs, self._outputs, strict=True):
             if port.role == "state":
-                binding.bind_ortvalue_output(name, self._buffer(port))
+                binding.bind_ortvalue_output(name, kept[port.name])
             else:
                 binding.bind_output(name, _DEVICE)
         self._session.run_with_iobinding(binding)
         values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
-        kept = {port.name: values.pop(port.name) for port in self._graph.outputs_of("state")}
-        # Only what this graph made itself may be written to: other state can share memory with somebody's array.
-        self._spare = {name: value for name, value in self._last.items() if state.get(name) is value}
+        found = {name: value.numpy() for name, value in values.items() if name not in kept}
+        # What it gave out keeps the binding, and the binding would keep the state that was read.
+        binding.clear_binding_inputs()
+        # Only what this graph made itself: the first state may be read again, by another graph.
+        read = {name: value for name, value in self._last.items() if state.get(name) is value}
+        self._spare = {name: value for name, value in read.items() if name not in in_place}
         self._last = kept
-        return Outputs(kept, {name: value.numpy() for name, value in values.items()})
+        return Outputs(kept, found)
 
     def _buffer(self, port: Port) -> Any:
         if port.name in self._spare:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 
+from edgefl.bench import device_graph
 from edgefl.bench.coded import CODECS, CodedModel
 from edgefl.bench.machine import quiet_environment
 from edgefl.bench.step_worker import Worker, WorkerFailed
@@ -28,11 +29,8 @@ from edgefl.codecs.size import update_size
 from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Function, Program, Tensors, prefixed, role_of
-from edgefl.wire.blobs import describe
 from edgefl.wire.errors import EdgeflError
-from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Graph
-from exporters.bundle import ports
+from exporters.artifact import Artifact
 from exporters.capture import Captured, capture
 from exporters.onnx import to_onnx
 
@@ -179,15 +177,7 @@ def write_graph(
     """Write the graph of ``function`` and all that it reads but noise; bytes of the graph."""
     captured, artifact = exported or _exported(function)
     masks = model.program.masks if function is model.program.finish else {}
-    graph = Graph(
-        name=captured.name,
-        format="onnx",
-        blob=describe(artifact, Limits().chunk_bytes),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs, masks),
-    )
-    (folder / f"{name}.msgpack").write_bytes(msgspec.msgpack.encode(graph))
-    (folder / f"{name}.onnx").write_bytes(artifact)
+    device_graph.write_graph(folder, captured, Artifact(artifact), "onnx", name=name, masks=masks)
     known = _trained(model)
     example = {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
     given = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}

@@ -27,7 +27,7 @@ def load(folder: Path, name: str, threads: int) -> Callable[[], object]:
     """The graph in the engine; each call draws new noise, keeps the state that comes out, and writes out an update."""
     graph = msgspec.msgpack.decode((folder / f"{name}.msgpack").read_bytes(), type=Graph)
     engine = OnnxEngine(threads)
-    loaded = engine.load(graph, (folder / f"{name}.onnx").read_bytes())
+    loaded = engine.load(graph, (folder / f"{name}.bin").read_bytes())
     with np.load(folder / f"{name}.npz") as file:
         given = {name: file[name] for name in file.files}
     ports = {port.name for port in graph.inputs_of("state")}

@@ -26,7 +26,7 @@ def load(folder: Path, name: str, threads: int, steps: int) -> Callable[[], None
     program may count its steps and have something to say about so many only."""
     graph = msgspec.msgpack.decode((folder / f"{name}.msgpack").read_bytes(), type=Graph)
     engine = OnnxEngine(threads)
-    loaded = engine.load(graph, (folder / f"{name}.onnx").read_bytes())
+    loaded = engine.load(graph, (folder / f"{name}.bin").read_bytes())
     with np.load(folder / f"{name}.npz") as file:
         given = {name: file[name] for name in file.files}
     begun = {port.name: given.pop(port.name) for port in graph.inputs_of("state")}

@@ -11,22 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import numpy as np
 import torch
 
 from edgefl import programs
+from edgefl.bench.device_graph import write_graph
 from edgefl.bench.machine import quiet_environment
 from edgefl.bench.step_worker import Worker, WorkerFailed
 from edgefl.bench.train_step import take_turns
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.contract import Function, Program, Tensors, beside, prefixed, role_of
 from edgefl.programs.objective import Objective
-from edgefl.wire.blobs import describe
 from edgefl.wire.errors import EdgeflError
-from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Graph
-from exporters.bundle import ports
+from exporters.artifact import Artifact
 from exporters.capture import capture
 from exporters.onnx import to_onnx
 
@@ -103,16 +100,7 @@ def _of(function: Function, known: Tensors) -> Tensors:
 def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
     """The files that :mod:`edgefl.bench.program_device` runs a graph from."""
     captured = capture(function)
-    artifact = to_onnx(captured)
-    graph = Graph(
-        name=captured.name,
-        format="onnx",
-        blob=describe(artifact, Limits().chunk_bytes),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
-    )
-    (folder / f"{name}.msgpack").write_bytes(msgspec.msgpack.encode(graph))
-    (folder / f"{name}.onnx").write_bytes(artifact)
+    write_graph(folder, captured, Artifact(to_onnx(captured)), "onnx", name=name)
     inputs = _of(function, known)
     given = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
     np.savez(folder / f"{name}.npz", **given)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The worker that trains as a device does: the device's engine, an exported graph, and no torch.
 
-``python -m edgefl.bench.step_device FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step`.
-Idle is onnxruntime and numpy imported, its random numbers included, and nothing run.
+``python -m edgefl.bench.step_device FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.device_graph`.
+Idle is the engine open and numpy imported, its random numbers included, and nothing loaded or run.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import msgspec
 import numpy as np
 import numpy.random as numpy_random
 
-from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.engine.base import Engine
+from device_runtime.engine.select import open_engine
 from device_runtime.memory import return_memory_early
 from edgefl.bench.step_worker import serve
 from edgefl.wire.manifest import Graph
 
 
-def load(folder: Path, threads: int) -> Callable[[], object]:
+def load(folder: Path, graph: Graph, engine: Engine) -> Callable[[], object]:
     """The graph in the engine; each step gets the next batch and fresh noise, and state stays in the engine."""
-    graph = msgspec.msgpack.decode((folder / "graph.msgpack").read_bytes(), type=Graph)
-    engine = OnnxEngine(threads)
-    loaded = engine.load(graph, (folder / "graph.onnx").read_bytes())
+    loaded = engine.load(graph, (folder / "graph.bin").read_bytes())
     with np.load(folder / "state.npz") as file:
         state = engine.write_state({name: file[name] for name in file.files})
     feeds = cycle([dict(np.load(path)) for path in sorted(folder.glob("batch*.npz"))])
@@ -41,4 +40,7 @@ def load(folder: Path, threads: int) -> Callable[[], object]:
 
 if __name__ == "__main__":
     return_memory_early()
-    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2])))
+    place = Path(sys.argv[1])
+    wanted = msgspec.msgpack.decode((place / "graph.msgpack").read_bytes(), type=Graph)
+    opened = open_engine(wanted.format, int(sys.argv[2]))
+    serve(lambda: load(place, wanted, opened))

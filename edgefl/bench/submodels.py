@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import torch
 
 from edgefl import programs
-from edgefl.bench.machine import quiet_environment
+from edgefl.bench.device_graph import payload, worker, write_arrays, write_graph
 from edgefl.bench.step_worker import Worker, WorkerFailed
 from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
@@ -32,21 +29,17 @@ from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.sizes import Size, sizes
-from edgefl.submodels.submodel import Submodel, extract
-from edgefl.wire.blobs import describe
+from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import EdgeflError, ModelError
-from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Graph
-from edgefl.wire.tensors import Arrays
-from exporters.bundle import ports
-from exporters.capture import Captured, capture
+from exporters.artifact import Artifact
+from exporters.capture import capture
+from exporters.memory import rewritable
 from exporters.onnx import to_onnx
-from exporters.predict import predicted_peak
+from exporters.predict import predicted_alone
 
 GAMMAS = FOUR_SIZES
 Match = Literal["parameters", "macs"]
 _LEAST_GAMMA, _HALVINGS = 1e-5, 12
-BATCHES = 2
 FORWARD_BATCH = 32
 """Rows per group in a frozen forward pass, as the server exports it."""
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
@@ -58,7 +51,8 @@ class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
     ``gamma`` is the share that was asked for, of the parameters or (``match``) of the multiplications;
     ``parameter_share`` and ``mac_share`` are what it came to. ``artifact_bytes`` are the ONNX
     files of the training's graphs, ``step_ms`` the median training step. ``peak_over_idle_bytes`` is the measured peak
-    of a training step over the idle process, ``predicted_bytes`` what `edgefl plan` expects of it and
+    of a training step over the idle process, ``predicted_bytes`` what is expected of it
+    (`edgefl plan` adds what a round takes beside its graph) and
     ``prediction_error`` their relative difference; ``round_*`` is the largest of all the round's
     graphs: the training's, and the forward passes of the frozen chunks (32 rows at once), which are as fine as
     `edgefl plan` makes them (``size`` says so).
@@ -223,7 +217,7 @@ def runs(
     program: Program, submodel: Submodel, settings: Settings, say: Callable[[str], None]
 ) -> Iterator[Run]:
     """Start, step and finish, each in a process of its own, with what the one before left."""
-    weights = _payload(submodel)
+    weights = payload(submodel)
     left = {**weights, **program.start(weights)}
     for function in (program.start, program.phases[0].function, program.finish):
         say(f"graph {function.name}")
@@ -245,73 +239,35 @@ def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
     """The finer chunks where running them is expected to need more than the ``training`` bytes, as in `edgefl plan`."""
     if size.finer is None:
         return size
-    forward = max(predicted_peak(capture(function)) for function in _forwards(size.of(spec)))
+    forward = max(predicted_alone(capture(function)) for function in _forwards(size.of(spec)))
     return size.finer if forward > training else size
 
 
 def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: Settings) -> Run:
     """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
     captured = capture(function)
-    artifact = to_onnx(captured)
+    artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     again = any(role_of(name) == "batch" for name in function.inputs)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-        _write_graph(Path(folder), captured, artifact)
-        _write_arrays(Path(folder), captured, function, left, hyper)
-        worker = _trained(Path(folder), settings, settings.steps if again else 0)
+        write_graph(Path(folder), captured, artifact, "onnx")
+        write_arrays(Path(folder), captured, function, left, hyper)
+        ran = _trained(Path(folder), settings, settings.steps if again else 0)
     return Run(
         function.name,
-        predicted_peak(captured),
-        worker.peak,
-        len(artifact),
-        round(statistics.median(worker.times), 3) if worker.times else 0.0,
+        predicted_alone(captured),
+        ran.peak,
+        len(artifact.model),
+        round(statistics.median(ran.times), 3) if ran.times else 0.0,
     )
-
-
-def _payload(submodel: Submodel) -> Tensors:
-    """What ``start`` reads in round 1: the tier's payload, or the units' tensors."""
-    weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
-    placement = submodel.place(weights, 1)
-    arrays = placement.payload or extract(weights, placement.regions)
-    return prefixed("weights", {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
 
 
 def _trained(folder: Path, settings: Settings, steps: int) -> Worker:
     """The worker after one run that is not counted, and ``steps`` more."""
-    environment = quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
-    command = [sys.executable, "-m", "edgefl.bench.step_device", str(folder), str(settings.threads)]
     try:
-        with Worker(command, environment) as worker:
-            worker.run(1, count=False)
+        with worker(folder, settings.threads) as running:
+            running.run(1, count=False)
             if steps:
-                worker.run(steps)
+                running.run(steps)
     except WorkerFailed as error:
         raise EdgeflError(f"a process that measures a submodel ended: {error}", log=error.log) from error
-    return worker
-
-
-def _write_graph(folder: Path, captured: Captured, artifact: bytes) -> None:
-    graph = Graph(
-        name=captured.name,
-        format="onnx",
-        blob=describe(artifact, Limits().chunk_bytes),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
-    )
-    (folder / "graph.msgpack").write_bytes(msgspec.msgpack.encode(graph))
-    (folder / "graph.onnx").write_bytes(artifact)
-
-
-def _write_arrays(
-    folder: Path, captured: Captured, function: Function, left: Tensors, hyper: Mapping[str, float]
-) -> None:
-    """State, and what the runs read beside it: two batches in turn, or the weights of a graph that runs once."""
-    given = {name: left[name].numpy() for name in captured.inputs if name in left}
-    state = {name: array for name, array in given.items() if role_of(name) == "state"}
-    np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
-    batches = any(role_of(name) == "batch" for name in captured.inputs)
-    for seed in range(BATCHES if batches else 1):
-        read: Arrays = {name: array for name, array in given.items() if role_of(name) == "weights"}
-        example = function.example(seed)
-        read |= {name: example[name].numpy() for name in captured.inputs if role_of(name) == "batch"}
-        read |= {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
-        np.savez(folder / f"batch{seed}.npz", **read)  # type: ignore[arg-type]
+    return running

@@ -26,29 +26,25 @@ import numpy as np
 import device_runtime
 import edgefl
 from edgefl import programs
-from edgefl.bench import step_ort_training
+from edgefl.bench import step_et_training, step_ort_training
 from edgefl.bench.as_written import check_as_written
+from edgefl.bench.device_graph import BATCHES, write_graph
 from edgefl.bench.machine import quiet_environment
 from edgefl.bench.step_model import built
 from edgefl.bench.step_worker import Worker, WorkerFailed
 from edgefl.programs.contract import Function, Program, role_of
 from edgefl.programs.objective import Objective
 from edgefl.submodels.output_side import OutputSide
-from edgefl.wire.blobs import describe
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
-from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Graph
 from edgefl.wire.tensors import Arrays
-from exporters.bundle import ports
-from exporters.capture import Captured, capture
-from exporters.onnx import to_onnx
-from exporters.recompute import Budget, within
-from exporters.verify import verify
+from exporters.artifact import Artifact
+from exporters.capture import Captured
+from exporters.formats import Format, format_of
+from exporters.recompute import Budget
 
 MODELS = ("resnet20", "resnet18", "cnn", "mobilenet", "bert", "vit", "bilstm", "lstm_lm")
 
 WARM_UP = 3
-BATCHES = 2
 BLOCK_MS = 1500.0
 """A block is as many steps as fit in this time, at least two and at most ``BLOCK_MOST``."""
 BLOCK_MOST = 20
@@ -63,7 +59,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
     float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the
     device can run the graph, ``memory_budget`` the bytes it was compiled for (0: none). ``ort_training_*`` are null
-    where onnxruntime-training was not asked for or cannot train the model (``ort_training_error`` says why).
+    where onnxruntime-training was not asked for or cannot train the model (``ort_training_error`` says why);
+    ``et_training_*`` likewise for ExecuTorch's own training export, which computes loss and gradients only.
     """
 
     model: str
@@ -94,6 +91,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     ort_training_ms_min: float | None = None
     ort_training_peak_over_idle_bytes: int | None = None
     ort_training_error: str | None = None
+    et_training_ms: float | None = None
+    et_training_ms_min: float | None = None
+    et_training_error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ class Settings:
     tier: str = "strong"
     options: Mapping[str, Any] = field(default_factory=dict)
     ort_training: str = ""
+    # Whether ExecuTorch's own training export runs too, which takes minutes.
+    et_training: bool = False
     # Recomputation until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
 
@@ -126,20 +128,20 @@ def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda 
     """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
     submodel = built(model, settings.options, settings.tier)
     program = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
-    function = program.phases[0].function
+    function, form = program.phases[0].function, format_of(settings.target)
     check_as_written(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)
         say(f"{model}: exporting")
         start = time.perf_counter()
-        captured, budget = compiled(function, settings.memory_budget)
-        artifact = to_onnx(captured)
+        captured, artifact, budget = compiled(function, settings.memory_budget, form)
         export_s = time.perf_counter() - start
         say(f"{model}: comparing with torch")
-        error, rounding = _errors(function, artifact)
+        error, rounding = _errors(function, artifact.model, form)
         _write_job(folder, model, settings, program, submodel)
-        _write_graph(folder, captured, artifact, budget)
+        write_graph(folder, captured, artifact, form.name, memory_budget=budget)
         device, eager, other, problem = _race(folder, model, settings, submodel, say)
+        training, why = _et_training(folder, model, settings, submodel, say)
     return StepRow(
         model=model,
         target=settings.target,
@@ -157,7 +159,7 @@ def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda 
         memory_ratio=round(device.peak / eager.peak, 4),
         export_s=round(export_s, 2),
         load_s=round(device.load_s, 4),
-        artifact_bytes=len(artifact),
+        artifact_bytes=len(artifact.model),
         idle_bytes=device.idle,
         eager_idle_bytes=eager.idle,
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
@@ -169,23 +171,27 @@ def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda 
         ort_training_ms_min=round(min(other.times), 3) if other else None,
         ort_training_peak_over_idle_bytes=other.peak if other else None,
         ort_training_error=problem,
+        et_training_ms=_median(training) if training else None,
+        et_training_ms_min=round(min(training.times), 3) if training else None,
+        et_training_error=why,
     )
 
 
-def compiled(function: Function, wanted: Budget | None) -> tuple[Captured, int]:
-    """The step as it is exported, and its memory budget in bytes (0: none)."""
-    captured = capture(function)
-    budget = wanted.of(captured) if wanted else 0
-    return (within(captured, budget) if budget else captured), budget
+def compiled(function: Function, wanted: Budget | None, form: Format) -> tuple[Captured, Artifact, int]:
+    """The step, what is exported of it, and its memory budget in bytes (0: none)."""
+    captured = form.capture(function)
+    if wanted is None:
+        return captured, form.write(captured), 0
+    return captured, *form.write_within(captured, wanted)
 
 
-def _errors(function: Function, artifact: bytes) -> tuple[float, float | None]:
+def _errors(function: Function, model: bytes, form: Format) -> tuple[float, float | None]:
     """Largest relative error of an output, and torch's own where rounding decides.
 
     An error beyond the tolerance is told in the row, not hidden with the row.
     """
     try:
-        report = verify(function, artifact, VERIFY_SEED)
+        report = form.verify(function, model, VERIFY_SEED)
     except ExportError as error:
         found = error.details.get("worst")
         if not isinstance(found, float) or not math.isfinite(found):
@@ -205,7 +211,7 @@ def _race(
     folder: Path, model: str, settings: Settings, submodel: OutputSide, say: Callable[[str], None]
 ) -> tuple[Worker, Worker, Worker | None, str | None]:
     """The device's worker, torch's, onnxruntime-training's where it runs, and why it does not."""
-    environment = quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
+    environment = _environment(settings)
     arguments = [str(folder), str(settings.threads)]
     device, eager = (
         Worker([sys.executable, "-m", f"edgefl.bench.{kind}", *arguments], environment)
@@ -222,6 +228,22 @@ def _race(
                 f"a process that measures {model!r} ended: {error}", model=model, log=error.log
             ) from error
     return device, eager, other, problem
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    return quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
+
+
+def _et_training(
+    folder: Path, model: str, settings: Settings, submodel: OutputSide, say: Callable[[str], None]
+) -> tuple[Worker | None, str | None]:
+    """ExecuTorch's own training export, after the race: a step takes so long that the others would wait for it."""
+    if not settings.et_training:
+        return None, None
+    environment = _environment(settings)
+    return step_et_training.run(
+        folder, submodel, settings.threads, environment, lambda text: say(f"{model}: {text}")
+    )
 
 
 def _third(
@@ -288,16 +310,3 @@ def _batch(function: Function, hyper: Mapping[str, float], seed: int) -> Arrays:
     example = function.example(seed)
     batch = {name: value.numpy() for name, value in example.items() if role_of(name) == "batch"}
     return batch | {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
-
-
-def _write_graph(folder: Path, captured: Captured, artifact: bytes, budget: int) -> None:
-    graph = Graph(
-        name=captured.name,
-        format="onnx",
-        blob=describe(artifact, Limits().chunk_bytes),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
-        memory_budget=budget,
-    )
-    (folder / "graph.msgpack").write_bytes(msgspec.msgpack.encode(graph))
-    (folder / "graph.onnx").write_bytes(artifact)

@@ -1,78 +1,76 @@
-"""The command line: a thin layer over the Python API. Each command imports what it needs when it runs."""
+"""The command line: a thin layer over the Python API. Each command imports what it needs when it runs.
+
+``edgefl device`` loads no other command; all of them are registered in :mod:`edgefl.cli.commands`.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-import typer
-
-from edgefl.cli import (
-    bench,
-    broker,
-    catalog,
-    deploy,
-    device,
-    export,
-    heterogeneity,
-    personalize,
-    plan,
-    reproduce,
-    run,
-    server,
-    verify,
-)
+from edgefl.cli import apart
 from edgefl.lab.family import die_with_parent
 from edgefl.wire.errors import EdgeflError
 
-app = typer.Typer(
-    name="edgefl",
-    help="Federated learning on real devices: submodels that fit, compiled with their training algorithm.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-for module in (
-    run,
-    broker,
-    server,
-    device,
-    plan,
-    export,
-    deploy,
-    verify,
-    catalog,
-    bench,
-    heterogeneity,
-    personalize,
-    reproduce,
-):
-    module.register(app)
+if TYPE_CHECKING:
+    import typer
+
+    app: typer.Typer
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """``app``, the command line with all its commands."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edgefl.cli.commands import app
+
+    return app
 
 
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
     die_with_parent()
     try:
-        app()
+        _run(sys.argv[1:])
     except EdgeflError as error:
-        typer.secho(f"error: {error.message}", fg="red", err=True)
-        sys.exit(error.exit_code)
+        _fail(error.message, error.exit_code)
     except OSError as error:
-        typer.secho(
-            f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), fg="red", err=True
-        )
-        sys.exit(1)
+        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
     except ModuleNotFoundError as error:
         extra = (
             "secure" if error.name == "cryptography" else "server" if error.name in _SERVER_MODULES else ""
         )
         if not extra:
             raise
-        typer.secho(
-            f"error: this command needs {error.name}: pip install 'edgefl[{extra}]'", fg="red", err=True
-        )
-        sys.exit(1)
+        _fail(f"this command needs {error.name}: pip install 'edgefl[{extra}]'")
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments[:1] != ["device"]:
+        from edgefl.cli.commands import app
+
+        app()
+    elif arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-"):
+        _device()()
+    else:
+        apart.run(_device)
+
+
+def _device() -> typer.Typer:
+    """The command line with this command alone."""
+    from edgefl.cli import device
+    from edgefl.cli.empty import empty
+
+    made = empty()
+    device.register(made)
+    return made
+
+
+def _fail(message: str, code: int = 1) -> None:
+    import typer
+
+    typer.secho(f"error: {message}", fg="red", err=True)
+    sys.exit(code)
 
 
 _SERVER_MODULES = {"torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "sklearn"}

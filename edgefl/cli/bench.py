@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from edgefl.cli import bench_codecs, bench_programs
+from edgefl.cli import bench_codecs, bench_footprint, bench_programs
+from edgefl.cli.engines import Engine
 from edgefl.cli.output import console, errors, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from edgefl.bench.train_step import StepRow
 
 # typer before 0.19, which flwr asks for, knows no Literal.
-Target = StrEnum("Target", ["onnx"])
 Match = StrEnum("Match", ["parameters", "macs"])
 
 _HELP = """
@@ -40,6 +40,8 @@ Examples:
   edgefl bench encode --codec fedbat --json
 
   edgefl bench programs --json
+
+  edgefl bench footprint --json
 """
 _SUBMODELS = """
 What each kind of submodel costs a device at matched parameter counts.
@@ -68,11 +70,18 @@ its own:
 
   ort-training/bin/pip install onnxruntime-training==1.19.2 onnx==1.16.2 torch==2.13.0
 
+With `--et-training` they can stand beside ExecuTorch's own, experimental training export (loss and gradients only), too: it
+takes minutes to export and, with convolutions, many seconds a step, of which two are timed after the others are done.
+
 Examples:
 
   edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
 
   edgefl bench train-step --model resnet20 --memory-budget 50% --json
+
+  edgefl bench train-step --model resnet20 --target executorch --json
+
+  edgefl bench train-step --model resnet20 --target executorch --et-training --json
 
   edgefl bench train-step --model cnn --model bert --threads 2 --ort-training ort-training/bin/python
 """
@@ -86,6 +95,7 @@ def register(app: typer.Typer) -> None:
     group.command("train-step", help=_TRAIN_STEP)(train_step)
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
+    bench_footprint.register(group)
     bench_programs.register(group)
     app.add_typer(group, name="bench")
 
@@ -95,13 +105,18 @@ def memory(
     batch: Annotated[int, typer.Option(min=1, help="samples per local step")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="local steps")] = 10,
     repeat: Annotated[int, typer.Option(min=1, help="repetitions, each with fresh processes")] = 3,
+    engine: Annotated[
+        list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Peak memory of an agent in training over the same agent idle, per tier."""
-    from edgefl.bench.memory import measure
+    """Peak memory of an agent in training over the same agent idle, per engine and tier."""
+    from edgefl.bench.memory import engines, measure
 
+    rows = []
     with console.status("training one round per tier and repetition"):
-        rows = measure(model=model, batch=batch, steps=steps, repeat=repeat)
+        for name in [each.value for each in engine] if engine else engines():
+            rows += measure(model=model, batch=batch, steps=steps, repeat=repeat, engine=name)
     print_rows("memory", rows, as_json)
 
 
@@ -128,7 +143,7 @@ def train_step(
         list[str] | None, typer.Option(help="a model of `edgefl ls models`, may be repeated; default: eight")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
-    target: Annotated[Target, typer.Option(help="what is exported and measured")] = Target.onnx,
+    target: Annotated[Engine, typer.Option(help="what is exported and measured")] = Engine.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of every engine; a device's default is 1")] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps per engine")] = 5,
     tier: Annotated[str, typer.Option(help="the part that is trained; strong is all")] = "strong",
@@ -138,6 +153,10 @@ def train_step(
     ort_training: Annotated[
         str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
     ] = "",
+    et_training: Annotated[
+        bool,
+        typer.Option("--et-training", help="ExecuTorch's own training export too; takes minutes"),
+    ] = False,
     memory_budget: Annotated[
         str,
         typer.Option(
@@ -158,6 +177,7 @@ def train_step(
         tier=tier,
         options=model_options(option or ()),
         ort_training=ort_training,
+        et_training=et_training,
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
     rows, failed = [], []
@@ -172,6 +192,9 @@ def train_step(
     for row in rows:
         if row.ort_training_error:
             text = f"{row.model}: onnxruntime-training did not run: {row.ort_training_error}"
+            errors.print(text, style="yellow", markup=False, highlight=False)
+        if row.et_training_error:
+            text = f"{row.model}: ExecuTorch's training export did not run: {row.et_training_error}"
             errors.print(text, style="yellow", markup=False, highlight=False)
     if as_json:
         print_rows("train-step", rows, as_json)

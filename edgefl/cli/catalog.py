@@ -236,7 +236,7 @@ def validate(
     ] = False,
 ) -> None:
     from edgefl.config import load
-    from edgefl.config_text import document
+    from edgefl.config.text import document
 
     if template:
         typer.echo(document(), nl=False)

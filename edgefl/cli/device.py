@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,13 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli import device_personalize
-from edgefl.cli.output import print_json
+from edgefl.cli import device_engine, device_personalize
+from edgefl.cli.apart import Told
+from edgefl.cli.engines import Engine
 from edgefl.wire import signatures
+from edgefl.wire.address import Address
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.session import Address
 from edgefl.wire.topics import checked_name
 
 _EXAMPLES = """
@@ -27,6 +27,8 @@ Examples:
   edgefl device --id phone-7 --broker localhost:1883 --data my-data.npz
 
   edgefl device --id pi-3 --broker broker.lan --data /data/images --memory 256MiB --threads 4
+
+  edgefl device --id pi-4 --broker broker.lan --data /data/images --engine executorch
 """
 
 
@@ -52,6 +54,7 @@ def register(app: typer.Typer) -> None:
     )
     group.callback()(device)
     group.command("personalize", help=device_personalize.HELP)(device_personalize.personalize)
+    group.command("build-engine", help=device_engine.HELP)(device_engine.build_engine)
     app.add_typer(group, name="device")
 
 
@@ -72,6 +75,7 @@ def device(
     memory: Annotated[
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
     ] = "",
+    engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
@@ -83,31 +87,27 @@ def device(
 ) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from device_runtime.agent import Agent, AgentConfig, AgentEvent
-    from device_runtime.engine.onnx import OnnxEngine
+    from device_runtime import process
 
-    def report(event: AgentEvent) -> None:
-        if as_json:
-            print_json(event)
-        else:
-            typer.echo(f"{event.event:<9} {event.text}")
-
-    config = AgentConfig(
+    settings = process.DeviceSettings(
         federation=checked_name("federation", federation),
         device=checked_name("device", device_id),
         broker=address(broker, ca_file),
-        data=data,
-        folder=store or default_folder(federation, device_id),
+        data=str(data),
+        folder=str(store or default_folder(federation, device_id)),
         tier=tier,
         server_key=checked_key(server_key),
         memory_bytes=parse_bytes(memory) if memory else 0,
         until_done=until_done,
         limits=parse_limits(limit or []),
+        engine=engine.value,
+        threads=threads,
+        as_json=as_json,
     )
-    agent = Agent(config, OnnxEngine(threads), report)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
-    agent.run()
+    if isinstance(ctx.obj, Told):
+        ctx.obj.tell(settings)
+    else:
+        process.run(settings)
 
 
 def default_folder(federation: str, device_id: str) -> Path:

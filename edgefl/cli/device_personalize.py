@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.engines import Engine
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 
@@ -71,6 +72,7 @@ def personalize(
         Path | None,
         typer.Option(help="folder for what is fetched; default: ~/.edgefl/FEDERATION/ID/personalize"),
     ] = None,
+    engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
@@ -80,7 +82,7 @@ def personalize(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     from device_runtime import data as local_data
-    from device_runtime.engine.onnx import OnnxEngine
+    from device_runtime.engine.select import open_engine
     from device_runtime.personalize import CURVE, Personalizer, Wanted
     from device_runtime.support import checked_protocol
     from edgefl.wire import tensors
@@ -97,10 +99,12 @@ def personalize(
     opened = (
         _files(bundle, weights, store)
         if bundle or weights
-        else _visited(federation, device_id, tier, broker, ca_file, store, server_key, limit or [])
+        else _visited(federation, device_id, tier, broker, ca_file, store, server_key, limit or [], engine)
     )
     with opened as (job, manifest, blobs, folder):
-        made = Personalizer(engine=OnnxEngine(threads), manifest=manifest, blobs=blobs, folder=folder)
+        made = Personalizer(
+            engine=open_engine(engine.value, threads), manifest=manifest, blobs=blobs, folder=folder
+        )
         report, adapted = made.run(job, local, wanted)
         if out is not None:
             _write(out, tensors.dump({**made.frozen(job), **adapted}))
@@ -147,6 +151,7 @@ def _visited(
     store: Path | None,
     server_key: str,
     limit: list[str],
+    engine: Engine,
 ) -> Iterator[Opened]:
     from device_runtime.guest import Guest, job_of
     from edgefl.cli.device import address, checked_key, default_folder, parse_limits
@@ -163,7 +168,7 @@ def _visited(
     key = checked_key(server_key)
     folder = store or default_folder(federation, device_id) / "personalize"
     with Guest(federation, device_id, address(broker, ca_file), folder, parse_limits(limit)) as guest:
-        job = job_of(guest.announced(), tier)
+        job = job_of(guest.announced(), tier, engine.value)
         if key:
             signatures.check(key, job.bundle.sha256, job.signature)
         yield job, manifests.decode(guest.blobs.get(job.bundle)), guest.blobs, folder

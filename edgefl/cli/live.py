@@ -134,9 +134,10 @@ class View:
         for line in self._uplink():
             console.print(line, markup=False, highlight=False)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
-        console.print(
-            f"what a weak device downloads:  edgefl inspect {folder}/bundles/weak.efl", soft_wrap=True
-        )
+        # The last by name is the weakest of the usual tiers.
+        for path in sorted((folder / "bundles").glob("*.efl"))[-1:]:
+            tier = path.name.partition(".")[0]
+            console.print(f"what a {tier} device downloads:  edgefl inspect {path}", soft_wrap=True)
         console.print(f"what each process said:        {folder}/logs", soft_wrap=True)
         console.print("your own model and data:       edgefl validate --template > federation.toml")
 

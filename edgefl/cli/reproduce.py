@@ -12,7 +12,7 @@ from rich.text import Text
 from edgefl.cli.output import console, errors, human, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.reproduce.report import Report
+    from edgefl.reproduce.report import Report, Reproduction, Runner
 
 _HELP = """
 Run a result of a paper again and print every number beside the one it should be.
@@ -26,6 +26,8 @@ Examples:
   edgefl reproduce fafed/counterexample --out plots
 
   edgefl reproduce fafed/counterexample --steps 2000 --json
+
+  edgefl reproduce embracingfl/device --quick
 """
 
 
@@ -39,6 +41,9 @@ def reproduce(
     steps: Annotated[
         int | None, typer.Option(min=1, help="bound on every run; numbers that need more are left out")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="the same in small, where there is such a thing")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: rows, agrees, ...")] = False,
 ) -> None:
     from edgefl.reproduce import catalog
@@ -46,7 +51,7 @@ def reproduce(
     if name is None:
         _list(as_json)
         return
-    reproduction = catalog.named(name)
+    run = _runner(catalog.named(name, reproductions()), quick)
     began = time.perf_counter()
     with errors.status("") as status:
 
@@ -56,7 +61,7 @@ def reproduce(
             else:
                 errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
-        report = reproduction.run(steps, progress)
+        report = run(steps, progress)
     files = _written(report, out) if out else []
     conclude(name, report, files, time.perf_counter() - began, as_json=as_json)
 
@@ -72,10 +77,30 @@ def conclude(name: str, report: Report, files: list[str], seconds: float, *, as_
         raise typer.Exit(1)
 
 
-def _list(as_json: bool) -> None:
+def reproductions() -> dict[str, Reproduction]:
+    """All of them by name, those that measure a device's engines included."""
+    from edgefl.bench import device_table_report
     from edgefl.reproduce import catalog
 
-    rows = [{"name": each.name, "what": each.what} for each in catalog.REPRODUCTIONS.values()]
+    measured = device_table_report.REPRODUCTION
+    return {**catalog.REPRODUCTIONS, measured.name: measured}
+
+
+def _runner(reproduction: Reproduction, quick: bool) -> Runner:
+    """ConfigError if it is to be quick and there is no smaller form of it."""
+    from edgefl.wire.errors import ConfigError
+
+    if not quick:
+        return reproduction.run
+    if reproduction.quick is None:
+        raise ConfigError(
+            f"{reproduction.name} has no quick form; bound it with --steps", name=reproduction.name
+        )
+    return reproduction.quick
+
+
+def _list(as_json: bool) -> None:
+    rows = [{"name": each.name, "what": each.what} for each in reproductions().values()]
     if as_json:
         print_json(rows)
     else:

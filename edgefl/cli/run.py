@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.engines import Engine
 from edgefl.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ Examples:
 
   edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
 
-  edgefl run --program my/file.py:factory:lr=0.1 --out runs/own      (docs/new-program.md)
+  edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/new-program.md)
+
+  edgefl run --engine executorch --out runs/phones      (pip install 'edgefl\\[executorch]'; per tier: engine in the file)
 
   edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """
@@ -73,6 +76,9 @@ def run(
         str | None,
         typer.Option(help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them"),
     ] = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="runtime of every device; default: as each tier of the file says")
+    ] = None,
     codec: Annotated[
         str | None,
         typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
@@ -92,6 +98,7 @@ def run(
     from edgefl.lab.lab import Lab, completed, discard
     from edgefl.lab.named import parse_named, parse_program
     from edgefl.lab.tiers import parse_tiers
+    from exporters.formats import check_installed
 
     overrides: dict[str, object] = {
         "federation.rounds": rounds,
@@ -111,6 +118,9 @@ def run(
     if tiers is not None:
         federation = load(config, told | {"tiers": parse_tiers(tiers, federation.model.name)})
     federation = _found_from_anywhere(completed(federation))
+    if engine is not None:
+        federation = _run_by(federation, engine)
+    check_installed(format for tier in federation.tiers for format in federation.formats_of(tier))
     out = out.resolve()
     if fresh:
         discard(out)
@@ -135,6 +145,14 @@ def _found_from_anywhere(federation: Federation) -> Federation:
     table = federation.program
     program = table.model_copy(update={"name": absolute(table.name)})
     return federation.model_copy(update={"program": program})
+
+
+def _run_by(federation: Federation, engine: Engine) -> Federation:
+    """All devices of all tiers with this engine."""
+    tiers = {
+        name: table.model_copy(update={"engine": engine.value}) for name, table in federation.tiers.items()
+    }
+    return federation.model_copy(update={"tiers": tiers})
 
 
 def _watch(lab: Lab, updates: Mapping[str, UpdateSize], as_json: bool) -> None:

@@ -20,7 +20,8 @@ Compare every graph of a bundle with torch.
 
 A bundle holds graphs and no code. The functions behind them are built again, from the federation file the bundle was
 exported with, or, without one, from the model, the program and the units that the bundle names, with default options.
-Each graph then runs in onnxruntime on random inputs beside its function in torch: loss, gradients (as momentum), new
+Each graph then runs in the runtime of its format (onnxruntime, or ExecuTorch's own; that one needs the extra
+`executorch`) on random inputs beside its function in torch: loss, gradients (as momentum), new
 weights and statistics, all outputs. Where rounding decides (kinks of deep models), an output may be as far from
 float64 as torch's own float32 is; the column "rounding" tells how far that was. Exit code 0: everything agrees. 1:
 something differs. Others: it cannot be read or compared.

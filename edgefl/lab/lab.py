@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.config import Federation, TierTable, load, parse
-from edgefl.config_text import dump
+from edgefl.config.text import dump
 from edgefl.lab.supervisor import Supervisor
 from edgefl.wire.errors import ConfigError, EdgeflError
 
@@ -130,12 +130,19 @@ class Lab:
             home = self.folder / "devices" / device
             arguments = ["--id", device, "--federation", name, "--data", str(home / "data.npz")]
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
+            arguments += self._engine(device)
             self.supervisor.start(device, ["device", *arguments, *limits, *tls])
 
     def _memory(self, device: str) -> list[str]:
         """A tier that is given by memory gets devices that report just this memory."""
-        needed = self.federation.tiers[device.rpartition("-")[0]].memory_bytes
+        needed = self._table(device).memory_bytes
         return ["--memory", f"{needed}B"] if needed else []
+
+    def _engine(self, device: str) -> list[str]:
+        return ["--engine", self._table(device).engine]
+
+    def _table(self, device: str) -> TierTable:
+        return self.federation.tiers[device.rpartition("-")[0]]
 
     def events(self) -> Iterator[Said | Restarted]:
         """What the server says until it is done, and which processes had to be started again.

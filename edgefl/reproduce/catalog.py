@@ -1,4 +1,4 @@
-"""The reproductions by name."""
+"""The reproductions by name: those that run in torch. What runs on a device's engines is measured by `edgefl.bench`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgefl.wire.errors import ConfigError
 REPRODUCTIONS: Mapping[str, Reproduction] = {each.name: each for each in (counterexample.REPRODUCTION,)}
 
 
-def named(name: str) -> Reproduction:
+def named(name: str, among: Mapping[str, Reproduction] = REPRODUCTIONS) -> Reproduction:
     """ConfigError, with what exists, for a wrong name."""
-    if name not in REPRODUCTIONS:
-        known = ", ".join(sorted(REPRODUCTIONS))
+    if name not in among:
+        known = ", ".join(sorted(among))
         raise ConfigError(f"no reproduction {name!r}; there are: {known}", name=name, known=known)
-    return REPRODUCTIONS[name]
+    return among[name]

@@ -30,14 +30,18 @@ class Report:
         return all(row.agrees for row in self.rows)
 
 
+Runner = Callable[[int | None, Callable[[str], None]], Report]
+
+
 @dataclass(frozen=True)
 class Reproduction:
     """``run(steps, progress)``: ``steps`` bounds every run (None: as long as its numbers need); ``progress`` hears what
-    runs."""
+    runs. ``quick``: the same, smaller, where that is worth having."""
 
     name: str
     what: str
-    run: Callable[[int | None, Callable[[str], None]], Report]
+    run: Runner
+    quick: Runner | None = None
 
 
 def near(run: str, quantity: str, found: float, expected: float, tolerance: float) -> Compared:

@@ -61,7 +61,7 @@ def read(path: Path) -> Bundle:
             manifest = manifests.decode(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
             blobs = {
                 ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
-                for ref in (graph.blob for graph in manifest.graphs)
+                for ref in manifest.blobs
             }
     except BundleError:
         raise

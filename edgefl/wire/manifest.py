@@ -20,6 +20,7 @@ import numpy as np
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import BundleError
+from edgefl.wire.formats import FormatName
 from edgefl.wire.messages import MALFORMED, VERSION, Message
 
 VERSIONS = (VERSION, 2)
@@ -58,14 +59,19 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One artifact and its ports. ``format`` names the engine that runs it.
 
     ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
+    ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
+    state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
+    old one.
     """
 
     name: str
-    format: Literal["onnx", "executorch"]
+    format: FormatName
     blob: BlobRef
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     memory_budget: int = 0
+    planned_bytes: int = 0
+    in_place: tuple[str, ...] = ()
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)
@@ -112,7 +118,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     adapts the weights to a device's data by one step, if there is one: ``weights.*`` and a batch to ``weights.*``.
     ``draws``: batches come from one shuffled walk through the data, or each is drawn anew. A carry is good for the next
     ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes); without one that is
-    ``carry_needed`` the device declines.
+    ``carry_needed`` the device declines. ``sources`` tells where each node of the graphs comes from
+    (:mod:`edgefl.wire.sources`); it is read for a profile and never fetched in a round.
 
     ``v`` is 2 where a runtime that reads version 1 only would train something else: phases over the data, a carry that is
     needed.
@@ -140,12 +147,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     exchange: str = ""
     carry_exchanges: int = 0
     carry_needed: bool = False
+    sources: BlobRef | msgspec.UnsetType = msgspec.UNSET
 
     def graph(self, name: str) -> Graph:
         for graph in self.graphs:
             if graph.name == name:
                 return graph
         raise BundleError(f"the manifest names graph {name!r} but does not list it; export the bundle again")
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """All that a bundle's file holds: the graphs, and their sources if they were kept."""
+        graphs = tuple(graph.blob for graph in self.graphs)
+        return (*graphs, self.sources) if isinstance(self.sources, BlobRef) else graphs
+
+    @property
+    def format(self) -> FormatName:
+        """What its graphs are written in: one format, as a device runs them all."""
+        return self.graphs[0].format
 
     @property
     def steps(self) -> int:
@@ -199,6 +218,28 @@ def _consistent(port: Port) -> bool:
     return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
 
 
+def _check_graph(graph: Graph) -> None:
+    for port in (*graph.inputs, *graph.outputs):
+        if not _consistent(port):
+            raise BundleError(
+                f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
+            )
+    rewritten = set(graph.inputs_of("state")) & set(graph.outputs_of("state"))
+    if wrong := sorted(set(graph.in_place) - {port.name for port in rewritten}):
+        raise BundleError(
+            f"graph {graph.name!r} is to write {wrong[0]!r} in place, which it does not read and return as one state port; "
+            "export the bundle again",
+            graph=graph.name,
+            port=wrong[0],
+        )
+    if graph.planned_bytes < 0:
+        raise BundleError(
+            f"graph {graph.name!r} is planned to need {graph.planned_bytes} bytes; export the bundle again",
+            graph=graph.name,
+            planned_bytes=graph.planned_bytes,
+        )
+
+
 def _check(manifest: Manifest) -> None:
     used = [manifest.start, manifest.finish, manifest.evaluate]
     used += [chunk.graph for chunk in manifest.prefix] + [phase.graph for phase in manifest.phases]
@@ -209,11 +250,7 @@ def _check(manifest: Manifest) -> None:
         if phase.over_data:
             manifest.pass_rows(phase)
     for graph in manifest.graphs:
-        for port in (*graph.inputs, *graph.outputs):
-            if not _consistent(port):
-                raise BundleError(
-                    f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
-                )
+        _check_graph(graph)
     if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
         raise BundleError("batch and steps of a manifest must be positive; export the bundle again")
     if manifest.carry_exchanges < 0:

@@ -27,6 +27,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
 
 
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """Bundles of one format: a tier's manifest blob and, by tier, the server's Ed25519 signature of it."""
+
+    bundles: dict[str, BlobRef] = {}
+    signatures: dict[str, bytes] = {}
+
+
 class Round(Message, frozen=True, kw_only=True):
     """``rounds/current``, retained: the open round, or the closed one while nothing is open.
 
@@ -37,6 +44,8 @@ class Round(Message, frozen=True, kw_only=True):
     ``base`` is the last round whose updates are in the model (0 before the first, -1 from a server that does not say):
     what a device kept from a later round, it kept of one that was abandoned. ``deadline`` is seconds since the epoch.
     ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
+    ``bundles`` and ``signatures`` are of ONNX graphs, and empty where no tier has any; ``formats`` has those of other
+    formats, by the name of the format (:meth:`offer`).
     """
 
     run: str
@@ -50,6 +59,17 @@ class Round(Message, frozen=True, kw_only=True):
     signatures: dict[str, bytes] = {}
     lines: dict[str, tuple[BlobRef, ...]] = {}
     base: int = -1
+    formats: dict[str, Offer] = {}
+
+    def offer(self, format: str) -> Offer:
+        """What the round offers to devices whose engine runs ``format``; empty if that is nothing."""
+        if format == "onnx":
+            return Offer(bundles=self.bundles, signatures=self.signatures)
+        return self.formats.get(format, Offer())
+
+    def formats_of(self, tier: str) -> tuple[str, ...]:
+        """The formats in which a tier is offered."""
+        return tuple(name for name in ("onnx", *sorted(self.formats)) if tier in self.offer(name).bundles)
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -164,11 +184,14 @@ class Ack(Message, frozen=True, kw_only=True):
 NO_CARRY = "no-carry"
 """Why a device declines: the program needs what it kept of the exchange before, and it has none."""
 
+NO_FORMAT = "no-format"
+"""Why a device declines: its tier has no bundle in the format that its engine runs."""
+
 
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
 
-    One reason is :data:`NO_CARRY`; a server takes others as they are.
+    Reasons are :data:`NO_CARRY` and :data:`NO_FORMAT`; a server takes others as they are.
     """
 
     round: int

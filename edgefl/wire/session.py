@@ -15,51 +15,27 @@ from __future__ import annotations
 
 import queue
 import random
-import re
 import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-
+from edgefl.wire.address import Address
 from edgefl.wire.errors import BrokerError
+from edgefl.wire.lazily import on_first_use
 from edgefl.wire.limits import Limits
+
+# paho asks it for proxies, and only where a package for them is installed; it brings all that speaks HTTP and e-mail.
+on_first_use("urllib.request")
+
+import paho.mqtt.client as paho  # noqa: E402
+from paho.mqtt.enums import CallbackAPIVersion  # noqa: E402
+
+__all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", "Will"]
 
 _SOCKET_BUFFER = 1 << 20
 _SUBSCRIBE_BATCH = 8
-_LAST_PORT = 65535
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the broker listens. ``ca_file`` switches TLS on."""
-
-    host: str
-    port: int = 1883
-    username: str = ""
-    password: str = ""
-    ca_file: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """``host``, ``host:port`` or ``user:password@host:port``."""
-        credentials, _, place = text.rpartition("@")
-        username, _, password = credentials.partition(":")
-        host, _, port = place.partition(":")
-        number = int(port or 1883) if re.fullmatch(r"[0-9]{0,5}", port) else 0
-        if not host or not 1 <= number <= _LAST_PORT:
-            raise BrokerError(
-                f"broker address {place!r} should read host:port with a port up to {_LAST_PORT}, "
-                "for example localhost:1883",
-                address=place,
-            )
-        return cls(host, number, username, password)
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +93,10 @@ class Delivery:
 
 
 class Session:
-    """A connection that mends itself. Thread-safe; ``start`` returns at once."""
+    """A connection that mends itself. Thread-safe; ``start`` returns at once.
+
+    ``clean``: the broker forgets us when we leave; for a client id that does not come again.
+    """
 
     def __init__(
         self,
@@ -126,6 +105,7 @@ class Session:
         *,
         limits: Limits,
         will: Will | None = None,
+        clean: bool = False,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -141,12 +121,12 @@ class Session:
         self._waiting: list[list[tuple[str, int]]] = []
         self._subscribing = 0
         self._refusal = ""
-        self._client = self._make_client(client_id, will)
+        self._client = self._make_client(client_id, will, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
-    def _make_client(self, client_id: str, will: Will | None) -> paho.Client:
+    def _make_client(self, client_id: str, will: Will | None, clean: bool) -> paho.Client:
         client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id, clean_session=False, reconnect_on_failure=False
+            CallbackAPIVersion.VERSION2, client_id, clean_session=clean, reconnect_on_failure=False
         )
         client.max_inflight_messages_set(self._limits.max_inflight)
         if self._address.username:

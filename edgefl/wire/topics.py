@@ -10,6 +10,7 @@ from edgefl.wire.errors import ConfigError, ProtocolError
 
 ROOT = "edgefl/v1"
 _NUMBER = re.compile(r"[0-9]{1,18}")  # int() would also take signs, spaces and other scripts
+_NONCE = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -58,6 +59,14 @@ class DeviceTopics:
     def declines(self) -> str:
         return self._of("declines")
 
+    @property
+    def profile_requests(self) -> str:
+        return self._of("profile-requests")
+
+    @property
+    def profiles(self) -> str:
+        return self._of("profiles")
+
     def update(self, round_number: int, index: int) -> str:
         return self._of(f"updates/{round_number}/{index}")
 
@@ -84,6 +93,16 @@ class Topics:
 
     def device(self, device: str) -> DeviceTopics:
         return DeviceTopics(self.root, checked_name("device", device))
+
+    def profile(self, nonce: str) -> ProfileTopics:
+        """Where the blobs of a request for profiles lie: apart from those of rounds, which another process looks after."""
+        return ProfileTopics(self.federation, nonce)
+
+    @property
+    def profile_filters(self) -> tuple[str, ...]:
+        """What whoever asks for profiles subscribes to."""
+        below = f"{self.root}/devices/+"
+        return f"{below}/status", f"{below}/hello", f"{below}/profiles", f"{self.root}/profiles/+/offer"
 
     @property
     def server_filters(self) -> tuple[str, ...]:
@@ -114,3 +133,28 @@ class Topics:
         if not topic.startswith(prefix) or not SHA256.fullmatch(sha256) or not _NUMBER.fullmatch(index):
             raise ProtocolError(f"topic {topic[:200]!r} is not a blob chunk of {self.root}", topic=topic)
         return sha256, int(index)
+
+    def parse_offer(self, topic: str) -> str:
+        """The nonce of the request for profiles whose offer is on ``topic``."""
+        nonce = topic.removeprefix(f"{self.root}/profiles/").removesuffix("/offer")
+        if not _NONCE.fullmatch(nonce) or topic != self.profile(nonce).offer:
+            raise ProtocolError(f"topic {topic[:200]!r} is not an offer of {self.root}", topic=topic)
+        return nonce
+
+
+@dataclass(frozen=True)
+class ProfileTopics(Topics):
+    """The topics of one request for profiles, whose ``nonce`` is lower-case hexadecimal digits."""
+
+    nonce: str
+
+    @property
+    def below(self) -> str:
+        return f"{self.root}/profiles/{self.nonce}"
+
+    @property
+    def offer(self) -> str:
+        return f"{self.below}/offer"
+
+    def blob_chunk(self, sha256: str, index: int) -> str:
+        return f"{self.below}/blobs/{sha256}/{index}"

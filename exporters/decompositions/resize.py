@@ -115,6 +115,28 @@ def _forward(
     axes = list(zip(x.shape[2:], output_size, steps, strict=True))
     if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
         return NotImplemented
+    return _product(x, output_size, steps, row)
+
+
+def linear_product(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
+) -> Tensor:
+    """:func:`linear` as products of matrices, for formats that have no such op."""
+    steps = _steps(x.shape[2:], output_size, scales, align_corners)
+    return _product(x, output_size, steps, _linear_row(align_corners))
+
+
+def cubic_product(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
+) -> Tensor:
+    """:func:`cubic` as products of matrices, for formats that have no such op."""
+    steps = _steps(x.shape[2:], output_size, scales, align_corners, copied=False)
+    return _product(x, output_size, steps, _cubic_row(align_corners))
+
+
+def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
+    """A_H x A_W^T, contiguous."""
+    axes = zip(x.shape[2:], output_size, steps, strict=True)
     for axis, (n, m, step) in enumerate(axes, start=2):
         x = along(x, axis, _matrix(n, m, step, row, x.dtype).t())
     return x.contiguous()

@@ -58,7 +58,7 @@ def test_an_importance_row_tells_executed_and_kept_macs() -> None:
 
 def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -> None:
     """With one sample per step the forward pass, of 32 rows at once, is what needs most."""
-    settings = Settings(batch=1, steps=1, options={"size": 32})
+    settings = Settings(batch=1, steps=1, options={"size": 48})
 
     row = measure(build("resnet8", settings), "output_side", 0.7, settings)
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edgefl import programs
+from edgefl.bench import step_et_training
 from edgefl.bench.as_written import as_written, loss_as_written
 from edgefl.bench.step_eager import optimizer, stepper
 from edgefl.bench.step_model import built
 from edgefl.bench.step_worker import Worker, WorkerFailed
 from edgefl.bench.train_step import Settings, compiled, measure
+from edgefl.models.layers import BatchNorm
 from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
 from edgefl.models.recurrent import BiLstm, Lstm
 from edgefl.programs.contract import TensorSpec
 from edgefl.programs.objective import Objective
 from edgefl.wire.errors import ConfigError, ModelError
+from exporters.formats import format_of
 from exporters.recompute import Budget, beside_tensors, peak_bytes
 
 FIELDS = [
@@ -49,6 +55,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert row["peak_over_idle_bytes"] > 0 and row["eager_peak_over_idle_bytes"] > 0
     assert row["idle_bytes"] < row["eager_idle_bytes"] / 2, "the device's process holds torch"
     assert row["model_options"] == {"size": 8} and row["ort_training_ms"] is None
+    assert row["et_training_ms"] is None and row["et_training_error"] is None
     assert row["rounding_error"] is None
     assert f"mlp: {row['ms']:g} ms, torch {row['eager_ms']:g} ms" in ran.stderr
 
@@ -62,16 +69,62 @@ def test_an_environment_without_onnxruntime_training_costs_only_its_columns() ->
     assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
 
 
+def test_executorchs_own_training_export_stands_beside_the_step() -> None:
+    row = measure("mlp", Settings(batch=2, repeat=1, options={"size": 4}, et_training=True))
+
+    assert row.et_training_error is None
+    assert 0 < (row.et_training_ms_min or 0) <= (row.et_training_ms or 0)
+
+
+def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tmp_path: Path) -> None:
+    submodel = built("mlp", {"size": 4}, "strong")
+    step = programs.build("sgd", Objective.of(submodel), batch=2).phases[0].function
+    batch = {name: value for name, value in step.example(0).items() if name.startswith("batch.")}
+    np.savez(tmp_path / "batch0.npz", **{name: value.numpy() for name, value in batch.items()})  # type: ignore[arg-type]
+    module = as_written(submodel.suffix)
+    wanted = loss_as_written(submodel.spec.loss)(module(batch["batch.0.x"]), batch["batch.0.y"])
+    wanted.backward()  # type: ignore[no-untyped-call]
+
+    step_et_training.prepare(tmp_path, submodel)
+    program = step_et_training.opened(tmp_path)
+    (loss,) = program.forward_backward("forward", (batch["batch.0.x"], batch["batch.0.y"]))
+
+    torch.testing.assert_close(loss, wanted.detach())
+    found = program.named_gradients()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(found[f"module.{name}"], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_in_elementary_ops_is_batch_norm(affine: bool) -> None:
+    module = as_written(nn.Sequential(BatchNorm(3, affine=affine), BatchNorm(3, frozen=True)))
+    x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+
+    plain = step_et_training.elementary(copy.deepcopy(module))
+
+    assert [type(part).__name__ for part in plain] == ["PlainBatchNorm", "AnyBatchNorm"]
+    torch.testing.assert_close(plain(x), module(x))
+
+
+def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    """Here there is no batch to export it for."""
+    said: list[str] = []
+
+    worker, why = step_et_training.run(tmp_path, built("mlp", {"size": 4}, "strong"), 1, {}, said.append)
+
+    assert worker is None and str(why).startswith("IndexError: ") and len(said) == 1
+
+
 def test_a_memory_budget_is_compiled_into_the_step() -> None:
     submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
     step = programs.build("sgd", Objective.of(submodel), batch=32).phases[0].function
 
-    plain, none = compiled(step, None)
-    tight, budget = compiled(step, Budget(0.9, relative=True))
+    captured, plain, none = compiled(step, None, format_of("onnx"))
+    _, tight, budget = compiled(step, Budget(0.9, relative=True), format_of("onnx"))
 
-    beside = beside_tensors(plain)
-    assert none == 0 and budget == int(0.9 * (peak_bytes(plain) - beside)) + beside
-    assert peak_bytes(tight) <= budget
+    beside = beside_tensors(captured)
+    assert none == 0 and budget == int(0.9 * (peak_bytes(captured) - beside)) + beside
+    assert len(tight.nodes) > len(plain.nodes)
 
 
 def test_a_budget_that_is_no_size_is_told() -> None:

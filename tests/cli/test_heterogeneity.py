@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from edgefl.cli import app
 from edgefl.config import load
-from edgefl.config_text import dump
+from edgefl.config.text import dump
 from edgefl.models.zoo import build
 from edgefl.wire.errors import ConfigError, EdgeflError
 from tests.cli.runner import runner

@@ -73,3 +73,12 @@ def test_every_expected_number_is_one_that_its_run_reaches() -> None:
         q = each.program().phases[0].steps
         assert each.steps % q == 0
         assert each.known and all(known.at <= each.steps and known.at % q == 0 for known in each.known)
+
+
+def test_what_runs_on_a_devices_engines_is_listed_with_the_rest() -> None:
+    assert {entry["name"] for entry in json.loads(call("--json").stdout)} >= {NAME, "embracingfl/device"}
+
+
+def test_what_has_no_quick_form_says_so() -> None:
+    refused = call(NAME, "--quick").exception
+    assert isinstance(refused, ConfigError) and "no quick form; bound it with --steps" in refused.message

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.agent import Agent, AgentConfig, AgentEvent
-from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.engine.select import open_engine
+from device_runtime.profile_request import Measure
 from edgefl.wire import messages, tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, UpdateChunk
@@ -45,6 +46,9 @@ class RunningAgent:
         *,
         data: Path | None = None,
         until_done: bool = False,
+        server_key: str = "",
+        measure: Measure | None = None,
+        engine: str = "onnx",
     ) -> None:
         config = AgentConfig(
             federation=federation,
@@ -55,11 +59,12 @@ class RunningAgent:
             tier="weak",
             memory_bytes=1 << 30,
             until_done=until_done,
+            server_key=server_key,
             limits=limits,
         )
         self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self.error: BaseException | None = None
-        self.agent = Agent(config, OnnxEngine(), self.events.put)
+        self.agent = Agent(config, open_engine(engine), self.events.put, measure)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

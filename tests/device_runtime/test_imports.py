@@ -24,9 +24,7 @@ HEAVY = (
     "exporters",
 )
 MODULES = ["edgefl.wire.session", "edgefl.wire.bundle"] + [
-    module.name
-    for module in pkgutil.walk_packages(device_runtime.__path__, "device_runtime.")
-    if "executorch" not in module.name
+    module.name for module in pkgutil.walk_packages(device_runtime.__path__, "device_runtime.")
 ]
 
 
@@ -43,7 +41,13 @@ def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["device_runtime.agent", "device_runtime.runner", "device_runtime.engine.onnx"]
+    "name",
+    [
+        "device_runtime.agent",
+        "device_runtime.runner",
+        "device_runtime.engine.onnx",
+        "device_runtime.engine.executorch",
+    ],
 )
 def test_a_module_imports_on_a_machine_that_has_none_of_it(name: str) -> None:
     """Even an import that is only tried would be found out here."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.memory import resident_bytes
 from edgefl.wire import tensors
 from edgefl.wire.errors import BundleError
 from edgefl.wire.manifest import Graph
@@ -222,3 +223,66 @@ def test_an_operator_the_runtime_lacks_is_refused() -> None:
 
 def test_the_static_batch_is_that_of_the_manifest() -> None:
     assert X.shape[0] == Y.shape[0] == BATCH
+
+
+def in_place_graph() -> tuple[Graph, bytes]:
+    """v <- v + v, and w <- w + v, of which only w may be written in place: v is read for both."""
+    data = onnx_bytes(
+        [
+            node("Add", f"{V.name} {V.name}", f"out.{V.name}"),
+            node("Add", f"{W.name} {V.name}", f"out.{W.name}"),
+        ],
+        [V, W],
+        [V, W],
+    )
+    graph = tiny.graph_of("f", data, [V, W], [V, W])
+    return msgspec.structs.replace(graph, in_place=(W.name,)), data
+
+
+def test_state_that_may_be_written_in_place_keeps_its_memory_and_other_state_does_not() -> None:
+    graph = ENGINE.load(*in_place_graph())
+    first = ENGINE.write_state(
+        {V.name: np.full(V.shape, 2.0, np.float32), W.name: np.full(W.shape, 3.0, np.float32)}
+    )
+    places = {name: value.data_ptr() for name, value in first.items()}
+
+    second = graph.run({}, first).state
+    third = graph.run({}, second).state
+
+    assert third[W.name].data_ptr() == places[W.name]
+    assert second[V.name].data_ptr() != places[V.name]
+    np.testing.assert_array_equal(third[W.name].numpy(), np.full(W.shape, 9.0))
+    np.testing.assert_array_equal(third[V.name].numpy(), np.full(V.shape, 8.0))
+
+
+def test_state_that_was_read_is_let_go_of_while_what_was_made_of_it_is_kept() -> None:
+    wide = port("state.w", (4096, 4096))
+    loss = port("metric.loss", ())
+    data = onnx_bytes(
+        [
+            node("Add", f"{wide.name} {wide.name}", f"out.{wide.name}"),
+            node("ReduceSum", f"{wide.name}", f"out.{loss.name}", keepdims=0),
+        ],
+        [wide],
+        [wide, loss],
+    )
+    graph = ENGINE.load(tiny.graph_of("f", data, [wide], [wide, loss]), data)
+    state = ENGINE.write_state({wide.name: np.ones(wide.shape, np.float32)})
+    outputs = graph.run({}, state)
+    before = resident_bytes()
+
+    state.clear()
+    gc.collect()
+
+    assert before - resident_bytes() > 0.9 * 4 * 4096 * 4096
+    assert outputs.arrays[loss.name] == 4096 * 4096
+    assert outputs.state[wide.name].numpy()[0, 0] == 2.0
+
+
+def test_arrays_given_as_state_are_never_written_to() -> None:
+    graph = ENGINE.load(*in_place_graph())
+    given = {V.name: np.full(V.shape, 2.0, np.float32), W.name: np.full(W.shape, 3.0, np.float32)}
+
+    graph.run({}, ENGINE.write_state(given))
+
+    np.testing.assert_array_equal(given[W.name], np.full(W.shape, 3.0))

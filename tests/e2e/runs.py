@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EDGEFL = [sys.executable, "-m", "edgefl"]
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
+ENGINES = ("onnx", pytest.param("executorch", marks=pytest.mark.slow))
+"""What devices run on. `make test` has one engine of each test, `make test-all` and CI have both."""
+
+on_both_engines = pytest.mark.parametrize("engine", ENGINES)
 
 # Small enough that a run takes seconds, mixed enough that every tier takes part.
 SMALL = """
@@ -113,3 +120,32 @@ class Run:
 
 def run_to_the_end(folder: Path, arguments: Sequence[str], config: str = SMALL) -> list[dict[str, Any]]:
     return Run.start(folder, arguments, config).finish()
+
+
+@dataclass(frozen=True)
+class Calm:
+    """A run that nobody disturbs, with all of its devices on one engine: what the same run comes to when it is."""
+
+    engine: str
+    folder: Path
+    arguments: tuple[str, ...]
+    config: str
+    rounds: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, engine: str, folder: Path, arguments: Sequence[str], config: str = SMALL) -> Calm:
+        told = (*arguments, "--engine", engine)
+        return cls(engine, folder, told, config, run_to_the_end(folder, told, config))
+
+    @property
+    def weights_sha256(self) -> str:
+        """The digest of its final weights."""
+        return str(self.rounds[-1]["weights_sha256"])
+
+    def beside(self, folder: Path, *more: str, config: str = "") -> Run:
+        """The same run under way in another folder, which need not export the same bundles again.
+
+        ``more``: further arguments, which win; ``config``: another file for the same bundles.
+        """
+        shutil.copytree(self.folder / "bundles", folder / "bundles")
+        return Run.start(folder, [*self.arguments, *more], config or self.config)

@@ -14,7 +14,7 @@ from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import CONFIG_NAME, discard
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
-from tests.e2e.runs import EDGEFL, SMALL, Run
+from tests.e2e.runs import EDGEFL, SMALL, Run, on_both_engines
 
 pytestmark = pytest.mark.e2e
 
@@ -77,18 +77,19 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path, damage: str) -> None:
     refused(edgefl("inspect", bundle), BundleError, "weak.efl")
 
 
+@on_both_engines
 @pytest.mark.parametrize("data", ["missing.npz", "damaged.npz", "empty"])
-def test_local_data_that_cannot_be_read_are_named(tmp_path: Path, data: str) -> None:
+def test_local_data_that_cannot_be_read_are_named(tmp_path: Path, data: str, engine: str) -> None:
     (tmp_path / "damaged.npz").write_bytes(b"PK")
     (tmp_path / "empty").mkdir()
 
-    refused(
-        edgefl("device", "--id", "d", "--data", tmp_path / data, "--store", tmp_path / "s"), DataError, data
-    )
+    device = ("device", "--id", "d", "--store", tmp_path / "s", "--engine", engine)
+    refused(edgefl(*device, "--data", tmp_path / data), DataError, data)
 
 
-def test_local_data_of_another_shape_end_the_device_with_both_shapes(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", ["--rounds", "30"])
+@on_both_engines
+def test_local_data_of_another_shape_end_the_device_with_both_shapes(tmp_path: Path, engine: str) -> None:
+    run = Run.start(tmp_path / "run", ["--rounds", "30", "--engine", engine])
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     write_client(
         run.folder / "devices" / "weak-0" / "data.npz",
@@ -167,7 +168,8 @@ def test_fresh_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_a_device_waits_for_a_broker_that_is_away_and_says_so(tmp_path: Path) -> None:
+@on_both_engines
+def test_a_device_waits_for_a_broker_that_is_away_and_says_so(tmp_path: Path, engine: str) -> None:
     data = digits()
     write_client(tmp_path / "data.npz", data.train_x[:10], data.train_y[:10])
     command = [
@@ -177,6 +179,8 @@ def test_a_device_waits_for_a_broker_that_is_away_and_says_so(tmp_path: Path) ->
         "d",
         "--broker",
         "127.0.0.1:1",
+        "--engine",
+        engine,
         "--data",
         str(tmp_path / "data.npz"),
     ]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from edgefl.wire import tensors
-from tests.e2e.runs import Run, run_to_the_end
+from tests.e2e.runs import Calm, Run, on_both_engines
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 4
@@ -60,44 +57,31 @@ CODED = {
 }
 
 
-@dataclass(frozen=True)
-class Calm:
-    """A run nobody disturbed."""
-
-    codec: str
-    folder: Path
-    rounds: list[dict[str, Any]]
-
-    def beside(self, folder: Path) -> Run:
-        """The same run once more, under way; its bundles need no second export."""
-        shutil.copytree(self.folder / "bundles", folder / "bundles")
-        return Run.start(folder, ARGUMENTS, CODED[self.codec])
-
-
-_runs: dict[str, Calm] = {}
+_runs: dict[tuple[str, str], Calm] = {}
 
 
 @pytest.fixture
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """The undisturbed run of a codec, made once."""
-    codec: str = request.param
-    if codec not in _runs:
+def calm(codec: str, engine: str, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """The undisturbed run of a codec on an engine, made once."""
+    if (codec, engine) not in _runs:
         folder = tmp_path_factory.mktemp(codec) / "run"
-        _runs[codec] = Calm(codec, folder, run_to_the_end(folder, ARGUMENTS, CODED[codec]))
-    return _runs[codec]
+        _runs[codec, engine] = Calm.of(engine, folder, ARGUMENTS, CODED[codec])
+    return _runs[codec, engine]
 
 
 def of(*codecs: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("calm", codecs, indirect=True)
+    return pytest.mark.parametrize("codec", codecs)
 
 
-@of("ef_signsgd", "fedbat", "topk")
+@on_both_engines
+@of(*CODED)
 def test_mixed_fleet_trains_one_model_by_coded_updates(calm: Calm) -> None:
     assert [(row["reports"], row["rejected"]) for row in calm.rounds] == [(3, 0)] * ROUNDS
     assert float(calm.rounds[-1]["train_loss"]) < 0.98 * float(calm.rounds[0]["train_loss"])
     assert len({row["weights_sha256"] for row in calm.rounds}) == ROUNDS
 
 
+@on_both_engines
 @of("ef_signsgd")
 def test_a_bit_per_entry_is_a_small_part_of_a_dense_update(calm: Calm) -> None:
     # An update that is sent again is counted again: on a busy machine some are.
@@ -131,6 +115,7 @@ def _store(folder: Path, device: str) -> Path:
     return folder / "devices" / device / "store" / "store.sqlite3"
 
 
+@on_both_engines
 @of("ef_signsgd", "topk")
 def test_a_server_killed_in_mid_round_ends_with_the_same_bits(tmp_path: Path, calm: Calm) -> None:
     run = calm.beside(tmp_path / "run")
@@ -142,9 +127,10 @@ def test_a_server_killed_in_mid_round_ends_with_the_same_bits(tmp_path: Path, ca
     again = run.finish()
 
     assert [row["round"] for row in again] == list(range(1, ROUNDS + 1))
-    assert again[-1]["weights_sha256"] == calm.rounds[-1]["weights_sha256"]
+    assert again[-1]["weights_sha256"] == calm.weights_sha256
 
 
+@on_both_engines
 @of("ef_signsgd")
 def test_residual_survives_a_device_that_is_killed_and_started_again(tmp_path: Path, calm: Calm) -> None:
     run = calm.beside(tmp_path / "run")
@@ -155,7 +141,7 @@ def test_residual_survives_a_device_that_is_killed_and_started_again(tmp_path: P
     again = run.finish()
 
     # Every bit sent in rounds 3 and 4 depends on the residual of the rounds before.
-    assert again[-1]["weights_sha256"] == calm.rounds[-1]["weights_sha256"]
+    assert again[-1]["weights_sha256"] == calm.weights_sha256
     for device in ("half-0", "strong-0", "weak-0"):
         kept, expected = carried(run.folder, device), carried(calm.folder, device)
         assert kept.keys() == expected.keys() and all(name.startswith("residual.") for name in kept)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.runs import Run, run_to_the_end
+from tests.e2e.runs import ENGINES, Calm
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 6
@@ -49,25 +47,22 @@ ack_timeout_s = 3
 ARGUMENTS = ["--rounds", str(ROUNDS), "--seed", "7"]
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A run nobody disturbs, and its rounds."""
-    folder = tmp_path_factory.mktemp("downlink") / "run"
-    return folder, run_to_the_end(folder, ARGUMENTS, CONFIG)
+@pytest.fixture(scope="module", params=ENGINES)
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """A run nobody disturbs, on each engine."""
+    return Calm.of(request.param, tmp_path_factory.mktemp(request.param) / "run", ARGUMENTS, CONFIG)
 
 
-def test_the_fleet_learns_from_what_it_is_given(calm: tuple[Path, list[dict[str, Any]]]) -> None:
-    rounds = calm[1]
+def test_the_fleet_learns_from_what_it_is_given(calm: Calm) -> None:
+    rounds = calm.rounds
     assert [(row["reports"], row["rejected"]) for row in rounds] == [(4, 0)] * ROUNDS
     assert rounds[-1]["train_loss"] < 0.8 * rounds[0]["train_loss"]
     assert rounds[-1]["accuracy"] > 0.3, [row["accuracy"] for row in rounds]
 
 
-def test_a_device_that_stays_downloads_less_than_a_third_and_a_half(
-    calm: tuple[Path, list[dict[str, Any]]],
-) -> None:
-    folder, rounds = calm
-    whole = (folder / "model.safetensors").stat().st_size
+def test_a_device_that_stays_downloads_less_than_a_third_and_a_half(calm: Calm) -> None:
+    rounds = calm.rounds
+    whole = (calm.folder / "model.safetensors").stat().st_size
     for number in (2, 3, 4, 6):  # round 5 begins with a keyframe
         devices = rounds[number - 1]["devices"]
         down = {name: row["down_bytes"] for name, row in devices.items()}
@@ -82,24 +77,20 @@ def test_a_device_that_stays_downloads_less_than_a_third_and_a_half(
     assert rounds[4]["devices"]["strong-0"]["down_bytes"] > 3 * rounds[3]["devices"]["strong-0"]["down_bytes"]
 
 
-def test_bytes_with_headers_are_a_little_more(calm: tuple[Path, list[dict[str, Any]]]) -> None:
-    for row in calm[1]:
+def test_bytes_with_headers_are_a_little_more(calm: Calm) -> None:
+    for row in calm.rounds:
         assert row["up_bytes"] < row["up_wire_bytes"] < 1.05 * row["up_bytes"]
         assert row["down_bytes"] < row["down_wire_bytes"] < 1.25 * row["down_bytes"]
         assert row["up_bytes"] >= sum(device["up_bytes"] for device in row["devices"].values())
         assert row["down_bytes"] == sum(device["down_bytes"] for device in row["devices"].values())
 
 
-def test_a_server_and_devices_killed_between_keyframes_change_no_bit(
-    tmp_path: Path, calm: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    folder, rounds = calm
-    shutil.copytree(folder / "bundles", tmp_path / "run" / "bundles")
-    run = Run.start(tmp_path / "run", ARGUMENTS, CONFIG)
+def test_a_server_and_devices_killed_between_keyframes_change_no_bit(tmp_path: Path, calm: Calm) -> None:
+    run = calm.beside(tmp_path / "run")
     run.wait_until(lambda: len(run.rounds) >= 2, "second round")
     for name in ("server", "strong-0", "half-0"):
         run.kill(name)
     run.wait_until(lambda: len(run.rounds) >= 4, "fourth round")
     run.kill("server")
-    again = run.finish()
-    assert again[-1]["weights_sha256"] == rounds[-1]["weights_sha256"]
+
+    assert run.finish()[-1]["weights_sha256"] == calm.weights_sha256

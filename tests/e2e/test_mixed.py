@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import SMALL, Run, run_to_the_end
+from tests.e2e.runs import ENGINES, SMALL, Calm, on_both_engines, run_to_the_end
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 3
@@ -50,41 +49,33 @@ MIXED = (
 )
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, object]]]:
-    """A run nobody disturbs, and its rounds."""
-    folder = tmp_path_factory.mktemp("mixed") / "run"
-    return folder, run_to_the_end(folder, ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
+@pytest.fixture(scope="module", params=ENGINES)
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """A run nobody disturbs, on each engine."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    return Calm.of(request.param, folder, ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
 
 
-def test_devices_of_all_kinds_train_one_model(calm: tuple[Path, list[dict[str, object]]]) -> None:
-    _, rounds = calm
-    assert [(row["reports"], row["rejected"]) for row in rounds] == [(7, 0)] * ROUNDS
-    assert float(str(rounds[-1]["train_loss"])) < float(str(rounds[0]["train_loss"]))
+def test_devices_of_all_kinds_train_one_model(calm: Calm) -> None:
+    assert [(row["reports"], row["rejected"]) for row in calm.rounds] == [(7, 0)] * ROUNDS
+    assert calm.rounds[-1]["train_loss"] < calm.rounds[0]["train_loss"]
 
 
-def test_a_quarter_of_the_parameters_is_about_a_quarter_of_the_traffic(
-    calm: tuple[Path, list[dict[str, object]]],
-) -> None:
-    devices = calm[1][-1]["devices"]
-    assert isinstance(devices, dict)
+def test_a_quarter_of_the_parameters_is_about_a_quarter_of_the_traffic(calm: Calm) -> None:
+    devices = calm.rounds[-1]["devices"]
     up = {name: row["up_bytes"] for name, row in devices.items()}
     for name in ("half-0", "rolling-0", "sparse-0", "channels-0"):
         assert up[name] < 0.6 * up["strong-0"], "names and headers weigh on a model as small as this"
     assert devices["sparse-0"]["down_bytes"] > up["sparse-0"], "the mask travels down only"
 
 
-def test_killed_devices_of_other_kinds_change_no_bit_of_the_model(
-    tmp_path: Path, calm: tuple[Path, list[dict[str, object]]]
-) -> None:
-    folder, rounds = calm
-    shutil.copytree(folder / "bundles", tmp_path / "run" / "bundles")
-    run = Run.start(tmp_path / "run", ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
+def test_killed_devices_of_other_kinds_change_no_bit_of_the_model(tmp_path: Path, calm: Calm) -> None:
+    run = calm.beside(tmp_path / "run")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     for name in ("sparse-0", "rolling-0", "channels-0", "server"):
         run.kill(name)
-    again = run.finish()
-    assert again[-1]["weights_sha256"] == rounds[-1]["weights_sha256"]
+
+    assert run.finish()[-1]["weights_sha256"] == calm.weights_sha256
 
 
 EXITS = """
@@ -120,8 +111,12 @@ count = 1
 """
 
 
-def test_early_exits_train_beside_importance_and_distil_after_a_quarter_of_the_rounds(tmp_path: Path) -> None:
-    rounds = run_to_the_end(tmp_path / "run", ["--rounds", "4", "--seed", "7"], EXITS)
+@on_both_engines
+def test_early_exits_train_beside_importance_and_distil_after_a_quarter_of_the_rounds(
+    tmp_path: Path, engine: str
+) -> None:
+    arguments = ["--rounds", "4", "--seed", "7", "--engine", engine]
+    rounds = run_to_the_end(tmp_path / "run", arguments, EXITS)
     assert [(row["reports"], row["rejected"]) for row in rounds] == [(4, 0)] * 4
     up = {name: row["up_bytes"] for name, row in rounds[-1]["devices"].items()}
     assert up["thin-0"] < up["shallow-0"] < up["deep-0"]

@@ -19,13 +19,13 @@ from safetensors.numpy import load_file
 from edgefl.config import load
 from edgefl.lab.lab import CONFIG_NAME
 from tests.conftest import BrokerProcess
-from tests.e2e.runs import EDGEFL
+from tests.e2e.runs import EDGEFL, ENGINES, PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
 OLDER = "7314144"
 """The last commit without programs of several exchanges, server optimizers or draws."""
-ROUNDS, DEVICES, PATIENCE_S = 3, ("strong-0", "strong-1"), 120.0
+ROUNDS, DEVICES = 3, ("strong-0", "strong-1")
 AS_DEVICE = """
 import sys, device_runtime
 print(device_runtime.__file__, file=sys.stderr, flush=True)
@@ -100,14 +100,14 @@ def on_path(*folders: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
 
 
-def run_today(folder: Path, federation: str, program: str) -> Today:
+def run_today(folder: Path, federation: str, program: str, engine: str = "onnx") -> Today:
     """As the documentation says: the file by a path from the working directory, which only ``edgefl run`` has."""
     shutil.copy(REPOSITORY / "docs" / "examples" / "feddyn.py", folder)
     config = folder / "federation.toml"
     config.write_text(CONFIG.format(federation=federation, program=program))
     out = folder / "today"
     ran = subprocess.run(
-        [*EDGEFL, "run", str(config), "--out", str(out), "--json"],
+        [*EDGEFL, "run", str(config), "--out", str(out), "--engine", engine, "--json"],
         cwd=folder,
         env=on_path(),
         capture_output=True,
@@ -172,12 +172,13 @@ def closed(served: subprocess.CompletedProcess[str]) -> list[Row]:
     return [row for row in rows if row["event"] == "roundclosed"]
 
 
-@pytest.fixture(scope="module")
-def feddyn(tmp_path_factory: pytest.TempPathFactory) -> Today:
-    """The documentation's example, as a user runs it."""
-    return run_today(tmp_path_factory.mktemp("feddyn"), "users-own", FEDDYN)
+@pytest.fixture(scope="module", params=ENGINES)
+def feddyn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Today:
+    """The documentation's example, as a user runs it, on each engine."""
+    return run_today(tmp_path_factory.mktemp("feddyn"), "users-own", FEDDYN, request.param)
 
 
+@pytest.mark.parametrize("feddyn", ["onnx"], indirect=True)  # the older wheel has no other engine
 @pytest.mark.parametrize("program", ["feddyn", "scaffold", "fedadam"])
 def test_devices_of_an_older_wheel_train_a_new_program_to_the_same_weights(
     program: str, older: Path, feddyn: Today, mosquitto: BrokerProcess, tmp_path: Path

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.bench.program_figures import FIGURES, ROUND
 from tests.conftest import BrokerProcess
-from tests.e2e.runs import run_to_the_end
+from tests.e2e.runs import on_both_engines, run_to_the_end
 from tests.e2e.tap import Tap
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -44,17 +44,18 @@ port = {port}
 """
 
 
-def run(program: str, federation: str, tap: Tap, folder: Path) -> list[dict[str, Any]]:
+def run(program: str, engine: str, federation: str, tap: Tap, folder: Path) -> list[dict[str, Any]]:
     config = CONFIG.format(federation=federation, program=program, devices=DEVICES, port=tap.address.port)
-    return run_to_the_end(folder, ["--rounds", str(ROUNDS), "--seed", "7"], config)
+    return run_to_the_end(folder, ["--rounds", str(ROUNDS), "--seed", "7", "--engine", engine], config)
 
 
+@on_both_engines
 @pytest.mark.parametrize("program", ["fedavg", "scaffold", "fafed"])
 def test_the_bytes_of_a_round_are_those_of_its_table(
-    program: str, federation: str, mosquitto: BrokerProcess, tmp_path: Path
+    program: str, engine: str, federation: str, mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
     figures, tap = FIGURES[program, ROUND], Tap(mosquitto.address)
-    rows = run(program, federation, tap, tmp_path / "run")
+    rows = run(program, engine, federation, tap, tmp_path / "run")
 
     up: dict[str, dict[str, int]] = defaultdict(dict)
     for packet in tap.packets("in", "/updates/"):

@@ -45,6 +45,7 @@ OTHER_MODELS = {
 }
 PASSING = {("local_amsgrad", "m")}
 """Memory that is 0 between rounds: what travels there is used up by the server's step."""
+on_both_engines = pytest.mark.parametrize("engine", ["onnx", "executorch"])
 KEEPING = ("scaffold", "fafed", "local")
 """Programs whose devices keep something that nobody else has."""
 
@@ -73,13 +74,16 @@ def check_rows(rows: list[dict[str, Any]], rounds: int) -> None:
     assert all(math.isfinite(row[key]) for row in rows for key in ("loss", "accuracy", "train_loss"))
 
 
+@on_both_engines
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(name: str, tmp_path: Path) -> None:
+def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(name: str, engine: str, tmp_path: Path) -> None:
     program = program_of(name)
     rounds = rounds_for(program)
 
     rows = run_to_the_end(
-        tmp_path / "run", ["--program", name, "--rounds", str(rounds), "--seed", "7"], config(name)
+        tmp_path / "run",
+        ["--program", name, "--engine", engine, "--rounds", str(rounds), "--seed", "7"],
+        config(name),
     )
 
     check_rows(rows, rounds)
@@ -93,9 +97,10 @@ def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(name: str, tmp_path
         assert all(np.isfinite(array).all() for array in tensors.values())
 
 
+@on_both_engines
 @pytest.mark.parametrize("name", KEEPING)
-def test_a_device_that_is_killed_goes_on_with_what_it_kept(name: str, tmp_path: Path) -> None:
-    arguments = ["--program", name, "--rounds", "5", "--seed", "7"]
+def test_a_device_that_is_killed_goes_on_with_what_it_kept(name: str, engine: str, tmp_path: Path) -> None:
+    arguments = ["--program", name, "--engine", engine, "--rounds", "5", "--seed", "7"]
     calm = run_to_the_end(tmp_path / "calm", arguments, config(name))
     shutil.copytree(tmp_path / "calm" / "bundles", tmp_path / "killed" / "bundles")
     run = Run.start(tmp_path / "killed", arguments, config(name))

@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
 from tests.conftest import require_mosquitto
-from tests.e2e.runs import SMALL, Run, run_to_the_end
+from tests.e2e.runs import ENGINES, PATIENCE_S, SMALL, Calm, Run, run_to_the_end
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 5
+PLACES = [
+    ("onnx", "amqtt"),
+    ("onnx", "mosquitto"),
+    pytest.param("executorch", "amqtt", marks=pytest.mark.slow),
+]
+"""Engines and brokers on which processes are killed: what an engine keeps of a round is the same over every broker."""
 
 
-@dataclass(frozen=True)
-class Calm:
-    """Its folder, and the digest of its final weights."""
-
-    folder: Path
-    weights_sha256: str
-
-    def exported(self, folder: Path) -> Path:
-        """A folder for another run that need not export the same bundles again."""
-        shutil.copytree(self.folder / "bundles", folder / "bundles")
-        return folder
+on = pytest.mark.parametrize(("calm", "broker"), PLACES, indirect=["calm"])
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """A run nobody disturbs."""
-    folder = tmp_path_factory.mktemp("calm") / "run"
-    rounds = run_to_the_end(folder, ["--rounds", str(ROUNDS), "--seed", "7"])
-    return Calm(folder, str(rounds[-1]["weights_sha256"]))
+@pytest.fixture(scope="module", params=ENGINES)
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """The run of an engine, undisturbed."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    return Calm.of(request.param, folder, ["--rounds", str(ROUNDS), "--seed", "7"])
 
 
 def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(
     tmp_path: Path, calm: Calm
 ) -> None:
-    again = run_to_the_end(tmp_path / "again", ["--rounds", str(ROUNDS), "--seed", "7"])
-    other = run_to_the_end(calm.exported(tmp_path / "other"), ["--rounds", "1", "--seed", "8"])
+    again = run_to_the_end(tmp_path / "again", calm.arguments)
+    other = calm.beside(tmp_path / "other", "--rounds", "1", "--seed", "8").finish()
 
     assert [row["round"] for row in again] == [1, 2, 3, 4, 5]
     assert again[-1]["weights_sha256"] == calm.weights_sha256
@@ -57,20 +50,17 @@ def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(
 
 def test_run_over_mosquitto_gives_the_same_weights(tmp_path: Path, calm: Calm) -> None:
     require_mosquitto()
-    rounds = run_to_the_end(
-        calm.exported(tmp_path / "m"), ["--rounds", str(ROUNDS), "--seed", "7", "--broker", "mosquitto"]
-    )
+    rounds = calm.beside(tmp_path / "m", "--broker", "mosquitto").finish()
 
     assert rounds[-1]["weights_sha256"] == calm.weights_sha256
 
 
-@pytest.mark.parametrize("broker", ["amqtt", "mosquitto"])
+@on
 @pytest.mark.parametrize("victim", ["device in training", "device in upload", "server", "broker"])
 def test_a_killed_process_changes_nothing(tmp_path: Path, calm: Calm, victim: str, broker: str) -> None:
     if broker == "mosquitto":
         require_mosquitto()
-    folder = calm.exported(tmp_path / "run")
-    run = Run.start(folder, ["--rounds", str(ROUNDS), "--seed", "7", "--broker", broker])
+    run = calm.beside(tmp_path / "run", "--broker", broker)
     run.wait_until(lambda: len(run.rounds) >= 2, "second round")
 
     if victim == "device in training":
@@ -88,9 +78,7 @@ def test_a_killed_process_changes_nothing(tmp_path: Path, calm: Calm, victim: st
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, calm: Calm) -> None:
-    folder = calm.exported(tmp_path / "run")
-    arguments = ["--rounds", str(ROUNDS), "--seed", "7"]
-    first = Run.start(folder, arguments)
+    first = calm.beside(tmp_path / "run")
     first.wait_until(lambda: len(first.rounds) >= 2, "second round")
     pids = first.pids()
     first.process.kill()
@@ -100,15 +88,17 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, calm: Calm) 
         assert time.monotonic() < deadline, f"{left} outlived the run"
         time.sleep(0.05)
 
-    rounds = Run.start(folder, arguments).finish()
+    rounds = Run.start(first.folder, calm.arguments).finish()
 
     assert rounds[-1]["round"] == ROUNDS
     assert rounds[-1]["weights_sha256"] == calm.weights_sha256
 
 
 def test_a_device_that_hangs_does_not_block_a_round(tmp_path: Path, calm: Calm) -> None:
-    config = SMALL.replace("[limits]", "[limits]\nround_deadline_s = 5\nkeepalive_s = 2\noffline_grace_s = 0")
-    run = Run.start(calm.exported(tmp_path / "run"), ["--rounds", "4", "--seed", "7"], config)
+    config = SMALL.replace(
+        "[limits]", "[limits]\nround_deadline_s = 20\nkeepalive_s = 2\noffline_grace_s = 0"
+    )
+    run = calm.beside(tmp_path / "run", "--rounds", "4", config=config)
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     os.kill(run.pids()["weak-0"], signal.SIGSTOP)
 
@@ -118,12 +108,12 @@ def test_a_device_that_hangs_does_not_block_a_round(tmp_path: Path, calm: Calm) 
 
 
 def test_damaged_local_data_end_the_run_with_a_clear_message(tmp_path: Path, calm: Calm) -> None:
-    run = Run.start(calm.exported(tmp_path / "run"), ["--rounds", "50", "--seed", "7"])
+    run = calm.beside(tmp_path / "run", "--rounds", "50")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     (run.folder / "devices" / "weak-0" / "data.npz").write_bytes(b"gone")
     run.kill("weak-0")
 
-    assert run.process.wait(60) != 0
+    assert run.process.wait(PATIENCE_S) != 0
     assert "cannot be read as training data" in run.errors()
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ batch = 8
 steps = 5
 [data]
 name = "digits"
+[export]
+formats = ["onnx", "executorch"]
 [tiers.strong]
 cut = 0
 """
@@ -42,7 +45,15 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", str(REPOSITORY)]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    _lend_executorch(folder)
     return folder / "bin"
+
+
+def _lend_executorch(environment: Path) -> None:
+    """The package by itself, as `pip install --no-deps executorch` leaves it."""
+    target = next(environment.glob("lib/python*/site-packages"))
+    for file in Path(str(distribution("executorch").locate_file(""))).glob("executorch*"):
+        (target / file.name).symlink_to(file)
 
 
 def test_the_device_installs_without_torch_onnx_or_the_servers_packages(bare: Path) -> None:
@@ -65,7 +76,8 @@ def test_a_server_command_without_its_packages_says_what_to_install(bare: Path, 
     assert "Traceback" not in ran.stderr
 
 
-def test_a_device_without_torch_trains(bare: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["onnx", "executorch"])
+def test_a_device_without_torch_trains(bare: Path, tmp_path: Path, engine: str) -> None:
     data = digits()
     write_client(tmp_path / "data.npz", data.train_x[:100], data.train_y[:100])
     (tmp_path / "federation.toml").write_text(CONFIG)
@@ -81,6 +93,8 @@ def test_a_device_without_torch_trains(bare: Path, tmp_path: Path) -> None:
         "--broker",
         address,
         "--until-done",
+        "--engine",
+        engine,
     ]
     device += ["--data", str(tmp_path / "data.npz"), "--store", str(tmp_path / "store"), "--json"]
     server = [*EDGEFL, "server", "--config", str(tmp_path / "federation.toml"), "--broker", address]

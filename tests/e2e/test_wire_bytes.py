@@ -19,7 +19,7 @@ from server.events import DeviceSeen, RoundClosed
 from server.plan import DownlinkPlan, Plan, TierPlan
 from server.roster import TierRule
 from tests.conftest import Mosquitto, SessionFactory
-from tests.device_runtime import tiny
+from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.scripted import DEVICE, RunningAgent
 from tests.e2e.tap import Publish, Tap
 from tests.server.fleet import RunningServer
@@ -28,6 +28,14 @@ pytestmark = pytest.mark.e2e
 ROUNDS = 3
 PATIENCE_S = 30.0
 ONE_BIT = Form("bits", sections=(Section(("head.w",), Codes(1, SIGNS), {"head.w": 0}),), change=True)
+CASES = {
+    "float32": ("float32", DENSE, "onnx"),
+    "int8": ("int8", DENSE, "onnx"),
+    "one bit up": ("float32", ONE_BIT, "onnx"),
+    "float32 on executorch": ("float32", DENSE, "executorch"),
+    "int8 on executorch": ("int8", DENSE, "executorch"),
+}
+"""How weights travel down, how updates travel up, and the engine that trains in between."""
 
 
 class CountingMosquitto(Mosquitto):
@@ -50,9 +58,9 @@ class Watched:
     reported: list[DeviceSeen]
 
 
-def plan(federation: str, limits: Limits, downlink: DownlinkPlan, form: Form) -> Plan:
-    bundle, weights = tiny.make_bundle(codec=form.codec), tiny.weights()
-    placement = Placement({"head.w": None})
+def plan(federation: str, limits: Limits, downlink: DownlinkPlan, form: Form, engine: str) -> Plan:
+    bundle = tiny.make_bundle(codec=form.codec) if engine == "onnx" else tiny_pte.make_bundle()
+    placement, weights = Placement({"head.w": None}), tiny.weights()
     return Plan(
         federation=federation,
         digest="d" * 64,
@@ -69,9 +77,7 @@ def plan(federation: str, limits: Limits, downlink: DownlinkPlan, form: Form) ->
     )
 
 
-@pytest.fixture(
-    params=[("float32", DENSE), ("int8", DENSE), ("float32", ONE_BIT)], ids=["float32", "int8", "one bit up"]
-)
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
 def watched(
     request: pytest.FixtureRequest, tmp_path: Path, federation: str, limits: Limits
 ) -> Iterator[Watched]:
@@ -79,11 +85,11 @@ def watched(
     broker.start()
     limits = msgspec.structs.replace(limits, chunk_bytes=600)
     tap = Tap(broker.address)
-    down, form = request.param
+    down, form, engine = request.param
     downlink = DownlinkPlan(down, 10, "none" if down == "float32" else "zstd")
-    made = plan(federation, limits, downlink, form)
+    made = plan(federation, limits, downlink, form, engine)
     server = RunningServer.start(made, tap.address, tmp_path / "out")
-    agent = RunningAgent(federation, tap.address, tmp_path, limits, until_done=True)
+    agent = RunningAgent(federation, tap.address, tmp_path, limits, until_done=True, engine=engine)
     server.join()
     assert agent.ended() is None
     reports = [event for event in server.seen_of(DeviceSeen) if event.stage == "reported"]

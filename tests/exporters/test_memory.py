@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from exporters.memory import is_pointwise, size, timeline
+from edgefl.programs.contract import Function, Tensors, TensorSpec
+from exporters.capture import capture
+from exporters.memory import is_pointwise, rewritable, size, timeline
 from exporters.ordering import AFTER
 
 aten = torch.ops.aten
@@ -176,3 +178,73 @@ def test_pointwise_is_what_torch_says() -> None:
     assert is_pointwise(b.call(aten.relu.default, x)) and is_pointwise(b.call(aten.mul.Tensor, x, x))
     assert not is_pointwise(b.call(aten.mm.default, x, x)) and not is_pointwise(x)
     assert isinstance(b.call(aten.mm.default, x, x).meta["val"], Tensor)
+
+
+def rewritten_by(fn: Callable[[Tensors], Tensors]) -> tuple[str, ...]:
+    square = TensorSpec((4, 4))
+    return rewritable(capture(Function("f", fn, {"state.m": square, "state.w": square, "batch.0.x": square})))
+
+
+def test_state_whose_old_value_leads_only_to_the_new_one_may_be_written_over() -> None:
+    def momentum(t: Tensors) -> Tensors:
+        m = t["state.m"] * 0.9 + t["batch.0.x"]
+        return {"state.m": m, "state.w": t["state.w"] - m}
+
+    assert rewritten_by(momentum) == ("state.m", "state.w")
+
+
+def test_state_that_something_else_is_computed_from_keeps_its_memory() -> None:
+    """The loss may be computed after the update, by a product that reads the weights through a transpose."""
+
+    def step(t: Tensors) -> Tensors:
+        loss = (t["batch.0.x"] @ t["state.w"].T).sum()
+        return {"state.m": t["state.m"] + t["batch.0.x"], "state.w": t["state.w"] - 0.1, "metric.loss": loss}
+
+    assert rewritten_by(step) == ("state.m",)
+
+
+def test_state_that_is_not_made_element_by_element_keeps_its_memory() -> None:
+    def mixed(t: Tensors) -> Tensors:
+        return {"state.m": t["state.m"] @ t["batch.0.x"], "state.w": t["state.m"] + t["batch.0.x"]}
+
+    assert rewritten_by(mixed) == ()
+
+
+def test_weights_that_decay_are_written_over_though_the_momentum_is_given_out() -> None:
+    """The momentum is made of the old weights and leads to the new ones; to give it out reads nothing again."""
+
+    def step(t: Tensors) -> Tensors:
+        m = t["state.m"] * 0.9 + t["state.w"] * 1e-4 + t["batch.0.x"]
+        return {"state.m": m, "state.w": t["state.w"] - 0.1 * m}
+
+    assert rewritten_by(step) == ("state.m", "state.w")
+
+
+def test_weights_of_a_product_are_written_over_where_their_gradient_needs_the_product() -> None:
+    """The loss is made of the product, which has memory of its own, and may be computed after the update."""
+
+    def step(t: Tensors) -> Tensors:
+        logits = t["batch.0.x"] @ t["state.w"].T
+        gradient = torch.softmax(logits, 1).T @ t["batch.0.x"]
+        return {
+            "state.m": t["state.m"] * 0.9,
+            "state.w": t["state.w"] - gradient,
+            "metric.loss": logits.sum(),
+        }
+
+    assert rewritten_by(step) == ("state.m", "state.w")
+
+
+def test_state_that_is_given_out_as_it_was_keeps_its_memory() -> None:
+    def step(t: Tensors) -> Tensors:
+        return {"state.m": t["state.w"], "state.w": t["state.w"] + t["batch.0.x"]}
+
+    assert rewritten_by(step) == ()
+
+
+def test_state_that_is_given_out_in_another_shape_keeps_its_memory() -> None:
+    def step(t: Tensors) -> Tensors:
+        rows = t["state.w"].reshape(16)
+        return {"state.w": rows.reshape(4, 4) + t["batch.0.x"], "metric.rows": rows}
+
+    assert rewritten_by(step) == ()

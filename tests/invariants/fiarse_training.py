@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from device_runtime.data import Batches, LabelSpec, LocalData
-from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.engine.select import open_engine
 from device_runtime.graphs import Settings
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
@@ -257,7 +257,7 @@ def train_on_device(
         hyper={},
     )
     runner = RoundRunner(
-        engine=OnnxEngine(),
+        engine=open_engine(bundle.manifest.graphs[0].format),
         manifest=manifest,
         blobs=MemoryBlobs(blobs),
         memory=NoMemory(),

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from device_runtime.checkpoint import Checkpoint
 from device_runtime.data import Batches, FittedData, LabelSpec, LocalData
-from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.graphs import Residency, Settings
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
@@ -29,6 +28,8 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, Prefix, build_bundle
+from exporters.formats import format_of
+from tests.parity.forms import engine_of
 
 CHUNK_BYTES = 4096
 
@@ -70,7 +71,7 @@ class Exported:
     bundle: Bundle
 
 
-def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float) -> Exported:
+def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: str = "onnx") -> Exported:
     spec = submodel.spec
     program = programs.build("sgd", Objective.of(submodel), batch=batch, steps=steps, lr=lr)
     forward = tuple(chunk_forward(chunk.module, chunk.sample, batch=batch) for chunk in submodel.prefix)
@@ -80,6 +81,7 @@ def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float) -> Expo
         tuple(name for name, _ in submodel.suffix.named_children()),
         label=Label(spec.name, "tier"),
         data=DataSpec(shape=spec.sample.shape, dtype=_numpy_name(spec.sample.dtype), classes=spec.classes),
+        format=format_of(form),
     )
     return Exported(spec, submodel, program, forward, bundle)
 
@@ -126,11 +128,13 @@ def job_of(tier: Exported, seed: int) -> tuple[Job, dict[str, bytes]]:
     return job, blobs
 
 
-def on_device(tier: Exported, data: LocalData, seed: int, folder: Path) -> tuple[RoundResult, Residency]:
+def on_device(
+    tier: Exported, data: LocalData, seed: int, folder: Path, form: str = "onnx"
+) -> tuple[RoundResult, Residency]:
     """The round as the device runtime runs it."""
     job, blobs = job_of(tier, seed)
     runner = RoundRunner(
-        engine=OnnxEngine(),
+        engine=engine_of(form),
         manifest=tier.bundle.manifest,
         blobs=MemoryBlobs(blobs),
         memory=NoMemory(),

@@ -19,9 +19,7 @@ from edgefl.programs.objective import Objective
 from edgefl.simulation.federated import Client, federated
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from tests.parity.forms import checked, on_both
 
 TRAINING = {"batch": 4, "steps": 2, "lr": 0.05}
 OWN: Mapping[str, tuple[str, ...]] = {
@@ -48,8 +46,8 @@ def _spec(model: str) -> ModelSpec:
     return zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
 
 
-def _check(function: Function) -> None:
-    worst = verify(function, to_onnx(capture(function)), seed=3).worst
+def _check(form: str, function: Function) -> None:
+    worst = checked(form, function, 3).worst
     assert worst <= 1e-4, (function.name, worst)
 
 
@@ -84,18 +82,20 @@ def _recorded(program: Program, spec: ModelSpec) -> list[Seen]:
     return list(seen.values())
 
 
+@on_both
 @pytest.mark.parametrize("model", ["mlp", "cnn with batch norm"])
 @pytest.mark.parametrize("name", OWN)
-def test_every_function_of_its_own_equals_torch(name: str, model: str) -> None:
+def test_every_function_of_its_own_equals_torch(name: str, model: str, form: str) -> None:
     program = programs.build(name, Objective.of(kinds.build(_spec(model), "output_side")), **TRAINING)
 
     for function in _named(program, OWN[name]):
-        _check(function)
+        _check(form, function)
 
 
+@on_both
 @pytest.mark.parametrize("model", ["mlp", "cnn with batch norm"])
 @pytest.mark.parametrize("name", ["local_amsgrad", "mimeadam", "mimelite", "adamw"])
-def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: str) -> None:
+def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: str, form: str) -> None:
     spec = _spec(model)
     options = {"keep": True} if name == "adamw" else {}
     program = programs.build(name, Objective.of(kinds.build(spec, "output_side")), **TRAINING, **options)
@@ -105,23 +105,25 @@ def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: 
     assert len(seen) == {"local_amsgrad": 3, "mimeadam": 6, "mimelite": 4, "adamw": 3}[name]
     for function in seen:
         assert any(bool(tensor.any()) for port, tensor in function.given.items() if role_of(port) != "batch")
-        _check(function)
+        _check(form, function)
 
 
+@on_both
 @pytest.mark.parametrize("name", ["local_amsgrad", "mimeadam", "mimelite", "adamw"])
-def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: str) -> None:
+def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: str, form: str) -> None:
     program = programs.build(name, Objective.of(kinds.build(_spec("mlp"), "output_side")), **TRAINING)
 
     for exchange in program.exchanges:
         for function in _named(exchange, ("start", "full_gradient", "train", "finish")):
-            _check(function)
+            _check(form, function)
 
 
-def test_fedavg_with_its_step_for_one_user_equals_torch() -> None:
+@on_both
+def test_fedavg_with_its_step_for_one_user_equals_torch(form: str) -> None:
     submodel = kinds.build(_spec("mlp"), "output_side")
 
     for function in programs.build("fedavg_update", Objective.of(submodel), **TRAINING).functions:
-        _check(function)
+        _check(form, function)
 
 
 def _submodel(kind: str) -> Submodel:
@@ -132,18 +134,20 @@ def _submodel(kind: str) -> Submodel:
     return kinds.build(_spec("cnn with batch norm"), kind, **options[kind])
 
 
+@on_both
 @pytest.mark.parametrize("kind", ["output_side", "width"])
 @pytest.mark.parametrize("name", ["fedprox", "scaffold"])
-def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str) -> None:
+def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str, form: str) -> None:
     program = programs.build(name, Objective.of(_submodel(kind)), **TRAINING)
 
     for function in _named(program, OWN[name]):
-        _check(function)
+        _check(form, function)
 
 
+@on_both
 @pytest.mark.parametrize("kind", ["importance", "importance_structured"])
-def test_fedprox_trains_what_an_importance_tier_holds(kind: str) -> None:
+def test_fedprox_trains_what_an_importance_tier_holds(kind: str, form: str) -> None:
     submodel = kinds.build(_spec("mlp"), kind, gamma=0.5)
 
     for function in _named(programs.build("fedprox", Objective.of(submodel), **TRAINING), OWN["fedprox"]):
-        _check(function)
+        _check(form, function)

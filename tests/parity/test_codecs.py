@@ -1,4 +1,4 @@
-"""Coding on devices: every codec's ``finish`` in onnxruntime beside torch, and whole coded rounds with what they keep."""
+"""Coding on devices: every codec's ``finish`` on each engine beside torch, and whole coded rounds with what they keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from device_runtime import data as local
 from device_runtime.data import Batches, LabelSpec
-from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.graphs import Settings
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
@@ -25,11 +24,10 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, build_bundle
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.formats import format_of
 from server.training import fetched, program_of
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
+from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 
 ALL = {
@@ -59,16 +57,14 @@ OPTIONS = [
 ]
 
 
-def exported(codec: str, options: dict[str, object], kind: str) -> None:
+def exported(form: str, codec: str, options: dict[str, object], kind: str) -> None:
     """Export ``finish`` and compare it with torch: bytes to the bit, where no function of the engine's own decides."""
     training = "multi_exit" if kind == "early_exit" else "sgd"
     # What trains with weights in a form of its own has no frozen units.
     program = program_of(
         federation(codec, options, training), submodel(kind, cut=0 if codec in ("zerofl", "bifl") else 1)
     )
-    model = to_onnx(capture(program.finish))
-
-    report = verify(program.finish, model, 3)
+    report = checked(form, program.finish, 3)
 
     bytewise = {"update.codes", "update.mask"} | ({"update.halves"} if codec == "bfloat16" else set())
     assert bytewise & report.errors.keys() or codec == "float16"
@@ -77,23 +73,28 @@ def exported(codec: str, options: dict[str, object], kind: str) -> None:
     assert not report.rounding or codec == "noisy_signsgd", "an erf of the engine's own decides a sign"
 
 
+@on_both
 @pytest.mark.parametrize("kind", ["output_side", "importance"])
 @pytest.mark.parametrize("codec", ALL)
-def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str) -> None:
+def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str, form: str) -> None:
     if kind == "importance" and codec in ("ef_signsgd", "bifl"):
         kind = "width"
-    exported(codec, ALL[codec], kind)
+    exported(form, codec, ALL[codec], kind)
 
 
+@on_both
 @pytest.mark.parametrize("kind", ["width", "importance_structured", "early_exit"])
 @pytest.mark.parametrize("codec", MOST)
-def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str) -> None:
-    exported(codec, ALL[codec], kind)
+def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str, form: str) -> None:
+    exported(form, codec, ALL[codec], kind)
 
 
+@on_both
 @pytest.mark.parametrize(("codec", "options"), OPTIONS)
-def test_options_of_a_codec_give_the_same_bytes_on_the_device(codec: str, options: dict[str, object]) -> None:
-    exported(codec, options, "output_side")
+def test_options_of_a_codec_give_the_same_bytes_on_the_device(
+    codec: str, options: dict[str, object], form: str
+) -> None:
+    exported(form, codec, options, "output_side")
 
 
 # -- whole rounds ----------------------------------------------------------------------------------------------
@@ -102,7 +103,8 @@ def test_options_of_a_codec_give_the_same_bytes_on_the_device(codec: str, option
 class Tier:
     """A coded tier with its bundle, on the device and in torch."""
 
-    def __init__(self, codec: str, options: dict[str, object], kind: str) -> None:
+    def __init__(self, form: str, codec: str, options: dict[str, object], kind: str) -> None:
+        self.form = form
         self.submodel = kinds.build(spec(), kind, **({} if kind == "output_side" else {"gamma": 0.25}))
         self.program: Program = program_of(federation(codec, options), self.submodel)
         self.names = fetched(self.submodel, "tier")
@@ -112,6 +114,7 @@ class Tier:
             self.names,
             label=Label("fedbat_cnn", "tier"),
             data=DataSpec(shape=spec().sample.shape, dtype="float32", classes=spec().classes),
+            format=format_of(form),
         )
         self.data = local_data(spec(), 9, seed=5).fitted(
             self.bundle.manifest.data, LabelSpec.of(self.bundle.manifest)
@@ -147,7 +150,7 @@ class Tier:
             hyper={},
         )
         runner = RoundRunner(
-            engine=OnnxEngine(),
+            engine=engine_of(self.form),
             manifest=self.bundle.manifest,
             blobs=MemoryBlobs(blobs),
             memory=NoMemory(),
@@ -198,6 +201,7 @@ class Tier:
         return decode(self.program.form, update, self.placement.regions, shapes)
 
 
+@on_both
 @pytest.mark.parametrize(
     ("codec", "kind"),
     [
@@ -209,8 +213,10 @@ class Tier:
         ("bfloat16", "width"),
     ],
 )
-def test_coded_rounds_on_the_device_equal_those_in_torch(tmp_path: Path, codec: str, kind: str) -> None:
-    tier = Tier(codec, dict(ALL[codec]), kind)
+def test_coded_rounds_on_the_device_equal_those_in_torch(
+    tmp_path: Path, codec: str, kind: str, form: str
+) -> None:
+    tier = Tier(form, codec, dict(ALL[codec]), kind)
     kept: dict[str, np.ndarray] = {}
     carry: Tensors = {}
     for number in range(2):
@@ -233,8 +239,9 @@ def test_coded_rounds_on_the_device_equal_those_in_torch(tmp_path: Path, codec: 
     assert (manifest.codec, manifest.codec_version) == (tier.program.form.codec, 1)
 
 
-def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Path) -> None:
-    tier = Tier("ef_signsgd", {"sign0": "plus"}, "output_side")
+@on_both
+def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Path, form: str) -> None:
+    tier = Tier(form, "ef_signsgd", {"sign0": "plus"}, "output_side")
     first = tier.on_device(11, {}, tmp_path)
 
     afresh = tier.on_device(11, {}, tmp_path)
@@ -249,16 +256,18 @@ def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Pa
         assert np.mean(np.sign(told) != np.sign(u)) <= 0.01, name
 
 
-def test_a_device_knows_objective_names_only_by_their_ports() -> None:
-    tier = Tier("ef_signsgd", {}, "output_side")
+@on_both
+def test_a_device_knows_objective_names_only_by_their_ports(form: str) -> None:
+    tier = Tier(form, "ef_signsgd", {}, "output_side")
     finish = tier.bundle.manifest.graph(tier.bundle.manifest.finish)
     residuals = {port.label for port in finish.inputs_of("carry")}
     assert residuals == {f"residual.{name}" for name in Objective.of(tier.submodel).trainable}
     assert {port.label for port in finish.outputs_of("carry")} == residuals
 
 
-def test_what_finish_measures_is_reported_as_it_is(tmp_path: Path) -> None:
-    tier = Tier("signsgd", {}, "output_side")
+@on_both
+def test_what_finish_measures_is_reported_as_it_is(tmp_path: Path, form: str) -> None:
+    tier = Tier(form, "signsgd", {}, "output_side")
     result = tier.on_device(11, {}, tmp_path)
     assert result.metrics["finite"] == 1.0
     entries = sum(tier.weights[name].size for name in tier.program.form.sections[0].names)

@@ -1,18 +1,16 @@
-"""What leaves a device whose training diverged, and what of it stays there: in torch and in onnxruntime."""
+"""What leaves a device whose training diverged, and what of it stays there: in torch and on a device's engine."""
 
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from edgefl.codecs.decode import widen
 from edgefl.programs.contract import Tensors
-from exporters.capture import capture
-from exporters.onnx import to_onnx
 from server.training import program_of
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
+from tests.parity.forms import on_both, runner_of
 
 FEEDBACK: list[tuple[str, dict[str, object]]] = [
     ("ef_signsgd", {}),
@@ -36,11 +34,11 @@ DIVERGING: list[tuple[str, dict[str, object]]] = [
 
 
 class Finish:
-    """``finish`` of a codec in torch and in onnxruntime."""
+    """``finish`` of a codec in torch and on a device's engine."""
 
-    def __init__(self, codec: str, options: dict[str, object]) -> None:
+    def __init__(self, form: str, codec: str, options: dict[str, object]) -> None:
         self.program = program_of(federation(codec, options), submodel("output_side"))
-        self.session = onnxruntime.InferenceSession(to_onnx(capture(self.program.finish)))
+        self.run = runner_of(form, self.program.finish)
         self.coded = self.program.form.sections[0].names
 
     def example(self, seed: int, number: float | None = None, name: str = "") -> Tensors:
@@ -55,18 +53,17 @@ class Finish:
         return {name: tensor.numpy() for name, tensor in self.program.finish(example).items()}
 
     def on_device(self, example: Tensors) -> dict[str, np.ndarray]:
-        names = list(self.program.finish(example))  # a graph may not give a name to an input and an output
-        given = {port.name: example[port.name].numpy() for port in self.session.get_inputs()}
-        return dict(zip(names, self.session.run(None, given), strict=True))
+        return self.run(example)
 
 
+@on_both
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("codec", "options"), DIVERGING)
 def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
-    codec: str, options: dict[str, object], number: float
+    codec: str, options: dict[str, object], number: float, form: str
 ) -> None:
     """The server refuses such an update; it cannot where an engine's maximum or order passes over NaN."""
-    finish = Finish(codec, options)
+    finish = Finish(form, codec, options)
     told = ("update.scales", "update.values", "update.halves", "metric.finite")
     for run in (finish.in_torch, finish.on_device):
         whole = run(finish.example(3))
@@ -77,12 +74,13 @@ def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
             assert not all(np.isfinite(array).all() for array in floats), name
 
 
+@on_both
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("codec", "options"), FEEDBACK)
 def test_a_round_that_diverged_does_not_end_in_the_residual(
-    codec: str, options: dict[str, object], number: float
+    codec: str, options: dict[str, object], number: float, form: str
 ) -> None:
-    finish = Finish(codec, options)
+    finish = Finish(form, codec, options)
     residuals = [name for name in finish.program.finish.inputs if name.startswith("carry.")]
     for run in (finish.in_torch, finish.on_device):
         bad = finish.example(3, number, finish.coded[0])
@@ -99,8 +97,9 @@ def test_a_round_that_diverged_does_not_end_in_the_residual(
         assert any((found[name] != clean[name].numpy()).any() for name in residuals)
 
 
-def test_zeros_are_the_entries_that_did_not_change() -> None:
-    finish = Finish("signsgd", {})
+@on_both
+def test_zeros_are_the_entries_that_did_not_change(form: str) -> None:
+    finish = Finish(form, "signsgd", {})
     example = finish.example(3)
     name = finish.coded[0]
     example[f"state.weights.{name}"] = example[f"weights.{name}"].clone()

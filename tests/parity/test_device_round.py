@@ -9,11 +9,13 @@ import pytest
 
 from edgefl.submodels.output_side import OutputSide
 from tests.invariants.embracingfl import tiny
+from tests.parity.forms import on_both
 from tests.parity.rounds import exported, in_torch, local_data, on_device
 
 BATCH, STEPS, LR = 8, 4, 0.05
 
 
+@on_both
 @pytest.mark.parametrize(
     ("model", "cut", "chunks"),
     [
@@ -29,12 +31,12 @@ BATCH, STEPS, LR = 8, 4, 0.05
     ],
 )
 def test_a_round_on_the_device_equals_the_round_in_torch(
-    tmp_path: Path, model: str, cut: int, chunks: int
+    tmp_path: Path, model: str, cut: int, chunks: int, form: str
 ) -> None:
-    tier = exported(OutputSide(tiny(model), cut, chunks), batch=BATCH, steps=STEPS, lr=LR)
+    tier = exported(OutputSide(tiny(model), cut, chunks), batch=BATCH, steps=STEPS, lr=LR, form=form)
     data = local_data(tier.spec, 21, seed=5)
 
-    result, _ = on_device(tier, data, 11, tmp_path)
+    result, _ = on_device(tier, data, 11, tmp_path, form)
 
     expected = in_torch(tier, data, 11)
     assert result.update.keys() == expected.keys() == set(tier.submodel.holds)

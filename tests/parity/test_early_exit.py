@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from device_runtime.data import Batches, LabelSpec
-from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.graphs import Settings
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
@@ -26,22 +25,25 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, build_bundle
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.formats import format_of
 from tests.invariants.embracingfl import tiny
+from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 
 NAME = "tier/submodel"
 
 
+@on_both
 @pytest.mark.parametrize(
     ("exit", "width", "kd_weight"), [(1, 1.0, 0.3), (2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]
 )
-def test_every_exported_function_of_a_level_equals_torch(exit: int, width: float, kd_weight: float) -> None:
-    assert _worst_error(EarlyExit(_spec(), exit, width), kd_weight) <= 1e-4
+def test_every_exported_function_of_a_level_equals_torch(
+    exit: int, width: float, kd_weight: float, form: str
+) -> None:
+    assert _worst_error(form, EarlyExit(_spec(), exit, width), kd_weight) <= 1e-4
 
 
+@on_both
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -49,19 +51,21 @@ def test_every_exported_function_of_a_level_equals_torch(exit: int, width: float
         ("lstm_lm", {"length": 5, "vocabulary": 20, "features": 6, "hidden": 5}),
     ],
 )
-def test_exits_on_tokens_export_too(model: str, options: dict[str, int]) -> None:
-    assert _worst_error(EarlyExit(with_exits(zoo.build(model, **options)), 2), 0.3) <= 1e-4
+def test_exits_on_tokens_export_too(model: str, options: dict[str, int], form: str) -> None:
+    assert _worst_error(form, EarlyExit(with_exits(zoo.build(model, **options)), 2), 0.3) <= 1e-4
 
 
-def test_inference_does_not_compute_the_exits_before_the_last() -> None:
+@on_both
+def test_inference_does_not_compute_the_exits_before_the_last(form: str) -> None:
     program = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)
-    unused = capture(program.evaluate).unused
+    unused = format_of(form).capture(program.evaluate).unused
     assert {name.split(".")[1] for name in unused} == {"block1_exit", "block2_exit"}
 
 
+@on_both
 @pytest.mark.parametrize(("width", "kd_weight"), [(1.0, 0.0), (0.5, 0.4)])
 def test_a_round_on_the_device_equals_the_round_in_torch(
-    tmp_path: Path, width: float, kd_weight: float
+    tmp_path: Path, width: float, kd_weight: float, form: str
 ) -> None:
     level = EarlyExit(_spec(), 2, width)
     program = multi_exit(Objective.of(level), batch=8, steps=3, lr=0.05, kd_weight=kd_weight)
@@ -72,12 +76,13 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
         fetched,
         label=Label("resnet8", "tier"),
         data=DataSpec(shape=level.spec.sample.shape, dtype="float32", classes=level.spec.classes),
+        format=format_of(form),
     )
     data = local_data(level.spec, 21, seed=5).fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
     hyper = {"kd_weight": 0.2} if kd_weight else {}
     job, blobs = _job(level, fetched, bundle.ref(CHUNK_BYTES), hyper)
     runner = RoundRunner(
-        engine=OnnxEngine(),
+        engine=engine_of(form),
         manifest=bundle.manifest,
         blobs=MemoryBlobs({**bundle.blobs, **blobs}),
         memory=NoMemory(),
@@ -129,9 +134,9 @@ def _job(
     return job, {units[name].sha256: content for name, content in contents.items()}
 
 
-def _worst_error(level: EarlyExit, kd_weight: float) -> float:
+def _worst_error(form: str, level: EarlyExit, kd_weight: float) -> float:
     program = multi_exit(Objective.of(level), batch=4, kd_weight=kd_weight)
-    return max(verify(fn, to_onnx(capture(fn)), seed=3).worst for fn in program.functions)
+    return max(checked(form, fn, 3).worst for fn in program.functions)
 
 
 def _spec() -> ExitSpec:

@@ -1,4 +1,4 @@
-"""FAFED, STEM and the naive method in ONNX Runtime: every function, and federations of several exchanges."""
+"""FAFED, STEM and the naive method on each engine: every function, and federations of several exchanges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,7 @@ from edgefl.programs.naive_adaptive import naive_adaptive
 from edgefl.programs.objective import Objective
 from edgefl.programs.stem import stem
 from edgefl.simulation.federated import Client, federated
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from tests.parity.forms import checked, on_both, runner_of, written
 
 BATCH, CLASSES, SIDE = 5, 4, 8
 MAKERS = {
@@ -71,54 +68,56 @@ def people(count: int = 2) -> list[Client]:
     ]
 
 
-def in_onnx(program: Program) -> Program:
-    """``program`` with all that devices run in ONNX Runtime; the server stays as it is."""
+def exported(form: str, program: Program) -> Program:
+    """``program`` with all that devices run in their engine; the server stays as it is."""
     return replace(
         program,
-        start=_session(program.start),
-        phases=tuple(replace(phase, function=_session(phase.function)) for phase in program.phases),
-        finish=_session(program.finish),
-        opening=tuple(in_onnx(each) for each in program.opening),
+        start=_session(form, program.start),
+        phases=tuple(replace(phase, function=_session(form, phase.function)) for phase in program.phases),
+        finish=_session(form, program.finish),
+        opening=tuple(exported(form, each) for each in program.opening),
     )
 
 
-def _session(function: Function) -> Function:
-    captured = capture(function)
-    session = onnxruntime.InferenceSession(to_onnx(captured), providers=["CPUExecutionProvider"])
-    inputs = [port.name for port in session.get_inputs()]
+def _session(form: str, function: Function) -> Function:
+    run = runner_of(form, function)
 
     def fn(given: Tensors) -> Tensors:
-        found = session.run(None, {name: given[name].contiguous().numpy() for name in inputs})
-        return {name: torch.from_numpy(value) for name, value in zip(captured.outputs, found, strict=True)}
+        return {name: torch.from_numpy(value) for name, value in run(given).items()}
 
     return replace(function, fn=fn)
 
 
+@on_both
 @pytest.mark.parametrize("name", ["fafed, scalar", "fafed, mean", "fafed, norm"])
-def test_so_is_a_step_whose_second_moment_is_one_number(name: str) -> None:
+def test_so_is_a_step_whose_second_moment_is_one_number(name: str, form: str) -> None:
     step = MAKERS[name](objective(mlp), batch=BATCH, steps=3).phases[0].function
-    verify(step, to_onnx(capture(step)), seed=0)
+    checked(form, step, 0)
 
 
+@on_both
 @pytest.mark.parametrize("model", [mlp, cnn])
 @pytest.mark.parametrize("name", ["fafed", "stem", "naive_adaptive"])
-def test_every_function_is_the_same_in_onnx_runtime(name: str, model: Callable[[], nn.Sequential]) -> None:
+def test_every_function_is_the_same_on_the_engine(
+    name: str, model: Callable[[], nn.Sequential], form: str
+) -> None:
     program = MAKERS[name](objective(model), batch=BATCH, steps=3)
     # The two exchanges evaluate with one function.
     functions = {id(each): each for exchange in program.exchanges for each in exchange.functions}
     assert len(functions) == (7 if program.opening else 4)
     for function in functions.values():
-        verify(function, to_onnx(capture(function)), seed=0)
+        checked(form, function, 0)
 
 
+@on_both
 @pytest.mark.parametrize("name", ["fafed, clipped", "fafed, norm", "stem", "naive_adaptive"])
-def test_a_federation_in_onnx_runtime_is_the_one_in_torch(name: str) -> None:
+def test_a_federation_on_the_engine_is_the_one_in_torch(name: str, form: str) -> None:
     made = objective(cnn)
     program = MAKERS[name](made, batch=BATCH, steps=3, lr=0.01)
     weights = {name: tensor.detach() for name, tensor in made.suffix.state_dict().items()}
     torch_, onnx = (
         list(federated(each, weights, people(), rounds=3, seed=2, trained=made.trainable))
-        for each in (program, in_onnx(program))
+        for each in (program, exported(form, program))
     )
     for one, other in zip(torch_, onnx, strict=True):
         assert _apart(one.weights, other.weights) < 1e-4
@@ -135,16 +134,15 @@ def _apart(one: Tensors, other: Tensors) -> float:
     return max((relative(one[name], other[name]) for name in one), default=0.0)
 
 
-def test_all_schedules_share_one_graph() -> None:
+@on_both
+def test_all_schedules_share_one_graph(form: str) -> None:
     kinds: list[dict[str, object]] = [
         {"schedule": "constant"},
         {"schedule": "decaying", "w": 3.0},
         {"schedule": "theory", "smoothness": 5.0, "devices": 9},
     ]
     made = objective(mlp)
-    graphs = {
-        to_onnx(capture(fafed(made, batch=BATCH, steps=3, **given).phases[0].function)) for given in kinds
-    }
+    graphs = {written(form, fafed(made, batch=BATCH, steps=3, **given).phases[0].function) for given in kinds}
     assert len(graphs) == 1
     scalars = [fafed(made, batch=BATCH, steps=3, **given).schedule(5, 10) for given in kinds]
     assert len({tuple(sorted(each.items())) for each in scalars}) == 3

@@ -10,7 +10,6 @@ import torch
 
 from device_runtime import data as local
 from device_runtime.data import Batches, LabelSpec
-from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.graphs import Settings
 from device_runtime.job import Job
 from device_runtime.profiler import Profiler
@@ -24,6 +23,8 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, build_bundle
+from exporters.formats import format_of
+from tests.parity.forms import engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
 
@@ -53,9 +54,11 @@ def previous(given: Tensors) -> Tensors:
     return {f"previous.{name}": given[name] + 0.01 for name in OBJECTIVE.trainable}
 
 
-def on_device(exchange: Program, given: Tensors, carry: Tensors, folder: Path) -> tuple[RoundResult, Bundle]:
+def on_device(
+    exchange: Program, given: Tensors, carry: Tensors, folder: Path, form: str
+) -> tuple[RoundResult, Bundle]:
     data = DataSpec(shape=(1, SIDE, SIDE), dtype="float32", classes=CLASSES)
-    bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data)
+    bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data, format=format_of(form))
     blobs, units = dict(bundle.blobs), {}
     for unit in UNITS:
         mine = {n: t.numpy() for n, t in given.items() if n.rpartition("/")[2].startswith(f"{unit}.")}
@@ -63,7 +66,7 @@ def on_device(exchange: Program, given: Tensors, carry: Tensors, folder: Path) -
         units[unit] = describe(content, CHUNK_BYTES)
         blobs[units[unit].sha256] = content
     runner = RoundRunner(
-        engine=OnnxEngine(),
+        engine=engine_of(form),
         manifest=bundle.manifest,
         blobs=MemoryBlobs(blobs),
         memory=NoMemory(),
@@ -105,11 +108,12 @@ def feed_of(draws: str) -> Feed:
     return feed
 
 
+@on_both
 @pytest.mark.parametrize("exchange", [PROGRAM.opening[0], PROGRAM], ids=["opening", "main"])
-def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_path: Path) -> None:
+def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_path: Path, form: str) -> None:
     given = weights()
     carry = previous(given) if exchange is PROGRAM else {}
-    found, bundle = on_device(exchange, given, carry, tmp_path)
+    found, bundle = on_device(exchange, given, carry, tmp_path, form)
     expected = simulation.run_round(
         exchange, given, feed_of(bundle.manifest.draws), hyper=exchange.schedule(4, 9), carry=carry
     )
@@ -121,10 +125,13 @@ def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_pa
     assert set(found.carry) == {f"previous.{name}" for name in OBJECTIVE.trainable}
 
 
-def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_three(tmp_path: Path) -> None:
+@on_both
+def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_three(
+    tmp_path: Path, form: str
+) -> None:
     given = weights()
-    opening, _ = on_device(PROGRAM.opening[0], given, {}, tmp_path)
-    main, bundle = on_device(PROGRAM, given, previous(given), tmp_path)
+    opening, _ = on_device(PROGRAM.opening[0], given, {}, tmp_path, form)
+    main, bundle = on_device(PROGRAM, given, previous(given), tmp_path, form)
     d = sum(given[name].numel() for name in OBJECTIVE.trainable)
     statistics = sum(given[name].numel() for name in OBJECTIVE.buffers)
     assert sum(array.size for array in opening.update.values()) == d

@@ -1,4 +1,4 @@
-"""FedBAT's graphs in ONNX Runtime, for every kind of submodel, and a whole round on the device runtime."""
+"""FedBAT's graphs on each engine, for every kind of submodel, and a whole round on the device runtime."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, build_bundle
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.formats import format_of
 from server.training import fetched
 from tests.invariants.fiarse_training import (
     BATCH,
@@ -31,12 +29,14 @@ from tests.invariants.fiarse_training import (
     small_net,
     train_on_device,
 )
+from tests.parity.forms import checked, on_both
 from tests.parity.rounds import local_data
 
 STEPS, SEED = 4, 3
 OTHERS = {"granularity": "module", "momentum": 0.9, "weight_decay": 1e-3, "alpha_range": (5e-4, 5e-2)}
 
 
+@on_both
 @pytest.mark.parametrize(
     ("kind", "submodel", "options"),
     [
@@ -48,17 +48,18 @@ OTHERS = {"granularity": "module", "momentum": 0.9, "weight_decay": 1e-3, "alpha
         ("importance_structured", {"gamma": 0.5}, {"step_size": "largest", "phi": 0.25}),
     ],
 )
-def test_every_function_is_the_same_in_onnx_runtime(
-    kind: str, submodel: dict[str, Any], options: dict[str, Any]
+def test_every_function_is_the_same_on_the_engine(
+    kind: str, submodel: dict[str, Any], options: dict[str, Any], form: str
 ) -> None:
     spec = with_exits(small_net(), ["body"]) if kind == "early_exit" else small_net()
     objective = Objective.of(catalog.build(spec, kind, **submodel))
     program = programs.build("fedbat", objective, batch=BATCH, steps=STEPS, **options)
     for function in (*(phase.function for phase in program.phases), program.finish):
-        verify(function, to_onnx(capture(function)), seed=0)
+        checked(form, function, 0)
 
 
-def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path) -> None:
+@on_both
+def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) -> None:
     spec = small_net()
     submodel = catalog.build(spec, "importance", gamma=0.4)
     program = programs.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
@@ -68,6 +69,7 @@ def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path) -> None:
         fetched(submodel, "tier"),
         label=Label(spec.name, "tier"),
         data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
+        format=format_of(form),
     )
     placement, data = submodel.place(arrays_of(spec), 1), local_data(spec, 16, seed=5)
     found = train_on_device(bundle, blobs_for(bundle, placement, arrays_of(spec)), data, SEED, tmp_path)

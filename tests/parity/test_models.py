@@ -10,9 +10,7 @@ from edgefl import programs
 from edgefl.models import zoo
 from edgefl.programs.objective import Objective
 from edgefl.submodels.output_side import OutputSide, tiers
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from tests.parity.forms import checked, on_both
 
 TIERS = ("strong", "moderate", "weak")
 CASES = [(model, tier) for model in ("resnet20", "resnet8", "cnn") for tier in TIERS]
@@ -28,34 +26,40 @@ SMALL: Mapping[str, Mapping[str, object]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize(("model", "tier"), CASES)
-def test_the_exported_step_of_each_tier_equals_torch(model: str, tier: str) -> None:
+def test_the_exported_step_of_each_tier_equals_torch(model: str, tier: str, form: str) -> None:
     submodel = tiers(model)[tier].of(zoo.build(model))
 
-    assert _worst_error(submodel) <= 1e-4
+    assert _worst_error(form, submodel) <= 1e-4
 
 
+@on_both
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("model", SMALL)
-def test_the_exported_step_of_a_small_sibling_equals_torch(model: str, tier: str) -> None:
+def test_the_exported_step_of_a_small_sibling_equals_torch(model: str, tier: str, form: str) -> None:
     submodel = tiers(model)[tier].of(zoo.build(model, **SMALL[model]))
 
-    assert _worst_error(submodel, batch=8) <= 1e-4
+    assert _worst_error(form, submodel, batch=8) <= 1e-4
 
 
+@on_both
 @pytest.mark.parametrize("cut", [0, 1, 2])
-def test_the_exported_step_of_the_mlp_equals_torch(cut: int) -> None:
-    assert _worst_error(OutputSide(zoo.build("mlp"), cut)) <= 1e-4
+def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
+    assert _worst_error(form, OutputSide(zoo.build("mlp"), cut)) <= 1e-4
 
 
+@on_both
 @pytest.mark.parametrize("cut", [0, 2])
 @pytest.mark.parametrize("model", ["elu_mlp", "fafed_mnist", "fafed_fashion", "fafed_cifar"])
-def test_the_exported_step_of_the_federated_papers_models_equals_torch(model: str, cut: int) -> None:
-    assert _worst_error(OutputSide(zoo.build(model), cut), batch=8) <= 1e-4
+def test_the_exported_step_of_the_federated_papers_models_equals_torch(
+    model: str, cut: int, form: str
+) -> None:
+    assert _worst_error(form, OutputSide(zoo.build(model), cut), batch=8) <= 1e-4
 
 
-def _worst_error(submodel: OutputSide, batch: int = 32) -> float:
+def _worst_error(form: str, submodel: OutputSide, batch: int = 32) -> float:
     """Largest error over loss, weights, momentum (the gradients) and statistics after one step, relative."""
     program = programs.build("sgd", Objective.of(submodel), batch=batch)
     step = program.phases[0].function
-    return verify(step, to_onnx(capture(step)), seed=7).worst
+    return checked(form, step, 7).worst

@@ -1,4 +1,4 @@
-"""Per-FedAvg's graphs in ONNX Runtime, every mode of them, and whole rounds on the device runtime."""
+"""Per-FedAvg's graphs on each engine, every mode of them, and whole rounds on the device runtime."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from edgefl.submodels.output_side import OutputSide
 from edgefl.wire.errors import ModelError
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, build_bundle
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.formats import format_of
 from tests.invariants.embracingfl import tiny
+from tests.parity.forms import checked, on_both
 from tests.parity.rounds import Exported, local_data, on_device
 
 BATCH, STEPS = 4, 3
@@ -55,21 +54,23 @@ def model(name: str) -> ModelSpec:
     return tiny(name)
 
 
-def check(program: Program, *names: str) -> None:
+def check(form: str, program: Program, *names: str) -> None:
     for function in program.functions:
         if not names or function.name in names:
-            verify(function, to_onnx(capture(function)), seed=0)
+            checked(form, function, 0)
 
 
 FORMS: list[dict[str, Any]] = [HF, ABSOLUTE, EXACT]
 GRID = [form | more | batch for form in FORMS for more in ({}, TWICE) for batch in ({}, SHARED)]
 
 
+@on_both
 @pytest.mark.parametrize("options", [{"mode": "fo"}, {"mode": "fo"} | TWICE, *GRID], ids=str)
-def test_every_step_is_the_same_in_onnx_runtime(options: dict[str, Any]) -> None:
-    check(per_fedavg(Objective.of(OutputSide(tiny("mlp"), 0)), batch=BATCH, **options), "train")
+def test_every_step_is_the_same_on_the_engine(options: dict[str, Any], form: str) -> None:
+    check(form, per_fedavg(Objective.of(OutputSide(tiny("mlp"), 0)), batch=BATCH, **options), "train")
 
 
+@on_both
 @pytest.mark.parametrize(
     ("model_name", "options"),
     [
@@ -78,18 +79,20 @@ def test_every_step_is_the_same_in_onnx_runtime(options: dict[str, Any]) -> None
         ("cnn", EXACT | TWICE),
     ],
 )
-def test_so_is_that_of_other_models(model_name: str, options: dict[str, Any]) -> None:
-    check(per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, **options), "train")
+def test_so_is_that_of_other_models(model_name: str, options: dict[str, Any], form: str) -> None:
+    check(form, per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, **options), "train")
 
 
+@on_both
 @pytest.mark.parametrize("model_name", ["mlp", "cnn"])
-def test_so_is_every_other_function(model_name: str) -> None:
+def test_so_is_every_other_function(model_name: str, form: str) -> None:
     program = per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, mode="fo")
     names = [function.name for function in program.functions]
     assert names == ["start", "train", "finish", "evaluate", "personalize"]
-    check(program, "start", "finish", "evaluate", "personalize")
+    check(form, program, "start", "finish", "evaluate", "personalize")
 
 
+@on_both
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -100,9 +103,11 @@ def test_so_is_every_other_function(model_name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", ["hf", "exact"])
-def test_so_is_the_step_of_every_kind_of_submodel(kind: str, options: dict[str, Any], mode: str) -> None:
+def test_so_is_the_step_of_every_kind_of_submodel(
+    kind: str, options: dict[str, Any], mode: str, form: str
+) -> None:
     objective = Objective.of(catalog.build(tiny("mlp"), kind, **options))
-    check(per_fedavg(objective, batch=BATCH, mode=mode), "start", "train", "finish")
+    check(form, per_fedavg(objective, batch=BATCH, mode=mode), "start", "train", "finish")
 
 
 class Gated(nn.Module):
@@ -116,8 +121,9 @@ class Gated(nn.Module):
         return F.glu(self.dense(x.flatten(1)))
 
 
+@on_both
 @pytest.mark.parametrize("model_name", ["cnn", "elu_net", "gated", "resnet8 group"])
-def test_a_product_by_itself_is_the_same_in_onnx_runtime(model_name: str) -> None:
+def test_a_product_by_itself_is_the_same_on_the_engine(model_name: str, form: str) -> None:
     """In a step it is multiplied by two small numbers, so that a wrong one would hardly show."""
     if model_name == "gated":
         units = sequential([("gated", Gated()), ("head", nn.Linear(7, 10))])
@@ -133,30 +139,33 @@ def test_a_product_by_itself_is_the_same_in_onnx_runtime(model_name: str) -> Non
     along = {name: objective.weights[name] for name in objective.trainable}
     ports = step_ports(objective, BATCH) | prefixed("state.along", along)
     function = Function("product", fn, ports, spec.classes)
-    verify(function, to_onnx(capture(function)), seed=0)
+    checked(form, function, 0)
 
 
-def test_a_layer_without_second_derivative_is_refused_with_a_remedy() -> None:
+@on_both
+def test_a_layer_without_second_derivative_is_refused_with_a_remedy(form: str) -> None:
     program = per_fedavg(Objective.of(OutputSide(tiny("lstm_lm"), 0)), batch=BATCH, **EXACT)
     with pytest.raises(ModelError, match=r"jvp.*mode 'hf'"):
-        capture(program.phases[0].function)
+        format_of(form).capture(program.phases[0].function)
 
 
-def test_so_are_exact_products_through_attention_and_layer_norm() -> None:
+@on_both
+def test_so_are_exact_products_through_attention_and_layer_norm(form: str) -> None:
     spec = vit(size=8, patch=4, width=8, depth=1, heads=2, classes=5)
-    check(per_fedavg(Objective.of(OutputSide(spec, 0)), batch=BATCH, **EXACT), "train")
+    check(form, per_fedavg(Objective.of(OutputSide(spec, 0)), batch=BATCH, **EXACT), "train")
 
 
-def test_batches_of_three_sizes_are_three_ports() -> None:
+@on_both
+def test_batches_of_three_sizes_are_three_ports(form: str) -> None:
     program = per_fedavg(
         Objective.of(OutputSide(tiny("mlp"), 0)), batch=6, inner_batch=4, hessian_batch_size=3, mode="exact"
     )
     step = program.phases[0].function
     assert [step.inputs[f"batch.{stream}.x"].shape[0] for stream in range(3)] == [6, 4, 3]
-    check(program, "train")
+    check(form, program, "train")
 
 
-def exported(spec: ModelSpec, **options: Any) -> Exported:
+def exported(form: str, spec: ModelSpec, **options: Any) -> Exported:
     submodel = OutputSide(spec, 0)
     program = per_fedavg(Objective.of(submodel), batch=BATCH, steps=STEPS, lr=0.05, **options)
     data = DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes)
@@ -166,10 +175,12 @@ def exported(spec: ModelSpec, **options: Any) -> Exported:
         tuple(name for name, _ in submodel.suffix.named_children()),
         label=Label(spec.name, "tier"),
         data=data,
+        format=format_of(form),
     )
     return Exported(spec, submodel, program, (), bundle)
 
 
+@on_both
 @pytest.mark.parametrize(
     ("model_name", "samples", "options"),
     [
@@ -182,12 +193,12 @@ def exported(spec: ModelSpec, **options: Any) -> Exported:
     ],
 )
 def test_a_round_on_the_device_is_the_round_in_torch(
-    tmp_path: Path, model_name: str, samples: int, options: dict[str, Any]
+    tmp_path: Path, model_name: str, samples: int, options: dict[str, Any], form: str
 ) -> None:
-    tier = exported(tiny(model_name), alpha=0.1, **options)
+    tier = exported(form, tiny(model_name), alpha=0.1, **options)
     data = local_data(tier.spec, samples, seed=5)
 
-    found = on_device(tier, data, 11, tmp_path)[0].update
+    found = on_device(tier, data, 11, tmp_path, form)[0].update
 
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from device_runtime.data import LocalData
-from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.offline import offline
 from device_runtime.personalize import Personalizer, Wanted
 from device_runtime.support import Protocol, batch_rows, held_out
 from edgefl.personal.evaluate import Setting, User, evaluate_user
 from edgefl.programs.contract import prefixed
 from edgefl.wire import tensors
-from exporters.verify import verify
+from exporters.formats import format_of
 from tests.invariants.embracingfl import samples
+from tests.parity.forms import engine_of, on_both
 from tests.personal.tiers import BATCH, Tier, tier_of
 
 KINDS: list[tuple[str, str, dict[str, Any]]] = [
@@ -28,25 +28,27 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("cnn", "importance", {"gamma": 0.25}),
     ("mlp", "importance_structured", {"gamma": 0.5}),
 ]
-BOTH = pytest.mark.parametrize(("model", "kind", "options"), KINDS)
+EACH = pytest.mark.parametrize(("model", "kind", "options"), KINDS)
 
 
-@BOTH
-def test_the_exported_step_equals_torch(model: str, kind: str, options: dict[str, Any]) -> None:
-    tier = tier_of(model, kind, **options)
+@on_both
+@EACH
+def test_the_exported_step_equals_torch(model: str, kind: str, options: dict[str, Any], form: str) -> None:
+    tier = tier_of(model, kind, form=form, **options)
     step = tier.program.personalize
     assert step is not None
 
-    report = verify(step, tier.bundle.graph_bytes("personalize"), seed=5)
+    report = format_of(form).verify(step, tier.bundle.graph_bytes("personalize"), seed=5)
 
     assert report.worst <= 1e-4
 
 
-@BOTH
+@on_both
+@EACH
 def test_a_device_reports_what_torch_does(
-    tmp_path: Path, model: str, kind: str, options: dict[str, Any]
+    tmp_path: Path, model: str, kind: str, options: dict[str, Any], form: str
 ) -> None:
-    tier, local, later = _world(model, kind, **options)
+    tier, local, later = _world(form, model, kind, **options)
 
     report, _ = _personalizer(tier, tmp_path).run(
         tier.job(), local, Wanted(steps=2, curve=(0, 1, 5), alpha=0.05, test=later)
@@ -62,11 +64,12 @@ def test_a_device_reports_what_torch_does(
     assert report.majority == expected.majority
 
 
-@BOTH
+@on_both
+@EACH
 def test_the_adapted_weights_are_those_of_torch(
-    tmp_path: Path, model: str, kind: str, options: dict[str, Any]
+    tmp_path: Path, model: str, kind: str, options: dict[str, Any], form: str
 ) -> None:
-    tier, local, _ = _world(model, kind, **options)
+    tier, local, _ = _world(form, model, kind, **options)
 
     _, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Wanted(steps=3, alpha=0.05))
 
@@ -76,9 +79,10 @@ def test_the_adapted_weights_are_those_of_torch(
         assert np.abs(array - now[name].numpy()).max() <= 1e-4 * scale, name
 
 
+@on_both
 @pytest.mark.parametrize("protocol", ["split_test", "paper_literal"])
-def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol) -> None:
-    tier, local, later = _world("mlp")
+def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol, form: str) -> None:
+    tier, local, later = _world(form, "mlp")
 
     report, _ = _personalizer(tier, tmp_path).run(
         tier.job(), local, Wanted(protocol=protocol, alpha=0.1, test=later, seed=4)
@@ -91,20 +95,23 @@ def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol) -> 
     assert (report.leaks, report.support) == (expected.leaks, expected.support)
 
 
-def test_a_payload_tier_goes_on_from_what_an_earlier_personalization_left(tmp_path: Path) -> None:
-    tier, local, _ = _world("cnn", "importance", gamma=0.25)
+@on_both
+def test_a_payload_tier_goes_on_from_what_an_earlier_personalization_left(tmp_path: Path, form: str) -> None:
+    tier, local, _ = _world(form, "cnn", "importance", gamma=0.25)
     first, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Wanted(alpha=0.05))
     (tmp_path / "mine.safetensors").write_bytes(tensors.dump(adapted))
     job, blobs = offline(tier.bundle, tmp_path / "mine.safetensors")
-    again = Personalizer(engine=OnnxEngine(), manifest=tier.bundle.manifest, blobs=blobs, folder=tmp_path)
+    again = Personalizer(engine=engine_of(form), manifest=tier.bundle.manifest, blobs=blobs, folder=tmp_path)
 
     second, _ = again.run(job, local, Wanted(alpha=0.05))
 
     assert (second.before.loss, second.before.accuracy) == (first.after.loss, first.after.accuracy)
 
 
-def _world(model: str, kind: str = "output_side", **options: Any) -> tuple[Tier, LocalData, LocalData]:
-    tier = tier_of(model, kind, **options)
+def _world(
+    form: str, model: str, kind: str = "output_side", **options: Any
+) -> tuple[Tier, LocalData, LocalData]:
+    tier = tier_of(model, kind, form=form, **options)
     return tier, _local(tier, 33, 1), _local(tier, 24, 2)
 
 
@@ -118,7 +125,7 @@ def _tensors(data: LocalData) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _personalizer(tier: Tier, folder: Path) -> Personalizer:
-    return Personalizer(engine=OnnxEngine(), manifest=tier.bundle.manifest, blobs=tier, folder=folder)
+    return Personalizer(engine=engine_of(tier.form), manifest=tier.bundle.manifest, blobs=tier, folder=folder)
 
 
 def _adapted_in_torch(tier: Tier, local: LocalData, steps: int) -> dict[str, torch.Tensor]:

@@ -15,9 +15,12 @@ from edgefl.models.layers import visible
 from edgefl.programs.contract import Function, Tensors, TensorSpec, prefixed, select
 from edgefl.programs.objective import Objective
 from edgefl.submodels.output_side import tiers
+from edgefl.wire.errors import ExportError
 from exporters.capture import capture
+from exporters.executorch.rules.recurrent import STEPS
+from exporters.formats import format_of
 from exporters.onnx import to_onnx
-from exporters.verify import verify
+from tests.parity.forms import on_both, written
 
 E, H, B, T = 5, 4, 3, 6
 SEEDS = (1, 2, 3)
@@ -77,40 +80,46 @@ def training_step(
     return Function(type(module).__name__, fn, ports)
 
 
+@on_both
 @pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (1, True), (2, True), (3, False)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_exported_step_equals_torch_s_layer(kind: Any, layers: int, bidirectional: bool) -> None:
+def test_the_exported_step_equals_torch_s_layer(
+    kind: Any, layers: int, bidirectional: bool, form: str
+) -> None:
     torch.manual_seed(0)
     theirs = Outputs(kind(E, H, layers, bidirectional=bidirectional, batch_first=True))
     step = training_step(visible(theirs))
 
-    model = to_onnx(capture(step))
+    model = written(form, step)
 
     for seed in SEEDS:
         for reference in (step, training_step(theirs, dtype=torch.float64)):
-            assert verify(reference, model, seed).set_aside == ()
+            assert format_of(form).verify(reference, model, seed).set_aside == ()
 
 
+@on_both
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_by_torch_func_are_exported_too(kind: Any) -> None:
+def test_gradients_by_torch_func_are_exported_too(kind: Any, form: str) -> None:
     torch.manual_seed(0)
     theirs = Outputs(kind(E, H, 2, bidirectional=True, batch_first=True))
 
-    model = to_onnx(capture(training_step(visible(theirs), functional=True)))
+    model = written(form, training_step(visible(theirs), functional=True))
 
     for seed in SEEDS:
-        assert verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
+        assert format_of(form).verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
 
 
+@on_both
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_noise_and_missing_biases_are_exported(kind: Any) -> None:
+def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> None:
     layer = kind(E, H, 2, bidirectional=True, batch_first=True, dropout=0.4, bias=False)
     step = training_step(visible(Outputs(layer)).train())
 
-    captured = capture(step)
+    captured = format_of(form).capture(step)
     assert "noise.layer.drops.0.uniform" in captured.inputs
+    model = format_of(form).write(captured).model
     for seed in SEEDS:
-        verify(step, to_onnx(captured), seed)
+        format_of(form).verify(step, model, seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,21 +143,31 @@ def _operators(graph: onnx.GraphProto) -> list[str]:
     return found
 
 
-def test_equal_steps_give_equal_bytes() -> None:
+@on_both
+def test_equal_steps_give_equal_bytes(form: str) -> None:
     ours = visible(Outputs(nn.LSTM(E, H, 2, batch_first=True)))
 
-    first, second = (to_onnx(capture(training_step(ours))) for _ in range(2))
+    first, second = (written(form, training_step(ours)) for _ in range(2))
 
     assert first == second
 
 
+def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch() -> None:
+    ours = visible(Outputs(nn.LSTM(E, H, batch_first=True)))
+
+    with pytest.raises(ExportError, match=f"LSTM layer over {STEPS + 1} steps.*at most {STEPS}.*for onnx"):
+        format_of("executorch").capture(training_step(ours, STEPS + 1))
+
+
+@on_both
 @pytest.mark.parametrize("tier", ["strong", "moderate", "weak"])
-def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str) -> None:
+def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str, form: str) -> None:
     spec = zoo.build("bilstm", length=8, vocabulary=20, features=6, hidden=5)
     step = programs.build("sgd", Objective.of(tiers("bilstm")[tier].of(spec)), batch=4).phases[0].function
 
-    model = to_onnx(capture(step))
+    model = written(form, step)
 
-    assert _operators(onnx.load_from_string(model).graph).count("Scan") == 4
+    if form == "onnx":
+        assert _operators(onnx.load_from_string(model).graph).count("Scan") == 4
     for seed in SEEDS:
-        verify(step, model, seed)
+        format_of(form).verify(step, model, seed)

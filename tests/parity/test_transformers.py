@@ -17,9 +17,7 @@ from edgefl.models.split import split
 from edgefl.programs.contract import TensorSpec
 from edgefl.programs.objective import Objective
 from edgefl.programs.sgd import sgd
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from tests.parity.forms import checked, on_both
 
 BATCH = 3
 WORDS = TensorSpec((8,), torch.int64, 50)
@@ -151,12 +149,13 @@ def test_it_becomes_units_between_its_blocks_that_compute_the_same(name: str) ->
         torch.testing.assert_close(spec.module.eval()(batch), expected)
 
 
+@on_both
 @pytest.mark.parametrize("part", ["full", "from a middle cut"])
 @pytest.mark.parametrize("name", EXPORTED)
-def test_its_exported_training_step_equals_torch(name: str, part: str) -> None:
+def test_its_exported_training_step_equals_torch(name: str, part: str, form: str) -> None:
     spec = _made(name)[1]
     cut = 0 if part == "full" else len(spec.units) // 2
     objective = Objective(spec.part(cut, len(spec.units)), spec.boundary(cut), spec.loss)
     step = sgd(objective, batch=BATCH).phases[0].function
-    assert verify(step, to_onnx(capture(step)), seed=3).worst <= 1e-4
+    assert checked(form, step, 3).worst <= 1e-4
     assert bool(objective.noise(BATCH)) == (name in ("BERT", "GPT-2"))

@@ -21,6 +21,7 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import DataSpec
 from exporters.bundle import Label, Prefix, build_bundle
+from exporters.formats import format_of
 from tests.invariants.embracingfl import tiny
 from tests.personal.users import personal
 
@@ -36,6 +37,7 @@ class Tier:
     program: Program
     prefix: tuple[Prefix, ...]
     bundle: Bundle
+    form: str
     blobs: dict[str, bytes]
 
     @property
@@ -82,8 +84,10 @@ class Tier:
 
 
 @cache
-def tier_of(model: str, kind: str = "output_side", *, chunk: int = CHUNK, **options: Any) -> Tier:
-    """A tier of the small ``model``, exported once."""
+def tier_of(
+    model: str, kind: str = "output_side", *, chunk: int = CHUNK, form: str = "onnx", **options: Any
+) -> Tier:
+    """A tier of the small ``model``, exported once in the format ``form``."""
     spec = tiny(model)
     submodel = build(spec, kind, **options)
     program = personal(submodel, BATCH)
@@ -97,5 +101,6 @@ def tier_of(model: str, kind: str = "output_side", *, chunk: int = CHUNK, **opti
         label=Label(model, "tier"),
         data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
         chunk_bytes=chunk,
+        format=format_of(form),
     )
-    return Tier(spec, submodel, program, prefix, bundle, dict(bundle.blobs))
+    return Tier(spec, submodel, program, prefix, bundle, form, dict(bundle.blobs))

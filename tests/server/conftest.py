@@ -1,4 +1,4 @@
-"""A service and scripted devices on a real broker."""
+"""A service and scripted devices on a real broker, and phones that are asked for profiles."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from edgefl.wire.limits import Limits
-from tests.conftest import Mosquitto
+from server.profile_rows import by_tier
+from server.profiling import Wanted
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import (
     RunningServer,
     ScriptedDevice,
     plan_for,
 )
+from tests.server.phones import WEAK, Behaviour, MakePhone, Phone
 from tests.server.served import MakeDevice
 
 
@@ -46,3 +49,30 @@ def serve(
     for each in running:
         if each.thread and each.thread.is_alive():
             each.stop()
+
+
+@pytest.fixture
+def phones(broker: BrokerProcess, connect: SessionFactory, federation: str) -> Iterator[MakePhone]:
+    made: list[Phone] = []
+
+    def make(name: str, behave: Behaviour, **options: object) -> Phone:
+        made.append(Phone(connect(broker.address), federation, name, behave, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for phone in made:
+        phone.stop()
+
+
+@pytest.fixture
+def wanted(federation: str, limits: Limits) -> Wanted:
+    return Wanted(
+        federation=federation,
+        offered=by_tier([WEAK]),
+        timeout_s=30.0,
+        settle_s=0.3,
+        answer_s=0.5,
+        grace_s=0.3,
+        again_s=0.2,
+        limits=limits,
+    )

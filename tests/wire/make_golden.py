@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edgefl.wire import bundle, manifest, messages, patches, tensors
+from edgefl.wire import bundle, manifest, messages, patches, profiles, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import Bundle
 from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
@@ -25,6 +25,7 @@ from edgefl.wire.messages import (
     Decline,
     Hello,
     Message,
+    Offer,
     Profile,
     Progress,
     Round,
@@ -33,7 +34,9 @@ from edgefl.wire.messages import (
     Update,
     UpdateChunk,
 )
+from edgefl.wire.profiling import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.topics import Topics
+from tests.wire.example_profile import example_profile
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -90,6 +93,12 @@ MESSAGES: dict[str, Message] = {
         signatures={"weak": bytes(range(64))},
         lines={"tail": (describe(b"keyframe", 131072), describe(ZSTD_FRAME, 131072, raw=1000))},
         base=1,
+        formats={
+            "executorch": Offer(
+                bundles={"weak": describe(b"weak bundle for phones", 131072)},
+                signatures={"weak": bytes(range(64, 128))},
+            )
+        },
     ),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),
@@ -144,6 +153,23 @@ MESSAGES: dict[str, Message] = {
         round=3, nonce="0011aabb", status="rejected", reason="closed-round", text="round 4 is open"
     ),
     "decline": Decline(round=3, nonce="0011aabb", reason="no-carry", text="it kept nothing of round 1"),
+    "profile_offer": ProfileOffer(
+        until=1767225600.5, blobs=(describe(b"weak bundle", 131072), describe(bytes(range(10)), 4))
+    ),
+    "profile_request": ProfileRequest(
+        nonce="0011aabbccddeeff",
+        bundles={"onnx": describe(b"weak bundle", 131072)},
+        within_s=300.0,
+        repeat=20,
+        signatures={"onnx": bytes(range(64))},
+    ),
+    "profile_taken": ProfileAnswer(nonce="0011aabbccddeeff", state="taken"),
+    "profile_declined": ProfileAnswer(
+        nonce="0011aabbccddeeff", state="declined", reason="no-bundle", text="this device runs executorch"
+    ),
+    "profile_done": ProfileAnswer(
+        nonce="0011aabbccddeeff", state="done", profile=profiles.encode(example_profile())
+    ),
 }
 
 GRAPHS = {name: f"graph bytes: {name}".encode() for name in ("start", "train", "finish", "pass", "adapt")}
@@ -221,6 +247,19 @@ def example_manifest_2() -> Manifest:
     )
 
 
+def example_manifest_executorch() -> Manifest:
+    """One whose graphs are ExecuTorch programs, which say what they need and what they may write in place."""
+    first = example_manifest()
+    named = {"start": (1 << 20, ()), "train": (73400320, ("state.head.weight",)), "finish": (0, ())}
+    graphs = tuple(
+        msgspec.structs.replace(
+            graph, format="executorch", planned_bytes=named[graph.name][0], in_place=named[graph.name][1]
+        )
+        for graph in first.graphs
+    )
+    return msgspec.structs.replace(first, graphs=graphs)
+
+
 def example_bundle() -> Bundle:
     listed = example_manifest()
     return Bundle(listed, {graph.blob.sha256: GRAPHS[graph.name] for graph in listed.graphs})
@@ -240,6 +279,10 @@ def topic_table() -> list[str]:
         device.update(3, 0),
         device.acks,
         device.declines,
+        device.profile_requests,
+        device.profiles,
+        topics.profile("0011aabbccddeeff").offer,
+        topics.profile("0011aabbccddeeff").blob_chunk("ab" * 32, 12),
     ]
 
 
@@ -263,6 +306,7 @@ def vectors() -> dict[str, bytes]:
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
     found["manifest"] = manifest.encode(example_manifest())
     found["manifest_2"] = manifest.encode(example_manifest_2())
+    found["manifest_executorch"] = manifest.encode(example_manifest_executorch())
     found["manifest_of_version_3"] = msgspec.msgpack.encode({"v": 3, "something": "else"})
     found["bundle"] = bundle_bytes()
     found["tensors"] = tensors.dump(TENSORS)

@@ -68,6 +68,14 @@ def test_manifest_of_version_2_in_both_directions() -> None:
     assert manifest.decode(golden("manifest_2")) == make_golden.example_manifest_2()
 
 
+def test_manifest_of_another_format_in_both_directions() -> None:
+    assert manifest.encode(make_golden.example_manifest_executorch()) == golden("manifest_executorch")
+    found = manifest.decode(golden("manifest_executorch"))
+    assert found == make_golden.example_manifest_executorch()
+    assert found.format == "executorch"
+    assert [graph.planned_bytes for graph in found.graphs] == [1 << 20, 70 << 20, 0]
+
+
 def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_changed() -> None:
     with pytest.raises(BundleError, match="version 3, this runtime reads 1 and 2: install a matching edgefl"):
         manifest.decode(golden("manifest_of_version_3"))
@@ -135,8 +143,9 @@ FORMER = Path(__file__).parent / "former"
 
 
 ADDED: dict[str, tuple[str, type[Message], dict[str, object]]] = {
-    "round_open": ("round_open", Round, {"lines": {}, "base": -1}),
-    "round_open_without_base": ("round_open", Round, {"base": -1}),
+    "round_open": ("round_open", Round, {"lines": {}, "base": -1, "formats": {}}),
+    "round_open_without_base": ("round_open", Round, {"base": -1, "formats": {}}),
+    "round_open_without_formats": ("round_open", Round, {"formats": {}}),
     "update": ("update", Update, {"codec": "dense", "codec_version": 1}),
 }
 """Former vector -> the one of today, its kind, and the fields added since with what they are read as."""
@@ -180,7 +189,7 @@ def test_topics_read_as_in_their_vector() -> None:
     assert make_golden.topic_table() == lines
     topics = Topics("demo")
     assert topics.parse_blob(lines[1]) == ("ab" * 32, 12)
-    assert [topics.parse_device(line)[1] for line in lines[2:]] == [
+    assert [topics.parse_device(line)[1] for line in lines[2:-2]] == [
         "status",
         "hello",
         "progress",
@@ -188,7 +197,10 @@ def test_topics_read_as_in_their_vector() -> None:
         "updates",
         "acks",
         "declines",
+        "profile-requests",
+        "profiles",
     ]
+    assert topics.parse_offer(lines[-2]) == "0011aabbccddeeff"
     assert topics.parse_device(lines[6]) == ("phone-7", "updates", (3, 0))
 
 

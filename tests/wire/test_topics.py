@@ -30,6 +30,28 @@ def test_blob_topics_read_back(federation: str, sha256: str, index: int) -> None
     assert topics.parse_blob(topics.blob_chunk(sha256, index)) == (sha256, index)
 
 
+@given(NAMES, st.from_regex(r"[0-9a-f]{8,64}", fullmatch=True))
+def test_topics_of_a_request_for_profiles_read_back_and_are_apart_from_those_of_rounds(
+    federation: str, nonce: str
+) -> None:
+    topics = Topics(federation)
+    own = topics.profile(nonce)
+
+    assert topics.parse_offer(own.offer) == nonce
+    assert topics.parse_device(topics.device("phone").profiles) == ("phone", "profiles", ())
+    assert own.blob_chunk("ab" * 32, 3).endswith(f"/profiles/{nonce}/blobs/{'ab' * 32}/3")
+    with pytest.raises(ProtocolError):
+        topics.parse_blob(own.blob_chunk("ab" * 32, 3))
+
+
+@pytest.mark.parametrize(
+    "topic", ["", "profiles//offer", "profiles/+/offer", "profiles/0011aabb", "profiles/0011AABB/offer"]
+)
+def test_topics_of_no_offer_are_refused(topic: str) -> None:
+    with pytest.raises(ProtocolError):
+        Topics("demo").parse_offer(f"edgefl/v1/demo/{topic}")
+
+
 @pytest.mark.parametrize("name", ["", "+", "#", "a/b", "a+", "-a", ".a", "a" * 64, "é", "a b", "a\n", "a\0"])
 def test_names_that_would_break_a_topic_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"federation .* is not usable"):

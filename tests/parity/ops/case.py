@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edgefl.programs.contract import Function, Tensors, TensorSpec, prefixed, select
-from exporters.capture import capture
-from exporters.onnx import to_onnx
+from tests.parity.forms import NAMES, runner_of, written
 
 SEEDS = (1, 2, 3)
 LR = 0.1
@@ -171,18 +169,25 @@ gradients = pytest.mark.parametrize("again", [False, True], ids=["once", "differ
 
 
 def agrees(function: Function, seeds: Iterable[int] = SEEDS) -> None:
-    """Assert that the exported graph gives what torch gives, in float32 and in float64, output by output."""
-    model = to_onnx(capture(function))
-    assert not lossy(model), "onnxruntime's ScatterND loses additions where threads meet; use ScatterElements"
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    for seed in seeds:
-        example = function.example(seed)
-        found = session.run(None, {port.name: example[port.name].numpy() for port in session.get_inputs()})
-        for dtype in (torch.float32, torch.float64):
-            expected = function({name: _cast(value.clone(), dtype) for name, value in example.items()})
-            assert len(found) == len(expected)
-            for (name, value), result in zip(expected.items(), found, strict=True):
-                _compare(f"{name} of seed {seed} beside {dtype}", value.detach(), result)
+    """Assert that the exported graph gives what torch gives, in float32 and in float64, output by output, in each
+    format on the device's own engine."""
+    assert not lossy(written("onnx", function)), (
+        "onnxruntime's ScatterND loses additions where threads meet; use ScatterElements"
+    )
+    for form in NAMES:
+        run = runner_of(form, function)
+        for seed in seeds:
+            _same(form, function, run, seed)
+
+
+def _same(form: str, function: Function, run: Callable[[Tensors], dict[str, np.ndarray]], seed: int) -> None:
+    example = function.example(seed)
+    found = run(example)
+    for dtype in (torch.float32, torch.float64):
+        expected = function({name: _cast(value.clone(), dtype) for name, value in example.items()})
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            _compare(f"{name} of seed {seed} beside {dtype} in {form}", value.detach(), found[name])
 
 
 def lossy(model: bytes) -> list[str]:

@@ -1,31 +1,26 @@
-"""One TOML file describes a federation; this is that file as types, with every key documented and checked.
-
->>> load(Path("federation.toml"), {"federation.rounds": 3})
-"""
+"""The tables of a federation file, each key with its default and meaning."""
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.limits import Limits
+from edgefl.wire.formats import FormatName
 from edgefl.wire.topics import checked_name
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(?:%|B|[KMG]i?B|)", re.IGNORECASE)
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """Part of a federation file: no keys but its own, and never changed."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FederationTable(_Table):
+class FederationTable(Table):
     """Who trains together, and for how long."""
 
     name: str = Field("demo", description="name of the federation; part of every MQTT topic")
@@ -41,7 +36,7 @@ class FederationTable(_Table):
             raise ValueError(error.message) from error
 
 
-class ModelTable(_Table):
+class ModelTable(Table):
     """What is trained."""
 
     name: str = Field("resnet8", description="a model of `edgefl ls models`, or package.module:factory")
@@ -51,7 +46,7 @@ class ModelTable(_Table):
     )
 
 
-class ProgramTable(_Table):
+class ProgramTable(Table):
     """How a device trains."""
 
     name: str = Field(
@@ -81,7 +76,7 @@ class ProgramTable(_Table):
         return told | self.options
 
 
-class OptimizerTable(_Table):
+class OptimizerTable(Table):
     """What the server makes of the mean of the updates, for a program that does not say it itself."""
 
     name: str = Field(
@@ -90,7 +85,7 @@ class OptimizerTable(_Table):
     options: dict[str, Any] = Field(default_factory=dict, description="options of the optimizer")
 
 
-class DataTable(_Table):
+class DataTable(Table):
     """What the simulated devices hold, and what the server evaluates on."""
 
     name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits", "random"] = Field(
@@ -134,7 +129,7 @@ class DataTable(_Table):
     test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
 
 
-class RoundTable(_Table):
+class RoundTable(Table):
     """When a round starts, whom it selects and when it ends."""
 
     min_devices: int = Field(1, ge=1, description="devices that must be known before a round opens")
@@ -172,7 +167,7 @@ class RoundTable(_Table):
     )
 
 
-class TierTable(_Table):
+class TierTable(Table):
     """A class of devices of equal capacity: the submodel it trains."""
 
     kind: str = Field("output_side", description="a kind of `edgefl ls kinds`; how the model is cut")
@@ -191,6 +186,10 @@ class TierTable(_Table):
         description="peak of a device in training over its idle process, like 64MiB or 60%: trades time for it",
     )
     count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
+    engine: FormatName = Field(
+        "onnx",
+        description="onnx or executorch: what these processes run graphs with, in whose format the tier is exported",
+    )
 
     @property
     def submodel(self) -> dict[str, Any]:
@@ -214,14 +213,26 @@ class TierTable(_Table):
         return text
 
 
-class CodecTable(_Table):
+class ExportTable(Table):
+    """What devices download."""
+
+    formats: tuple[FormatName, ...] = Field(
+        (),
+        description=(
+            "of every tier's bundles, onnx and executorch: a device takes the one that its engine runs; default: that of "
+            "the tier's engine"
+        ),
+    )
+
+
+class CodecTable(Table):
     """How an update becomes bytes."""
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")
 
 
-class AggregateTable(_Table):
+class AggregateTable(Table):
     """How the updates of a round become one change."""
 
     rule: Literal["mean", "median", "trimmed_mean"] = Field(
@@ -252,7 +263,7 @@ class AggregateTable(_Table):
         return self
 
 
-class DownlinkTable(_Table):
+class DownlinkTable(Table):
     """How weights travel to the devices."""
 
     encoding: Literal["float32", "float16", "int8"] = Field(
@@ -264,7 +275,7 @@ class DownlinkTable(_Table):
     compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")
 
 
-class BrokerTable(_Table):
+class BrokerTable(Table):
     """The MQTT broker."""
 
     kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
@@ -273,118 +284,3 @@ class BrokerTable(_Table):
     username: str = Field("", description="user name, if the broker asks for one")
     password: str = Field("", description="password, if the broker asks for one")
     ca_file: str = Field("", description="certificate of the broker's authority; switches TLS on")
-
-
-class Federation(_Table):
-    """A federation file."""
-
-    federation: FederationTable = FederationTable()
-    model: ModelTable = ModelTable()
-    program: ProgramTable = ProgramTable()
-    optimizer: OptimizerTable = OptimizerTable()
-    data: DataTable = DataTable()
-    round: RoundTable = RoundTable()
-    tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
-    codec: CodecTable = CodecTable()
-    aggregate: AggregateTable = AggregateTable()
-    downlink: DownlinkTable = DownlinkTable()
-    broker: BrokerTable = BrokerTable()
-    limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Federation:
-        problems = []
-        for name in self.tiers:
-            try:
-                checked_name("tier", name)
-            except ConfigError as error:
-                problems.append(error.message)
-        try:
-            msgspec.convert(self.limits, Limits, strict=False)
-        except msgspec.ValidationError as error:
-            problems.append(f"limits: {error}")
-        if self.round.count == "nonzero" and self.aggregate.rule != "mean":
-            problems.append(
-                f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
-                "holders, or the rule mean"
-            )
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    @property
-    def wire_limits(self) -> Limits:
-        return msgspec.convert(self.limits, Limits, strict=False)
-
-
-def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
-    """The federation in ``path`` (defaults if None) with dotted ``overrides``; ConfigError lists every problem."""
-    tables = _read(path) if path else {}
-    for key, value in (overrides or {}).items():
-        _assign(tables, key, value)
-    return parse(tables, source=str(path) if path else "the built-in defaults")
-
-
-def without_devices(federation: Federation) -> Federation:
-    """For commands that start no devices: where no tier says how many `edgefl run` is to start, that does not matter."""
-    tiers = federation.tiers
-    if any(table.count for table in tiers.values()):
-        return federation
-    return federation.model_copy(
-        update={"tiers": {name: table.model_copy(update={"count": 1}) for name, table in tiers.items()}}
-    )
-
-
-def parse(tables: Mapping[str, Any], *, source: str) -> Federation:
-    """Check plain tables; ConfigError names each wrong key and what it should be."""
-    try:
-        return Federation.model_validate(tables)
-    except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(
-            f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
-        ) from error
-
-
-def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"]) or "file"
-    if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(_known_keys(problem["loc"][:-1])))
-        return f"{key}: unknown key; this table knows {known}"
-    return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
-
-
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    table: type[BaseModel] = Federation
-    for part in location:
-        field = table.model_fields.get(str(part))
-        if str(part) == "tiers":
-            table = TierTable
-        elif (
-            field is not None
-            and isinstance(field.annotation, type)
-            and issubclass(field.annotation, BaseModel)
-        ):
-            table = field.annotation
-    return list(table.model_fields)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no federation file {path}; `edgefl validate --template` prints one"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-
-
-def _assign(tables: dict[str, Any], key: str, value: object) -> None:
-    *parents, leaf = key.split(".")
-    table = tables
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{key}: {parent} is not a table")
-    table[leaf] = value

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from edgefl.config import Federation, TierTable
+from edgefl.config.federation import Federation
+from edgefl.config.tables import TierTable
 from edgefl.wire.limits import Limits
 
 

@@ -1,0 +1,155 @@
+"""The binding between this runtime and the installed ExecuTorch: one C++ file, compiled once on the machine.
+
+A binding that came with the package is taken as it is, else the one in the user's cache, else it is compiled. Its file
+is named by what went into it, so that another release of ExecuTorch or of edgefl never loads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from edgefl.wire.errors import ConfigError
+
+LIBRARIES = (
+    "executorch",
+    "executorch_threadpool",
+    "executorch_kernels_optimized",
+    "executorch_backend_xnnpack",
+)
+"""In the order in which they need each other. The last two only register kernels and a delegate."""
+
+_LINKED = LIBRARIES[:2]
+_DEFINITIONS = ("C10_USING_CUSTOM_GENERATED_MACROS", "ET_EVENT_TRACER_ENABLED")
+_INCLUDES = ("include", "include/executorch/runtime/core/portable_type/c10")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", *(f"-D{name}" for name in _DEFINITIONS))
+_SOURCE = Path(__file__).with_name("native.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_MOST_TEXT = 400
+_INSTALL = "install it by `pip install 'edgefl[executorch]'`, or use --engine onnx"
+_HELP = (
+    "install a C++ compiler (Debian: `apt install g++`) or name one in $CXX; or run `edgefl device build-engine --into "
+    "FOLDER` on a like machine and put the file beside {place}; or use --engine onnx"
+)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """An installed ExecuTorch package."""
+
+    root: Path
+    version: str
+
+    def library(self, name: str) -> Path:
+        """Where a shared library of it is; ConfigError if it was left out."""
+        path = self.root / "lib" / f"lib{name}{_suffix()}"
+        if not path.exists():
+            raise ConfigError(
+                f"executorch {self.version} at {self.root} has no {path.name}: {_INSTALL}", library=path.name
+            )
+        return path
+
+
+def find_wheel() -> Wheel:
+    """The installed ExecuTorch, which is never imported: its Python half needs torch. ConfigError if there is none."""
+    spec = importlib.util.find_spec("executorch")
+    roots = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+    for root in roots:
+        if (root / "lib" / f"lib{LIBRARIES[0]}{_suffix()}").exists():
+            return Wheel(root, _installed_version())
+    raise ConfigError(f"this engine needs the package executorch, which is not installed: {_INSTALL}")
+
+
+def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
+    """The compiled binding for ``wheel``; made now, and said so, if there is none. ConfigError if it cannot be made."""
+    name = _file_name(wheel)
+    for folder in (_SOURCE.parent, _cache()):
+        if (folder / name).exists():
+            return folder / name
+    say("building the ExecuTorch binding, once")
+    return build(wheel, _cache())
+
+
+def build(wheel: Wheel, folder: Path) -> Path:
+    """Compile the binding into ``folder``, whole or not at all; ConfigError says what is missing."""
+    target = folder / _file_name(wheel)
+    command = [*_compiler(), *_FLAGS, *_paths(wheel), str(_SOURCE)]
+    command += [f"-L{wheel.root / 'lib'}", *(f"-l{name}" for name in _LINKED)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / target.name
+            done = subprocess.run(
+                [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", check=False
+            )
+            if done.returncode != 0:
+                raise ConfigError(
+                    f"{command[0]} cannot compile the ExecuTorch binding: {_first_error(done.stderr)}; "
+                    + _HELP.format(place=_SOURCE)
+                )
+            made.replace(target)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, set "
+            "$XDG_CACHE_HOME to a folder that is, or use --engine onnx"
+        ) from error
+    return target
+
+
+def package_folder() -> Path:
+    """Where a binding is looked for first."""
+    return _SOURCE.parent
+
+
+def _compiler() -> list[str]:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    found = chosen or [name for name in _COMPILERS if shutil.which(name)][:1]
+    if not found or shutil.which(found[0]) is None:
+        raise ConfigError(
+            f"the ExecuTorch binding has to be compiled once, and there is no {' '.join(chosen) or 'C++ compiler'}: "
+            + _HELP.format(place=_SOURCE)
+        )
+    return found
+
+
+def _paths(wheel: Wheel) -> list[str]:
+    # As system headers: their warnings are not ours.
+    return [word for path in _INCLUDES for word in ("-isystem", str(wheel.root / path))]
+
+
+def _file_name(wheel: Wheel) -> str:
+    made_of = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:12]
+    return f"native-{wheel.version}-{platform.machine()}-{made_of}{_suffix()}"
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "edgefl"
+
+
+def _installed_version() -> str:
+    try:
+        return version("executorch")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _suffix() -> str:
+    return ".dylib" if sys.platform == "darwin" else ".so"
+
+
+def _first_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line] or lines or ["no message"]
+    return telling[0][:_MOST_TEXT]

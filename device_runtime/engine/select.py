@@ -1,0 +1,36 @@
+"""Opening an engine by its name. Each is imported only when it is opened: a device installs one of the runtimes."""
+
+from __future__ import annotations
+
+from device_runtime.engine.base import Engine
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.formats import FORMATS
+
+ENGINES: tuple[str, ...] = FORMATS
+"""Names of the engines; each runs the artifacts of the format of its name."""
+
+_MOST_THREADS = 1024
+"""More is a slip of the hand, and ends the process of a runtime that cannot start them."""
+
+
+def open_engine(name: str, threads: int = 1) -> Engine:
+    """The engine ``name`` with so many threads; ConfigError if there is none, or what it needs is not installed."""
+    if not 1 <= threads <= _MOST_THREADS:
+        raise ConfigError(
+            f"an engine cannot work with {threads} threads: choose 1 to {_MOST_THREADS} by --threads",
+            threads=threads,
+        )
+    if name == "onnx":
+        try:
+            from device_runtime.engine.onnx import OnnxEngine
+        except ImportError as error:
+            raise ConfigError(
+                f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
+                "`pip install onnxruntime`, or use --engine executorch"
+            ) from error
+        return OnnxEngine(threads)
+    if name == "executorch":
+        from device_runtime.engine.executorch import ExecuTorchEngine
+
+        return ExecuTorchEngine(threads)
+    raise ConfigError(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}", engine=name)

@@ -1,0 +1,24 @@
+"""What this device is: its memory, and the agent that is installed on it."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+
+from device_runtime.memory import resident_bytes
+
+
+def physical_memory() -> int:
+    """Bytes of memory that the machine has; those of this process where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return resident_bytes()
+
+
+def agent_version() -> str:
+    """``edgefl/`` and the installed version, as a device names itself to the server."""
+    try:
+        return f"edgefl/{version('edgefl')}"
+    except PackageNotFoundError:
+        return "edgefl/source"

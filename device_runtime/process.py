@@ -1,0 +1,73 @@
+"""A device agent as a process: what it was told, and its life from there to the end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edgefl.wire.address import Address
+from edgefl.wire.limits import Limits
+
+if TYPE_CHECKING:
+    from device_runtime.agent import AgentEvent
+
+
+class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `edgefl device` was told; the fields of :class:`device_runtime.agent.AgentConfig`, and how to run it."""
+
+    federation: str
+    device: str
+    broker: Address
+    data: str
+    folder: str
+    tier: str = ""
+    memory_bytes: int = 0
+    server_key: str = ""
+    until_done: bool = False
+    limits: Limits = Limits()
+    engine: str = "onnx"
+    threads: int = 1
+    as_json: bool = False
+
+
+def run(settings: DeviceSettings) -> None:
+    """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`device_runtime.agent.Agent.run` raises."""
+    from device_runtime.agent import Agent, AgentConfig
+    from device_runtime.engine.select import open_engine
+
+    config = AgentConfig(
+        federation=settings.federation,
+        device=settings.device,
+        broker=settings.broker,
+        data=Path(settings.data),
+        folder=Path(settings.folder),
+        tier=settings.tier,
+        server_key=settings.server_key,
+        memory_bytes=settings.memory_bytes,
+        until_done=settings.until_done,
+        threads=settings.threads,
+        limits=settings.limits,
+    )
+    agent = Agent(
+        config, open_engine(settings.engine, settings.threads), _as_json if settings.as_json else _as_text
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    agent.run()
+
+
+def _as_text(event: AgentEvent) -> None:
+    _say(f"{event.event:<9} {event.text}")
+
+
+def _as_json(event: AgentEvent) -> None:
+    _say(msgspec.json.encode(event).decode())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

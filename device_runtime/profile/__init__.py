@@ -1,0 +1,9 @@
+"""What a bundle costs on this device, measured without torch in processes of its own.
+
+::
+
+    found = profile_bundle(bundles.read(Path("weak.efl")), Settings(repeat=20))
+    found.step_ms, found.peak_bytes
+
+Each graph, and one short round, has a fresh process, so that its memory over the idle process is its own.
+"""

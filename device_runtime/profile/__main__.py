@@ -1,0 +1,66 @@
+"""A measured process: ``python -m device_runtime.profile FOLDER PART --engine onnx`` measures one part of a bundle.
+
+PART is ``round``, or ``graph:NAME``. The result is written to ``--out``; an expected error becomes its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.memory import return_memory_early
+from device_runtime.profile.folder import BundleFolder
+from device_runtime.profile.graph import profile_graph
+from device_runtime.profile.parent import end_with_parent
+from device_runtime.profile.parts import GRAPH, ROUND, Part
+from device_runtime.profile.round import profile_round
+from edgefl.wire.errors import EdgeflError
+
+
+def main() -> None:
+    wanted = _arguments().parse_args()
+    if wanted.with_parent:
+        end_with_parent()
+    return_memory_early()
+    try:
+        part = _measured(wanted)
+    except EdgeflError as error:
+        sys.stderr.write(error.message + "\n")
+        sys.exit(error.exit_code)
+    wanted.out.write_bytes(msgspec.msgpack.encode(part))
+
+
+def _measured(wanted: argparse.Namespace) -> Part:
+    from device_runtime.engine.select import open_engine
+
+    start = time.perf_counter()
+    engine = open_engine(wanted.engine, wanted.threads)
+    open_ms = 1e3 * (time.perf_counter() - start)
+    folder, part = BundleFolder(wanted.folder), Part(version=engine.version, open_ms=round(open_ms, 3))
+    if wanted.part == ROUND:
+        return msgspec.structs.replace(part, round=profile_round(engine, folder, wanted.samples))
+    name = wanted.part.removeprefix(GRAPH)
+    return msgspec.structs.replace(
+        part, graph=profile_graph(engine, wanted.threads, folder, name, wanted.repeat)
+    )
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m device_runtime.profile", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("part")
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

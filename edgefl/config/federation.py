@@ -1,0 +1,85 @@
+"""A federation: all tables of its file, checked together."""
+
+from __future__ import annotations
+
+import msgspec
+from pydantic import Field, model_validator
+
+from edgefl.config.tables import (
+    AggregateTable,
+    BrokerTable,
+    CodecTable,
+    DataTable,
+    DownlinkTable,
+    ExportTable,
+    FederationTable,
+    ModelTable,
+    OptimizerTable,
+    ProgramTable,
+    RoundTable,
+    Table,
+    TierTable,
+)
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.formats import FORMATS, FormatName
+from edgefl.wire.limits import Limits
+from edgefl.wire.topics import checked_name
+
+
+class Federation(Table):
+    """A federation file."""
+
+    federation: FederationTable = FederationTable()
+    model: ModelTable = ModelTable()
+    program: ProgramTable = ProgramTable()
+    optimizer: OptimizerTable = OptimizerTable()
+    data: DataTable = DataTable()
+    round: RoundTable = RoundTable()
+    tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
+    export: ExportTable = ExportTable()
+    codec: CodecTable = CodecTable()
+    aggregate: AggregateTable = AggregateTable()
+    downlink: DownlinkTable = DownlinkTable()
+    broker: BrokerTable = BrokerTable()
+    limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Federation:
+        problems = []
+        for name in self.tiers:
+            try:
+                checked_name("tier", name)
+            except ConfigError as error:
+                problems.append(error.message)
+        try:
+            msgspec.convert(self.limits, Limits, strict=False)
+        except msgspec.ValidationError as error:
+            problems.append(f"limits: {error}")
+        if self.round.count == "nonzero" and self.aggregate.rule != "mean":
+            problems.append(
+                f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
+                "holders, or the rule mean"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def formats_of(self, tier: str) -> tuple[FormatName, ...]:
+        """Formats of a tier's bundles: those of ``export.formats``, and what the devices that `edgefl run` starts need."""
+        table, told = self.tiers.get(tier, TierTable()), self.export.formats
+        needed = (table.engine,) if table.count or not told else ()
+        return tuple(name for name in FORMATS if name in (*told, *needed))
+
+    @property
+    def wire_limits(self) -> Limits:
+        return msgspec.convert(self.limits, Limits, strict=False)
+
+
+def without_devices(federation: Federation) -> Federation:
+    """For commands that start no devices: where no tier says how many `edgefl run` is to start, that does not matter."""
+    tiers = federation.tiers
+    if any(table.count for table in tiers.values()):
+        return federation
+    return federation.model_copy(
+        update={"tiers": {name: table.model_copy(update={"count": 1}) for name, table in tiers.items()}}
+    )

@@ -1,0 +1,77 @@
+"""Reading a federation file: every problem at once, each with its key and what it should be."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from edgefl.config.federation import Federation
+from edgefl.config.tables import TierTable
+from edgefl.wire.errors import ConfigError
+
+
+def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
+    """The federation in ``path`` (defaults if None) with dotted ``overrides``; ConfigError lists every problem."""
+    tables = _read(path) if path else {}
+    for key, value in (overrides or {}).items():
+        _assign(tables, key, value)
+    return parse(tables, source=str(path) if path else "the built-in defaults")
+
+
+def parse(tables: Mapping[str, Any], *, source: str) -> Federation:
+    """Check plain tables; ConfigError names each wrong key and what it should be."""
+    try:
+        return Federation.model_validate(tables)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(
+            f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
+        ) from error
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"]) or "file"
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(sorted(_known_keys(problem["loc"][:-1])))
+        return f"{key}: unknown key; this table knows {known}"
+    return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    table: type[BaseModel] = Federation
+    for part in location:
+        field = table.model_fields.get(str(part))
+        if str(part) == "tiers":
+            table = TierTable
+        elif (
+            field is not None
+            and isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+        ):
+            table = field.annotation
+    return list(table.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no federation file {path}; `edgefl validate --template` prints one"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _assign(tables: dict[str, Any], key: str, value: object) -> None:
+    *parents, leaf = key.split(".")
+    table = tables
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key}: {parent} is not a table")
+    table[leaf] = value

@@ -1,0 +1,58 @@
+"""How right each tier's part of a run's model is on the test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgefl.config import load, without_devices
+from edgefl.data.dataset import Dataset
+from edgefl.lab.data import open_data
+from edgefl.lab.deployment import ROWS, Workshop, chosen
+from edgefl.lab.lab import CONFIG_NAME
+from edgefl.wire import bundle as bundles
+from edgefl.wire import tensors
+from edgefl.wire.errors import DataError
+from server.bundles import data_spec
+from server.compose import build_model
+
+MODEL_NAME = "model.safetensors"
+BUNDLES = "bundles/*.efl"
+
+
+def accuracy_on_test_set(run: Path) -> dict[str, float]:
+    """Share of the test set that each tier's submodel of the model in the folder ``run`` classifies rightly.
+
+    A submodel that freezes units at the input side is the whole model on a device: such tiers are equal. Batch norm
+    has statistics of one batch of training samples. Nothing is downloaded. OSError or an error of ours if model,
+    configuration or data cannot be read, or the data here are not those of the run.
+    """
+    weights = tensors.load((run / MODEL_NAME).read_bytes())
+    federation = without_devices(load(run / CONFIG_NAME, {}))
+    here = federation.data.model_copy(update={"download": False})
+    federation = federation.model_copy(update={"data": here})
+    dataset = open_data(federation)
+    _check_same(run, dataset, named=here.name != "auto")
+    spec = build_model(federation, dataset)
+    workshop = Workshop(spec, dataset, weights, samples=ROWS)
+    found: dict[str, float] = {}
+    whole: float | None = None
+    for tier in federation.tiers:
+        submodel = chosen(federation, spec, tier=tier, kind=None, gamma=None, options={}, weights=weights)
+        if submodel.prefix and whole is not None:
+            found[tier] = whole
+            continue
+        found[tier] = workshop.accuracy(workshop.module(submodel))
+        whole = found[tier] if submodel.prefix else whole
+    return found
+
+
+def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
+    """DataError unless the run's bundles were made for samples like these, or the run has none and ``named`` its data."""
+    told = next((bundles.read(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
+    if told == data_spec(dataset) or (told is None and named):
+        return
+    raise DataError(
+        f"the samples that are found here ({dataset.name}) are not known to be those of the run in {run}: set EDGEFL_DATA "
+        "as it was for the run",
+        path=str(run),
+    )

@@ -1,0 +1,26 @@
+"""The formats that graphs are written in. An engine reads one of them and has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+FormatName = Literal["onnx", "executorch"]
+
+FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+
+EXECUTORCH_DTYPES: Mapping[int, str] = {
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "float16",
+    6: "float32",
+    7: "float64",
+    11: "bool",
+    27: "uint16",
+    28: "uint32",
+    29: "uint64",
+}
+"""By ExecuTorch's number of an element type, what a port calls it; types that no port has are left out."""

@@ -1,0 +1,135 @@
+"""The captured graph as ExecuTorch shall run it: copies gone, constants folded, ops in forms that have a kernel."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from exporters.capture import Captured
+from exporters.executorch.rules.kernels import FORMS
+from exporters.ordering import AFTER
+
+_aten = torch.ops.aten
+
+SAME = frozenset(
+    {
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.detach.default,
+        _aten.lift_fresh_copy.default,
+        AFTER,
+    }
+)
+"""Ops whose result is their first argument; every value is contiguous here."""
+
+VIEWS = frozenset(
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.reshape.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.squeeze.default,
+    }
+)
+"""Ops whose result has the bytes of their first argument in the same order: another name for the same memory."""
+
+FOLDED_BYTES = 1 << 16
+"""A value made of constants alone is computed at export if it has at most so many bytes."""
+
+
+def lowered(captured: Captured) -> fx.GraphModule:
+    """A copy of the captured graph with the forms above; every node has its fake value in ``meta["val"]``."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(captured.module.graph, mapping := {}))
+    results = [mapping[node] for node in captured.module.graph.output_node().args[0]]
+    graph.output_node().args = (tuple(results),)
+    module = fx.GraphModule(captured.module, graph)
+    _drop_copies(module.graph)
+    _rewrite(module.graph)
+    _fold(module)
+    _drop_copies(module.graph)
+    _merge_views(module.graph)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    return tuple(graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _drop_copies(graph: fx.Graph) -> None:
+    kept = set(results(graph))
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not (node.target in SAME or _is_nothing(node)):
+            continue
+        source = node.args[0]
+        if node in kept and (source in kept or source.op != "call_function"):
+            continue  # an output has memory of its own
+        if node in kept and any(user.target is operator.getitem for user in source.users):
+            continue
+        if node in kept:
+            kept.add(source)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
+def _is_nothing(node: fx.Node) -> bool:
+    """A view, an expansion or a conversion to what it is already."""
+    if node.target not in VIEWS and node.target not in (_aten.expand.default, _aten._to_copy.default):
+        return False
+    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return before.shape == after.shape and before.dtype == after.dtype
+
+
+def _rewrite(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        form = FORMS.get(node.target) if node.op == "call_function" else None
+        if form is None:
+            continue
+        with graph.inserting_before(node):
+            new = form(graph, node)
+        if new is not None:
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+
+
+def _merge_views(graph: fx.Graph) -> None:
+    """A view of a view is a view of the first. One that is an output is a copy: outputs have memory of their own."""
+    kept = set(results(graph))
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in VIEWS:
+            source = node.args[0]
+            while source.op == "call_function" and source.target in VIEWS:
+                source = source.args[0]
+            node.target = _aten.view_copy.default if node in kept else _aten.view.default
+            node.args = (source, list(node.meta["val"].shape))
+            node.kwargs = {}
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Compute what depends on constants alone."""
+    values: dict[fx.Node, Tensor] = {}
+    kept = set(results(module.graph))
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            values[node] = getattr(module, node.target)
+        if node.op != "call_function" or not isinstance(node.meta["val"], Tensor):
+            continue
+        value = node.meta["val"]
+        known = all(read in values for read in node.all_input_nodes)
+        if not known or node in kept or value.numel() * value.itemsize > FOLDED_BYTES:
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        name = f"folded_{len(values)}"
+        values_here = node.target(*args, **kwargs).contiguous().clone()  # type: ignore[operator]
+        module.register_buffer(name, values_here)
+        with module.graph.inserting_before(node):
+            new = module.graph.get_attr(name)
+        new.meta["val"] = value
+        values[new] = values_here
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)

@@ -1,0 +1,50 @@
+"""ExecuTorch's Python half without what it and its packages write to the error output when they are loaded.
+
+None of it is of use to somebody who exports: missing GPU libraries of torchao, files of Android that a processor's
+cores are counted by.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def _import_schema() -> None:
+    """Later imports of ``executorch.exir`` are silent: the first one brings torchao."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        importlib.import_module("executorch.exir.schema")
+    finally:
+        logging.disable(before)
+
+
+@functools.cache
+def portable_lib() -> Any:
+    """The runtime's bindings, its threads started: what counts cores tells how, in C++, to the error output."""
+    found = importlib.import_module("executorch.extension.pybindings.portable_lib")
+    with _no_error_output():
+        found._threadpool_get_thread_count()
+    return found
+
+
+@contextmanager
+def _no_error_output() -> Iterator[None]:
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+_import_schema()

@@ -1,0 +1,48 @@
+"""Rules that rewrite training ops into ops that XNNPACK, ExecuTorch's CPU backend, runs well.
+
+They stand in front of those for ONNX (:mod:`exporters.decompositions`), which hold for all ops without one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._ops import OpOverload
+
+from exporters.decompositions import core_table
+from exporters.executorch.rules import (
+    activation,
+    convolution,
+    indexing,
+    normalization,
+    padding,
+    pooling,
+    recurrent,
+    reduction,
+    resize,
+    strided,
+)
+
+_aten = torch.ops.aten
+# Products: XNNPACK takes a right factor that is transposed as it is.
+_AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
+
+RULES: dict[OpOverload, Callable[..., object]] = {
+    **activation.RULES,
+    **convolution.RULES,
+    **indexing.RULES,
+    **normalization.RULES,
+    **padding.RULES,
+    **pooling.RULES,
+    **recurrent.RULES,
+    **reduction.RULES,
+    **resize.RULES,
+    **strided.RULES,
+}
+
+
+def table() -> dict[OpOverload, Callable[..., object]]:
+    """The table of the second pass of :func:`exporters.capture.capture` for ExecuTorch."""
+    kept = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
+    return {**kept, **RULES}

@@ -1,0 +1,154 @@
+"""Convolutions and their gradients for ExecuTorch, whose own kernels are reference code.
+
+Two-dimensional ones are products or, one channel per group, element-wise sums, channels last; one-dimensional ones are
+two-dimensional with one row. Transposed ones are input gradients. What is left goes the way it goes for ONNX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from exporters.decompositions import convolution as plain
+from exporters.decompositions.convolution import per_axis
+from exporters.executorch.rules import dense, depthwise, thin
+from exporters.executorch.rules.dense import Moves
+from exporters.executorch.rules.shifts import join
+
+_aten = torch.ops.aten
+_LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def convolution(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Tensor:
+    """y = x * w + bias with x [N, C, *S] and w [O, C / groups, *K], or [C, O / groups, *K] transposed."""
+    rank = w.dim() - 2
+    if not _covered(x, w, rank):
+        return plain.convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    moves = _moves(rank, stride, padding, dilation)
+    kernel = _flat(w, rank)
+    if not transposed:
+        y = _forward(_flat(x, rank), kernel, moves, groups)
+    else:
+        extra = [0] * (2 - rank) + per_axis(output_padding, rank)
+        size = [
+            (n - 1) * moves.stride[a]
+            - 2 * moves.padding[a]
+            + moves.dilation[a] * (kernel.shape[2 + a] - 1)
+            + 1
+            for a, n in enumerate(_flat(x, rank).shape[2:])
+        ]
+        size = [n + more for n, more in zip(size, extra, strict=True)]
+        y = _input_gradient(_flat(x, rank), kernel, size, moves, groups)
+    y = y if bias is None else y + bias
+    return _unflat(y.permute(_FIRST), rank)
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks."""
+    rank = w.dim() - 2
+    if not _covered(x, w, rank):
+        return plain.convolution_backward(
+            grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+        )
+    moves = _moves(rank, stride, padding, dilation)
+    g, image, kernel = (_flat(value, rank) for value in (grad, x, w))
+    dx = dw = db = None
+    if output_mask[1]:
+        small, large = (image, g) if transposed else (g, image)
+        dw = _weight_gradient(small, large, kernel.shape, moves, groups).reshape(w.shape)
+    if output_mask[0]:
+        if transposed:
+            dx = _forward(g, kernel, moves, groups)
+        else:
+            dx = _input_gradient(g, kernel, list(image.shape[2:]), moves, groups)
+        dx = _unflat(dx.permute(_FIRST), rank)
+    if output_mask[2]:
+        db = g.permute(_LAST).sum([0, 1, 2])
+    return dx, dw, db
+
+
+def _covered(x: Tensor, w: Tensor, rank: int) -> bool:
+    return rank in (1, 2) and x.dim() == w.dim() and x.dtype == torch.float32
+
+
+def _moves(rank: int, stride: list[int], padding: list[int], dilation: list[int]) -> Moves:
+    """A row axis in front, where there is none, on which nothing moves."""
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
+    rows = (1, 0, 1) if rank == 1 else (stride[0], padding[0], dilation[0])
+    pairs = zip(rows, (stride[-1], padding[-1], dilation[-1]), strict=True)
+    return Moves(*pairs)
+
+
+def _flat(x: Tensor, rank: int) -> Tensor:
+    return x if rank == 2 else x.unsqueeze(2)
+
+
+def _unflat(x: Tensor, rank: int) -> Tensor:
+    return x if rank == 2 else x.squeeze(2)
+
+
+def _one_to_one(w: Tensor, groups: int) -> bool:
+    return w.shape[1] == 1 and w.shape[0] == groups and groups > 1
+
+
+def _forward(x: Tensor, w: Tensor, moves: Moves, groups: int) -> Tensor:
+    """x [N, C, H, W] -> y [N, H', W', O]."""
+    if groups == 1 and thin.fits(w):
+        return thin.forward(x, w, moves)
+    x = x.permute(_LAST)
+    if _one_to_one(w, groups):
+        return depthwise.forward(x, w, moves)
+    kernels, images = w.chunk(groups, 0), x.chunk(groups, 3)
+    return join([dense.forward(*pair, moves) for pair in zip(images, kernels, strict=True)], 3)
+
+
+def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: Moves, groups: int) -> Tensor:
+    """dL/dy [N, O, H', W'] -> dL/dx [N, *size, C]."""
+    grad = grad.permute(_LAST)
+    if _one_to_one(w, groups):
+        return depthwise.input_gradient(grad, w, size, moves)
+    kernels, grads = w.chunk(groups, 0), grad.chunk(groups, 3)
+    return join([dense.input_gradient(*pair, size, moves) for pair in zip(grads, kernels, strict=True)], 3)
+
+
+def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: Moves, groups: int) -> Tensor:
+    """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dw of ``shape``."""
+    kernel = shape[2:]
+    if groups == 1 and thin.covers(shape):
+        return thin.weight_gradient(grad, x, kernel, moves)
+    grad, x = grad.permute(_LAST), x.permute(_LAST)
+    if shape[1] == 1 and shape[0] == groups > 1:
+        return depthwise.weight_gradient(grad, x, kernel, moves)
+    pairs = zip(grad.chunk(groups, 3), x.chunk(groups, 3), strict=True)
+    return join([dense.weight_gradient(*pair, kernel, moves) for pair in pairs], 0)
+
+
+RULES: dict[OpOverload, Callable[..., object]] = {
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+}

@@ -1,0 +1,155 @@
+"""Pooling as maxima and sums of slices, channels last, and gradients that are put back without positions.
+
+A maximum's gradient goes to the first entry of the window that equals it, as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from exporters.decompositions import pooling as plain
+from exporters.decompositions.convolution import per_axis
+from exporters.executorch.rules.activation import step
+from exporters.executorch.rules.dense import Moves
+from exporters.executorch.rules.shifts import place, taps, total
+
+_aten = torch.ops.aten
+_LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    dilation: list[int] | None = None,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """y = max over each window, with its place in the plane, which nothing is left of unless somebody reads it."""
+    kernel, stride, padding, dilation = (
+        per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
+    )
+    if not _covered(x, padding, ceil_mode):
+        return plain.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
+    moves = _moves(stride, dilation)
+    image = x.permute(_LAST)
+    parts = _windows(image, kernel, moves)
+    positions = torch.arange(x.shape[2] * x.shape[3]).view(1, x.shape[2], x.shape[3], 1)
+    best = _maximum(parts)
+    ranks = _windows(positions.expand(image.shape).contiguous(), kernel, moves)
+    where, left = torch.zeros((), dtype=torch.int64), torch.ones(())
+    for value, rank in zip(_flat(parts), _flat(ranks), strict=True):
+        rest = left * step(best - value)
+        where = where + rank * (left - rest).to(torch.int64)
+        left = rest
+    return best.permute(_FIRST), where.permute(_FIRST)
+
+
+def max_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
+    kernel, stride, padding, dilation = (
+        per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
+    )
+    if not _covered(x, padding, ceil_mode):
+        return plain.max_pool2d_backward(grad, x, kernel, stride, padding, dilation, ceil_mode, indices)
+    moves = _moves(stride, dilation)
+    image = x.permute(_LAST)
+    parts = _windows(image, kernel, moves)
+    best, zero = _maximum(parts), torch.zeros((), dtype=grad.dtype)
+    left = grad.permute(_LAST)
+    given: list[list[Tensor]] = []
+    for row in parts:
+        line = []
+        for value in row:
+            lower = best > value
+            rest = torch.where(lower, left, zero)  # what the first maximum has not taken yet
+            line.append(torch.where(lower, zero, left))
+            left = rest
+        given.append(line)
+    return place(given, image.shape[1:3], moves.all_met(kernel)).permute(_FIRST)
+
+
+def avg_pool2d(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Tensor:
+    """y = sum over each window / its size."""
+    kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
+    if not _covered(x, padding, ceil_mode):
+        return plain.avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+    parts = _windows(x.permute(_LAST), kernel, _moves(stride, [1, 1]))
+    return (total(_flat(parts), ()) * (1.0 / (divisor or math.prod(kernel)))).permute(_FIRST)
+
+
+def avg_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that hold q."""
+    kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
+    if not _covered(x, padding, ceil_mode):
+        return plain.avg_pool2d_backward(
+            grad, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor
+        )
+    share = grad.permute(_LAST) * (1.0 / (divisor or math.prod(kernel)))
+    moves = _moves(stride, [1, 1])
+    return place([[share] * kernel[1]] * kernel[0], x.shape[2:], moves.all_met(kernel)).permute(_FIRST)
+
+
+def _covered(x: Tensor, padding: Sequence[int], ceil_mode: bool) -> bool:
+    return x.dim() == 4 and not any(padding) and not ceil_mode and x.dtype == torch.float32
+
+
+def _moves(stride: Sequence[int], dilation: Sequence[int]) -> Moves:
+    return Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
+
+
+def _windows(image: Tensor, kernel: Sequence[int], moves: Moves) -> list[list[Tensor]]:
+    """[KH][KW] of [N, H', W', C]: the entries of all windows at one place of them."""
+    height, width = moves.outputs(image, (kernel[0], kernel[1]))
+    rows = taps(image, 1, kernel[0], height, moves.stride[0], 0, moves.dilation[0])
+    return [taps(row, 2, kernel[1], width, moves.stride[1], 0, moves.dilation[1]) for row in rows]
+
+
+def _flat(parts: list[list[Tensor]]) -> list[Tensor]:
+    return [part for row in parts for part in row]
+
+
+def _maximum(parts: list[list[Tensor]]) -> Tensor:
+    first, *rest = _flat(parts)
+    for part in rest:
+        first = torch.maximum(first, part)
+    return first
+
+
+RULES: dict[OpOverload, Callable[..., object]] = {
+    _aten.avg_pool2d.default: avg_pool2d,
+    _aten.avg_pool2d_backward.default: avg_pool2d_backward,
+    _aten.max_pool2d_with_indices.default: max_pool2d,
+    _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
+}

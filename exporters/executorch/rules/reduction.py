@@ -1,0 +1,54 @@
+"""Reductions and running products for which ExecuTorch has no kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+
+
+def vector_norm(
+    x: Tensor,
+    order: float = 2.0,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(sum |x|^p)^(1/p) over ``dim``, all axes if none are given; the largest or smallest |x| for p = inf or -inf."""
+    if dtype not in (None, x.dtype):
+        return NotImplemented
+    axes = list(range(x.dim())) if dim is None else list(dim)
+    if order == 2:
+        return (x * x).sum(axes, keepdim).sqrt()
+    size = x.abs()
+    if math.isinf(order):
+        return size.amax(axes, keepdim) if order > 0 else size.amin(axes, keepdim)
+    if order == 0:
+        return (x != 0).to(x.dtype).sum(axes, keepdim)
+    if order == 1:
+        return size.sum(axes, keepdim)
+    return size.pow(order).sum(axes, keepdim).pow(1.0 / order)
+
+
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """y_k = x_0 ... x_k along ``dim``: products over 1, 2, 4, ... entries, each of two that are there."""
+    if dtype not in (None, x.dtype) or not x.dim():
+        return NotImplemented
+    length, shift = x.shape[dim], 1
+    while shift < length:
+        head = x.narrow(dim, 0, shift)
+        x = torch.cat((head, x.narrow(dim, shift, length - shift) * x.narrow(dim, 0, length - shift)), dim)
+        shift *= 2
+    return x
+
+
+RULES: dict[OpOverload, Callable[..., object]] = {
+    _aten.cumprod.default: cumprod,
+    _aten.linalg_vector_norm.default: vector_norm,
+}

@@ -1,0 +1,118 @@
+"""Moving tensors along an axis by slices, zero padding and joins: what XNNPACK does at the speed of a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def pad(x: Tensor, axis: int, before: int, behind: int) -> Tensor:
+    """Zeros before and behind along ``axis``; a negative number drops entries instead."""
+    size = x.shape[axis]
+    if before < 0 or behind < 0:
+        x = cut(x, axis, max(-before, 0), size - max(-behind, 0))
+    before, behind = max(before, 0), max(behind, 0)
+    if not before and not behind:
+        return x
+    return _aten.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - axis) + [before, behind], 0.0)
+
+
+def cut(x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    """x[start:stop] along ``axis``."""
+    return x if (start, stop) == (0, x.shape[axis]) else _aten.slice.Tensor(x, axis, start, stop)
+
+
+def window(x: Tensor, axis: int, start: int, size: int) -> Tensor | None:
+    """Entries start .. start + size along ``axis``, zeros where there are none; None where all are zero."""
+    first, last = max(start, 0), min(start + size, x.shape[axis])
+    if last <= first:
+        return None
+    return pad(cut(x, axis, first, last), axis, first - start, start + size - last)
+
+
+def shifts(x: Tensor, axis: int, starts: Sequence[int], size: int) -> list[Tensor]:
+    """For each start, entries start .. start + size along ``axis``, zeros where there are none: padded once."""
+    before = max(0, -min(starts))
+    behind = max(0, max(starts) + size - x.shape[axis])
+    padded = pad(x, axis, before, behind)
+    return [cut(padded, axis, before + start, before + start + size) for start in starts]
+
+
+def taps(
+    x: Tensor, axis: int, kernel: int, count: int, stride: int, padding: int, dilation: int
+) -> list[Tensor]:
+    """For each kernel position i, entries p * stride + i * dilation - padding, p < count, zeros where there are none.
+
+    With a stride s the axis becomes [size / s, s]: each tap is one of s phases and a slice of it.
+    """
+    reach = [i * dilation for i in range(kernel)]
+    if stride == 1:
+        return shifts(x, axis, [r - padding for r in reach], count)
+    blocks = count + reach[-1] // stride
+    padded = pad(x, axis, padding, blocks * stride - padding - x.shape[axis])
+    split = padded.view(*x.shape[:axis], blocks, stride, *x.shape[axis + 1 :])
+    phases = {
+        phase: cut(split, axis + 1, phase, phase + 1).view(*x.shape[:axis], blocks, *x.shape[axis + 1 :])
+        for phase in sorted({r % stride for r in reach})
+    }
+    return [cut(phases[r % stride], axis, r // stride, r // stride + count) for r in reach]
+
+
+def join(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The parts side by side; one part is itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
+def total(parts: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
+    """The sum of those that are not None; zeros of ``shape`` if none is left."""
+    given = [part for part in parts if part is not None]
+    if not given:
+        return torch.zeros(tuple(shape))
+    result = given[0]
+    for part in given[1:]:
+        result = result + part
+    return result
+
+
+def interleave(parts: Sequence[Tensor | None], axis: int, size: int) -> Tensor | None:
+    """[a0, b0, a1, b1, ..] along ``axis`` of channels-last parts a, b, .. of one shape, cut to ``size``.
+
+    None stands for zeros; None comes back if all parts are.
+    """
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+    shape = list(given[0].shape)
+    last = max(index for index, part in enumerate(parts) if part is not None) + 1
+    filled = [torch.zeros(shape) if part is None else part for part in parts[:last]]
+    joined = pad(join(filled, axis + 1), axis + 1, 0, (len(parts) - last) * shape[axis + 1])
+    shape[axis] *= len(parts)
+    return cut(joined.view(shape), axis, 0, size)
+
+
+def place(
+    parts: Sequence[Sequence[Tensor]], size: Sequence[int], met: Sequence[Sequence[Sequence[tuple[int, int]]]]
+) -> Tensor:
+    """[N, *size, C]: the adjoint of reading by two-dimensional taps.
+
+    ``parts[i][j]`` [N, H', W', C] is what kernel position (i, j) gives to the inputs that it read; ``met[axis][phase]``
+    lists the kernel positions that lead to inputs phase, phase + stride, .. with the output that the first comes from.
+    """
+    first = parts[0][0]
+    height, width = (-(-n // len(phases)) for n, phases in zip(size, met, strict=True))
+    lines = []
+    for down in met[0]:
+        line: list[Tensor | None] = []
+        for across in met[1]:
+            moved: list[Tensor | None] = []
+            for i, top in down:
+                inside = [window(parts[i][j], 2, left, width) for j, left in across]
+                moved += [None if part is None else window(part, 1, top, height) for part in inside]
+            line.append(total(moved, ()) if any(part is not None for part in moved) else None)
+        lines.append(interleave(line, 2, size[1]))
+    whole = interleave(lines, 1, size[0])
+    return torch.zeros((first.shape[0], *size, first.shape[3])) if whole is None else whole

@@ -1,0 +1,16 @@
+"""Which ops XNNPACK runs, and what each becomes there. An emitter says whether it accepts a node (the dtype and the rank
+are checked before) and writes it; what it does not accept runs on ExecuTorch's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exporters.executorch import xnn_axes, xnn_pointwise, xnn_products, xnn_sums
+from exporters.executorch.xnn_emitter import Emitter
+
+EMITTERS: dict[Any, Emitter] = {
+    **xnn_axes.EMITTERS,
+    **xnn_pointwise.EMITTERS,
+    **xnn_products.EMITTERS,
+    **xnn_sums.EMITTERS,
+}

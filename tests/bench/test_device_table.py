@@ -1,0 +1,98 @@
+"""The phone table: what is timed, what must hold of it, and one graph timed on the device's engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgefl import programs
+from edgefl.bench import device_graph, device_table, device_table_report
+from edgefl.bench.device_table import EMBRACING, SGD, TIERS, WIDTH, Times
+from edgefl.models import zoo
+from edgefl.programs.contract import prefixed
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog
+from exporters.formats import format_of
+
+BATCH = 4
+
+
+def times(model: str = "resnet20", weak: float = 20.0) -> list[Times]:
+    backward = {
+        EMBRACING: dict(zip(TIERS, (100.0, 50.0, weak), strict=True)),
+        WIDTH: dict(zip(TIERS, (100.0, 20.0, 5.0), strict=True)),
+    }
+    return [
+        Times("onnx", model, method, tier, 10.0, backward[method][tier])
+        for method in backward
+        for tier in TIERS
+    ]
+
+
+def test_ratios_stand_beside_the_papers() -> None:
+    rows = {(row.run, row.quantity): row for row in device_table_report.compared(times())}
+
+    weak = rows["onnx, resnet20, EmbracingFL, weak", "backward / strong"]
+    assert (weak.found, round(weak.expected or 0, 3)) == (0.2, 0.204)
+    narrow = rows["onnx, resnet20, width reduction, moderate", "backward / strong"]
+    assert (narrow.found, round(narrow.expected or 0, 3)) == (0.2, 0.754)
+    assert all(row.agrees for row in rows.values())
+
+
+def test_another_model_has_no_number_of_the_paper() -> None:
+    assert all(row.expected is None for row in device_table_report.compared(times("cnn")))
+
+
+@pytest.mark.parametrize(("weak", "wrong"), [(26.0, 1), (60.0, 2)])
+def test_a_weak_tier_that_takes_too_long_does_not_agree(weak: float, wrong: int) -> None:
+    rows = list(device_table_report.compared(times(weak=weak)))
+
+    assert sum(not row.agrees for row in rows) == wrong
+
+
+def test_both_methods_tiers_are_those_of_the_paper() -> None:
+    found = device_table.submodels_of(zoo.build("resnet20"))
+
+    counts = {
+        key: sum(parameter.numel() for parameter in submodel.suffix.parameters())
+        for key, submodel in found.items()
+    }
+    assert counts == {
+        (EMBRACING, "strong"): 272_762,
+        (EMBRACING, "moderate"): 257_994,
+        (EMBRACING, "weak"): 206_346,
+        (WIDTH, "moderate"): 52_874,
+        (WIDTH, "weak"): 10_006,
+    }
+
+
+def test_the_forward_pass_alone_is_that_of_the_step() -> None:
+    submodel = device_table.submodels_of(zoo.build("resnet8"))[EMBRACING, "weak"]
+    objective = Objective.of(submodel)
+    step = programs.build("sgd", objective, batch=BATCH, **SGD).phases[0].function
+    example = step.example(3)
+
+    alone, whole = device_table.forward_only(objective, BATCH)(dict(example)), step(dict(example))
+
+    assert torch.equal(alone["metric.loss"], whole["metric.loss"])
+    moved = [name for name in alone if name.startswith("state.")]
+    assert moved and all(torch.equal(alone[name], whole[name]) for name in moved)
+
+
+def test_a_graph_is_run_by_turns_without_torch(tmp_path: Path) -> None:
+    submodel = catalog.build(zoo.build("mlp", hidden=[8]), "width", ratio=1.0)
+    objective = Objective.of(submodel)
+    program = programs.build("sgd", objective, batch=BATCH, **SGD)
+    weights = prefixed("weights", submodel.suffix.state_dict())
+    left = {**weights, **program.start(weights)}
+    device_graph.written(
+        tmp_path / "step", format_of("onnx"), program.phases[0].function, left, program.hyper
+    )
+
+    with device_graph.worker(tmp_path / "step", 1) as worker:
+        worker.run(1, count=False)
+        worker.run(3)
+
+    assert len(worker.times) == 3 and min(worker.times) > 0

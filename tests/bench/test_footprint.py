@@ -1,0 +1,79 @@
+"""What a device costs before it trains: the rows of `edgefl bench footprint`, and how its packages are counted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from edgefl.bench import footprint, footprint_idle
+from edgefl.bench.footprint_idle import Idle
+from edgefl.wire.errors import EdgeflError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def idle() -> Idle:
+    (found,) = footprint_idle.edgefl_clients(sys.executable, "onnx", 1)
+    return found
+
+
+def test_a_connected_device_waits_in_little_memory(idle: Idle) -> None:
+    assert 20e6 < idle.idle_rss_bytes < 100e6
+    assert 0 < idle.idle_anonymous_bytes < idle.idle_rss_bytes
+    assert idle.ready_s > 0
+
+
+def test_the_waiting_process_holds_none_of_what_read_its_options() -> None:
+    script = (
+        "import sys\nfrom edgefl.cli import apart\nfrom device_runtime import agent\n"
+        "print(sorted({'typer', 'rich', 'pydantic', 'torch', 'http'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_counted_packages_are_those_that_an_installation_asks_for() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+
+    assert {Requirement(text).name for text in asked} == set(footprint.DEVICE)
+
+
+def test_a_devices_packages_are_counted_with_what_they_require() -> None:
+    found = footprint.installed(sys.executable, footprint.DEVICE)
+
+    assert {"numpy", "onnxruntime", "flatbuffers", "protobuf", "pygments"} <= found.keys()
+    assert not {"torch", "onnx", "sympy", "zstandard"} & found.keys()
+    assert 50e6 < sum(int(str(size["bytes"])) for size in found.values()) < 150e6
+
+
+def test_what_is_left_out_is_not_counted_and_a_marked_name_stands_alone() -> None:
+    assert "onnxruntime" not in footprint.installed(sys.executable, ["onnxruntime", "numpy", "-onnxruntime"])
+    assert footprint.installed(sys.executable, ["onnxruntime!"]).keys() == {"onnxruntime"}
+
+
+def test_a_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(EdgeflError, match=r"no-such-package.*install what is missing"):
+        footprint.installed(sys.executable, ["no-such-package"])
+
+
+def test_a_row_without_its_packages_says_why_and_holds_the_rest() -> None:
+    measured = Idle(0.5, 60_000_000, 30_000_000)
+    kind = footprint.Kind("other", lambda *_: iter([measured]), ("no-such-package",), ours=False)
+
+    row = footprint._row(kind, sys.executable, 1)
+
+    assert (row.idle_rss_bytes, row.ready_s, row.installed_bytes) == (60_000_000, 0.5, None)
+    assert "no-such-package" in row.error
+
+
+def test_our_own_packages_are_small_beside_what_they_need() -> None:
+    assert 100_000 < footprint.own_bytes() < 10_000_000

@@ -1,0 +1,61 @@
+"""`edgefl bench memory`: what the step of a bundle is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl.bench.memory import plain_graph
+from edgefl.bench.memory_worker import load
+from edgefl.config import Federation, parse
+from edgefl.lab.data import open_data
+from edgefl.wire import bundle as bundles
+from edgefl.wire.bundle import Bundle
+from server.bundles import export
+from server.compose import build_model, submodel_of
+
+
+def federation() -> Federation:
+    tables = {
+        "federation": {"name": "compared"},
+        "model": {"name": "resnet8", "options": {"widths": [4, 4, 4]}},
+        "program": {"batch": 8},
+        "data": {"name": "random", "train_samples": 8, "test_samples": 8},
+        "tiers": {"strong": {"cut": 0}},
+    }
+    return parse(tables, source="a test")
+
+
+@pytest.fixture(scope="module", params=["onnx", "executorch"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A bundle, and the training graph that its own is compared with."""
+    settings, folder = federation(), tmp_path_factory.mktemp("compared")
+    dataset = open_data(settings)
+    submodel = submodel_of(build_model(settings, dataset), "strong", settings.tiers["strong"])
+    bundle = export(settings, dataset, submodel, "strong", format=request.param)
+    path = folder / "strong.efl"
+    bundles.write(bundle, path)
+    return path, plain_graph(path, settings, dataset, folder / "strong.plain")
+
+
+def _training(bundle: Bundle) -> tuple[str, bytes]:
+    graph = bundle.manifest.graph(bundle.manifest.phases[0].graph)
+    return graph.format, bundle.graph_bytes(graph.name)
+
+
+def test_only_a_program_of_executorch_is_compiled_again_for_the_comparison(made: tuple[Path, Path]) -> None:
+    path, plain = made
+
+    format, graph = _training(bundles.read(path))
+
+    assert (plain.read_bytes() != graph) == (format == "executorch")
+
+
+def test_both_sides_of_the_comparison_run(made: tuple[Path, Path]) -> None:
+    path, plain = made
+
+    for compared in (None, plain):
+        step = load(path, 1, compared)
+        step()
+        step()

@@ -1,0 +1,64 @@
+"""`edgefl device` reads its options in a process apart: what it says and how it ends stay the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgefl.wire.lazily import on_first_use
+
+
+def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgefl", "device", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--id", "x", "--data", "/nonexistent"), 3, "is no training data"),
+        (("--id", "x", "--data", ".", "--broker", "a:b"), 7, "should read host:port"),
+        (("--id", "x", "--data", ".", "--limit", "a=b"), 2, "--limit"),
+        (("--id", "x"), 2, "Missing option"),
+    ],
+)
+def test_what_cannot_be_a_device_is_said_once_with_its_exit_code(
+    arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    found = called(*arguments)
+
+    assert found.returncode == code
+    assert found.stderr.count(said) == 1 and "Traceback" not in found.stderr
+
+
+def test_help_is_that_of_the_command() -> None:
+    found = called("--id", "x", "--help")
+
+    assert found.returncode == 0 and "--until-done" in found.stdout
+
+
+def test_a_module_that_is_not_used_is_not_loaded_and_is_there_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rarely_used.py").write_text("VALUE = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    on_first_use("rarely_used")
+    try:
+        import rarely_used  # type: ignore[import-not-found]
+
+        assert "VALUE" not in vars(rarely_used)
+        assert rarely_used.VALUE == 7
+        assert sys.modules["rarely_used"] is not rarely_used
+        with pytest.raises(AttributeError):
+            _ = rarely_used.OTHER
+    finally:
+        sys.modules.pop("rarely_used", None)
+
+
+def test_a_module_that_does_not_exist_stays_so() -> None:
+    on_first_use("there_is_no_such_module")
+
+    assert "there_is_no_such_module" not in sys.modules

@@ -1,0 +1,183 @@
+"""Where the binding to ExecuTorch comes from: the package, the user's cache, a compiler, or a clear word on what lacks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from device_runtime.engine.executorch import build
+from device_runtime.engine.executorch.binding import load
+from device_runtime.engine.executorch.build import Wheel
+from device_runtime.engine.select import ENGINES, open_engine
+from edgefl.cli import app
+from edgefl.wire.errors import ConfigError
+from tests.cli.runner import runner
+
+WHEEL = build.find_wheel()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a package without a binding."""
+    source = tmp_path / "package" / "native.cpp"
+    source.parent.mkdir()
+    source.write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setattr(build, "_SOURCE", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "edgefl"
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_it_is_compiled_once_and_says_so(cache: Path) -> None:
+    said: list[str] = []
+
+    first = build.binding(WHEEL, said.append)
+    again = build.binding(WHEEL, said.append)
+
+    assert first == again
+    assert first.parent == cache
+    assert said == ["building the ExecuTorch binding, once"]
+    assert [file.name for file in cache.iterdir()] == [first.name]
+
+
+def test_one_that_came_with_the_package_needs_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = build.build(WHEEL, build.package_folder())
+    no_compiler(monkeypatch, tmp_path)
+
+    assert build.binding(WHEEL, pytest.fail) == made
+
+
+def test_a_damaged_one_in_the_cache_is_compiled_again_and_said_so(cache: Path) -> None:
+    made = build.binding(WHEEL, str)
+    made.write_bytes(b"gone")
+    said: list[str] = []
+
+    calls = load(WHEEL, said.append)
+
+    assert calls.one() == 1
+    assert len(said) == 1 and "building it again" in said[0] and made.name in said[0]
+
+
+def test_a_damaged_one_that_cannot_be_compiled_again_says_what_lacks(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    build.binding(WHEEL, str).write_bytes(b"gone")
+    no_compiler(monkeypatch, tmp_path)
+
+    with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
+        load(WHEEL, str)
+
+
+def test_other_source_and_another_release_have_bindings_of_their_own(tmp_path: Path) -> None:
+    first = build.build(WHEEL, tmp_path)
+    build._SOURCE.write_text('extern "C" int two() { return 2; }\n')
+
+    names = {first, build.build(WHEEL, tmp_path), build.build(Wheel(WHEEL.root, "1.6.0"), tmp_path)}
+
+    assert len(names) == 3
+
+
+def test_devices_that_build_at_once_all_find_a_whole_one(cache: Path) -> None:
+    found: list[bytes] = []
+    workers = [
+        threading.Thread(target=lambda: found.append(build.build(WHEEL, cache).read_bytes()[:4]))
+        for _ in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+    assert found == [b"\x7fELF" if sys.platform == "linux" else found[0]] * 3
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_without_a_compiler_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_compiler(monkeypatch, tmp_path)
+
+    with pytest.raises(
+        ConfigError, match=r"install a C[+][+] compiler .* build-engine --into .* --engine onnx"
+    ):
+        build.binding(WHEEL, lambda _: None)
+
+
+def test_a_compiler_that_is_named_and_not_there_is_named_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+
+    with pytest.raises(ConfigError, match="there is no no-such-compiler -m64"):
+        build.binding(WHEEL, lambda _: None)
+
+
+def test_what_does_not_compile_is_told_by_its_first_error_and_leaves_nothing(cache: Path) -> None:
+    build._SOURCE.write_text("int main( {\n")
+
+    with pytest.raises(ConfigError, match=r"cannot compile the ExecuTorch binding: .*native.cpp:1.* error"):
+        build.binding(WHEEL, lambda _: None)
+
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+
+    with pytest.raises(ConfigError, match=r"cannot write the ExecuTorch binding to .*XDG_CACHE_HOME"):
+        build.binding(WHEEL, lambda _: None)
+
+
+def test_a_package_without_its_libraries_says_to_install_it_again(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no libexecutorch_kernels_optimized.*pip install"):
+        Wheel(tmp_path, "1.5.1").library("executorch_kernels_optimized")
+
+
+def test_without_the_package_the_engine_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is only called like it is none."""
+    (tmp_path / "executorch").mkdir()
+    monkeypatch.delitem(sys.modules, "executorch", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    with pytest.raises(
+        ConfigError, match=r"not installed: install it by `pip install 'edgefl\[executorch\]'`"
+    ):
+        build.find_wheel()
+
+
+def test_without_onnxruntime_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "device_runtime.engine.onnx", raising=False)
+
+    with pytest.raises(ConfigError, match=r"pip install onnxruntime.*--engine executorch"):
+        open_engine("onnx")
+
+
+def test_an_engine_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="there is no engine 'tflite': use one of onnx, executorch"):
+        open_engine("tflite")
+
+
+@pytest.mark.parametrize("threads", [-1, 0, 100_000])
+@pytest.mark.parametrize("name", ENGINES)
+def test_threads_that_no_device_has_are_refused_before_a_runtime_sees_them(name: str, threads: int) -> None:
+    with pytest.raises(ConfigError, match=f"{threads} threads: choose 1 to 1024"):
+        open_engine(name, threads)
+
+
+def test_the_command_builds_into_a_folder(tmp_path: Path) -> None:
+    ran = runner().invoke(app, ["device", "build-engine", "--into", str(tmp_path / "card"), "--json"])
+
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert Path(told["file"]).parent == tmp_path / "card"
+    assert Path(told["file"]).stat().st_size > 0
+    assert told["executorch"] == WHEEL.version

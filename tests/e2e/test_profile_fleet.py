@@ -1,0 +1,229 @@
+"""`edgefl profile --fleet`: real devices on both engines answer over a real broker, and stand side by side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.data.dataset import write_client
+from edgefl.data.datasets import digits
+from edgefl.wire import bundle as bundles
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.errors import BrokerError, BundleError, ConfigError, ParticipationError
+from edgefl.wire.messages import encode
+from edgefl.wire.profiling import ProfileOffer, ProfileRequest
+from edgefl.wire.topics import Topics
+from server.profile_rows import DeviceReport, FleetReport
+from tests.conftest import BrokerProcess, SessionFactory
+from tests.e2e.runs import EDGEFL
+from tests.e2e.runs import PATIENCE_S as RUN_S
+from tests.e2e.test_torch_free import CONFIG
+from tests.wire.events import PATIENCE_S, wait_message, wait_up
+
+pytestmark = pytest.mark.e2e
+ENGINES = ("onnx", "executorch")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tier's bundle in each format, and local data of a device."""
+    folder = tmp_path_factory.mktemp("exported")
+    data = digits()
+    write_client(folder / "data.npz", data.train_x[:40], data.train_y[:40])
+    (folder / "federation.toml").write_text(CONFIG)
+    command = [*EDGEFL, "export", str(folder / "federation.toml"), "--out", str(folder / "bundles")]
+    command += [word for engine in ENGINES for word in ("--format", engine)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+StartDevice = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(
+    exported: Path, mosquitto: BrokerProcess, connect: SessionFactory, federation: str, tmp_path: Path
+) -> Iterator[StartDevice]:
+    """``start(name, engine)``: a device's process, known to the broker."""
+    running: list[subprocess.Popen[bytes]] = []
+    session = connect(mosquitto.address)
+    wait_up(session)
+
+    def make(name: str, engine: str, *options: str) -> subprocess.Popen[bytes]:
+        command = [*EDGEFL, "device", "--id", name, "--broker", str(mosquitto.address), "--json"]
+        command += ["--federation", federation, "--engine", engine, "--data", str(exported / "data.npz")]
+        command += ["--store", str(tmp_path / name), *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        running.append(process)
+        event(process, "online")
+        hello = Topics(federation).device(name).hello
+        session.subscribe([hello])
+        wait_message(session, hello)
+        return process
+
+    yield make
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def event(process: subprocess.Popen[bytes], name: str, words: str = "") -> str:
+    """The text of the device's next event of this name with these words. One that does not come ends the device."""
+    assert process.stdout is not None
+    limit = threading.Timer(PATIENCE_S, process.kill)
+    limit.start()
+    try:
+        for line in process.stdout:
+            said = json.loads(line)
+            if said["event"] == name and words in said["text"]:
+                return str(said["text"])
+    finally:
+        limit.cancel()
+    raise AssertionError(f"the device ended, or said nothing for {PATIENCE_S} s, without {name!r} {words!r}")
+
+
+Ask = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def ask(mosquitto: BrokerProcess, federation: str) -> Ask:
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [*EDGEFL, "profile", "--fleet", "--broker", str(mosquitto.address)]
+        command += ["--federation", federation, "--repeat", "2", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+
+    return run
+
+
+def report_of(ran: subprocess.CompletedProcess[str]) -> dict[str, DeviceReport]:
+    assert ran.returncode == 0, ran.stderr
+    return {row.device: row for row in msgspec.json.decode(ran.stdout, type=FleetReport).devices}
+
+
+def test_devices_of_both_engines_stand_side_by_side_and_one_that_is_gone_is_named(
+    exported: Path, start: StartDevice, ask: Ask, tmp_path: Path
+) -> None:
+    for engine in ENGINES:
+        start(f"phone-{engine}", engine)
+    start("small", "onnx", "--memory", "1KiB")
+    start("gone", "onnx").kill()
+    page = tmp_path / "fleet.html"
+
+    found = report_of(ask(exported / "bundles", "--json", "--html", page))
+
+    states = {name: (row.state, row.reason) for name, row in found.items()}
+    done = {f"phone-{engine}": ("done", "") for engine in ENGINES}
+    assert states == {**done, "small": ("declined", "no-memory"), "gone": ("offline", "")}
+    offered = {made.manifest.format: made for made in map(bundles.read, (exported / "bundles").glob("*.efl"))}
+    for engine in ENGINES:
+        profile = found[f"phone-{engine}"].profile
+        assert profile is not None
+        assert (profile.engine, profile.bundle) == (engine, offered[engine].ref(1 << 17).sha256)
+        assert {graph.name for graph in profile.steps} == {"train"}
+        assert profile.step_ms > 0
+        assert all(graph.run.calls == 2 and graph.load_ms > 0 for graph in profile.graphs)
+        assert profile.peak_bytes >= max(graph.peak.rss_bytes for graph in profile.graphs)
+        assert profile.timeline.moments
+    written = page.read_text(encoding="utf-8")
+    assert all(f"phone-{engine} (strong)" in written for engine in ENGINES)
+    assert "gone: no profile, offline" in written
+
+
+def test_the_table_names_each_device_its_engine_and_why_there_is_no_profile(
+    exported: Path, start: StartDevice, ask: Ask
+) -> None:
+    start("phone-1", "onnx")
+    start("gone", "onnx").kill()
+
+    ran = ask(exported / "bundles" / "strong.efl")
+
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert any("phone-1" in line and "onnx" in line for line in lines)
+    assert any("gone" in line and "offline" in line for line in lines)
+
+
+def test_bad_requests_leave_a_device_alive_and_able_to_answer(
+    exported: Path,
+    start: StartDevice,
+    ask: Ask,
+    mosquitto: BrokerProcess,
+    connect: SessionFactory,
+    federation: str,
+) -> None:
+    device = start("phone", "onnx")
+    topics = Topics(federation)
+    session = connect(mosquitto.address)
+    wait_up(session)
+    huge = BlobRef(sha256="ab" * 32, size=1 << 50, chunk=1 << 49, digests=b"\0" * 64)
+    damaged = describe(b"what was meant", 1024)
+    there = topics.profile("dd" * 8).blob_chunk(damaged.sha256, 0)
+    assert session.publish(there, b"what is there", retain=True).wait(PATIENCE_S)
+    for payload in (b"\xc1", b"\x00" * 500_000, encode(ProfileRequest(nonce="x/#", bundles={}, within_s=1))):
+        assert session.publish(topics.device("phone").profile_requests, payload).wait(PATIENCE_S)
+        assert "ignored a message" in event(device, "refused")
+    for nonce, ref, said in (("aa" * 8, huge, "more than the limit"), ("dd" * 8, damaged, "wrong digest")):
+        request = ProfileRequest(nonce=nonce, bundles={"onnx": ref}, within_s=60)
+        offer = encode(ProfileOffer(until=0.0, blobs=()))
+        assert session.publish(topics.profile(nonce).offer, offer, retain=True).wait(PATIENCE_S)
+        assert session.publish(topics.device("phone").profile_requests, encode(request)).wait(PATIENCE_S)
+        assert said in event(device, "profile", "declined")
+
+    found = report_of(ask(exported / "bundles" / "strong.efl", "--json", "--device", "phone"))
+
+    assert found["phone"].state == "done"
+    assert device.poll() is None
+
+
+def test_a_fleet_that_gives_no_profile_is_an_error_and_says_why(
+    exported: Path, start: StartDevice, ask: Ask
+) -> None:
+    start("phone", "onnx")
+    only = exported / "bundles" / "strong.executorch.efl"
+
+    nobody = ask(only)
+
+    assert nobody.returncode == ParticipationError.exit_code
+    assert "none of 1 devices" in nobody.stderr
+    assert "no-bundle" in nobody.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (["--broker", "127.0.0.1:1"], BrokerError, "127.0.0.1:1"),
+        (["--broker", "nowhere:x"], BrokerError, "nowhere:x"),
+        (["--federation", "+"], ConfigError, "not usable"),
+        (["--device", "a/b"], ConfigError, "not usable"),
+        (["--threads", "3"], ConfigError, "--threads"),
+        (["--tier", "weak"], ConfigError, "no bundle to profile"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(
+    exported: Path, ask: Ask, arguments: list[str], error: type[ConfigError], said: str
+) -> None:
+    ran = ask(exported / "bundles" / "strong.efl", *arguments)
+
+    assert ran.returncode == error.exit_code, ran.stderr
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_folder_without_bundles_and_a_damaged_bundle_are_named(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "damaged.efl").write_bytes(b"PK")
+
+    for target, error in ((tmp_path / "damaged.efl", BundleError), (tmp_path, BundleError)):
+        ran = ask(target)
+        assert ran.returncode == error.exit_code, ran.stderr
+        assert "damaged.efl" in ran.stderr
+    (tmp_path / "damaged.efl").unlink()
+    ran = ask(tmp_path)
+    assert ran.returncode == ConfigError.exit_code
+    assert "there is no bundle" in ran.stderr

@@ -1,0 +1,48 @@
+"""Every function of every program beside torch, on each engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgefl import programs
+from edgefl.models import zoo
+from edgefl.models.exits import early_exits
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.programs.contract import Function, Program
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog as kinds
+from edgefl.submodels.submodel import Submodel
+from tests.parity.forms import checked, on_both
+
+NETS = {"mlp": {"size": 4, "hidden": (5,)}, "fedbat_cnn": {"size": 4, "widths": (3, 4)}}
+WITH_EXITS = {"multi_exit"}
+ON_BOTH = ("fedbat", "multi_exit", "per_fedavg", "scaffold", "swat")
+CASES = [(name, "mlp") for name in PROGRAMS if name not in WITH_EXITS] + [
+    (name, "fedbat_cnn") for name in ON_BOTH
+]
+"""An MLP has no place for exits. Batch norm and pooling have tests of their own, so few programs need both nets."""
+
+
+def submodel(name: str, net: str) -> Submodel:
+    if name in WITH_EXITS:
+        return kinds.build(early_exits(base=net, classes=3, **NETS[net]), "early_exit", exit=2)
+    return kinds.build(zoo.build(net, classes=3, seed=1, **NETS[net]), "output_side", cut=0)
+
+
+def functions(program: Program) -> dict[tuple[int, str], Function]:
+    """By exchange and name: one that several phases or exchanges share is there once."""
+    found = {id(each): (at, each) for at, part in enumerate(program.exchanges) for each in part.functions}
+    return {(at, function.name): function for at, function in found.values()}
+
+
+@on_both
+@pytest.mark.parametrize(("name", "net"), CASES)
+def test_every_function_of_every_program_equals_torch(name: str, net: str, form: str) -> None:
+    options = {"personal": 0.1} if name == "sgd" else {}
+    program = programs.build(name, Objective.of(submodel(name, net)), batch=4, steps=3, **options)
+
+    reports = {place: checked(form, function, seed=2) for place, function in functions(program).items()}
+
+    assert len(reports) >= 4  # start, a step, finish, evaluate
+    for place, report in reports.items():
+        assert not report.rounding or name == "swat", (place, report.rounding)

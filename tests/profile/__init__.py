@@ -1,0 +1,1 @@
+"""Profiles: measuring a bundle, attributing its nodes, and showing what was found."""

@@ -1,0 +1,118 @@
+"""A real headless Chromium, driven over its debugging pipe: what a page asks the network for, and what it looks like."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
+    "--remote-debugging-pipe about:blank"
+)
+
+
+class Page:
+    """One page after it has loaded. ``requests`` are the addresses that it asked for, ``problems`` its errors."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+
+
+class Browser:
+    """Commands go in through file descriptor 3 of the browser, answers and events come back from 4, ended by zeros."""
+
+    def __enter__(self) -> Browser:
+        program = (
+            shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        )
+        if program is None:
+            pytest.fail("this test opens the page in a real browser: apt-get install chromium")
+        self._folder = tempfile.TemporaryDirectory(prefix="edgefl-browser-")
+        read, self._write = os.pipe()
+        answers, write = os.pipe()
+        command = f'exec "{program}" {_FLAGS} --user-data-dir="{self._folder.name}" 3<&{read} 4>&{write}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command],
+            pass_fds=(read, write),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read)
+        os.close(write)
+        self._answers = os.fdopen(answers, "rb")
+        self._numbers = itertools.count(1)
+        self._page = Page()
+        target = self._send("Target.getTargets")["targetInfos"][0]["targetId"]
+        self._session = ""
+        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self._send(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._write)  # the browser ends with its pipe
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+        self._folder.cleanup()
+
+    def open(self, path: Path) -> Page:
+        """The page of a file, loaded."""
+        self._page = Page()
+        self._send("Page.navigate", url=path.resolve().as_uri())
+        while self._event() != "Page.loadEventFired":
+            pass
+        return self._page
+
+    def value(self, expression: str) -> Any:
+        """What a JavaScript expression is in the page."""
+        found = self._send("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def _send(self, method: str, **params: object) -> dict[str, Any]:
+        number = next(self._numbers)
+        message: dict[str, object] = {"id": number, "method": method, "params": params}
+        if getattr(self, "_session", ""):
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._message()).get("id") != number:
+            self._note(answer)
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    def _event(self) -> str:
+        message = self._message()
+        self._note(message)
+        return str(message.get("method", ""))
+
+    def _note(self, message: dict[str, Any]) -> None:
+        method, params = message.get("method"), message.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self._page.requests.append(params["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self._page.problems.append(str(params["exceptionDetails"]["text"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self._page.problems.append(str(params["entry"]["text"]))
+
+    def _message(self) -> dict[str, Any]:
+        data = bytearray()
+        while (byte := self._answers.read(1)) not in (b"\0", b""):
+            data += byte
+        assert data, "the browser ended"
+        return dict(json.loads(data))

@@ -1,0 +1,142 @@
+"""Each node of a training graph gets its phase, its module and its multiplications, in either form of the graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from edgefl.programs.contract import Function, Tensors, TensorSpec
+from edgefl.wire import sources
+from edgefl.wire.compression import unpacked
+from edgefl.wire.errors import BundleError
+from edgefl.wire.sources import Node, Row, Sources
+from exporters.artifact import Artifact
+from exporters.attribution import Nodes, Op
+from exporters.capture import capture
+from exporters.formats import format_of
+from exporters.onnx import to_onnx
+from exporters.sources import nodes_of, packed_sources
+from tests.exporters.examples import BATCH, step_of
+
+WIDTH, HIDDEN, CLASSES = 6, 5, 3
+
+
+def as_program(step: Function) -> Function:
+    """``step`` with the weights' ports named as programs name them: ``state.weights.0.weight``."""
+    names = {name: name.replace("state.", "state.weights.", 1) for name in step.inputs}
+
+    def fn(t: Tensors) -> Tensors:
+        out = step.fn({name: t[renamed] for name, renamed in names.items()})
+        return {names.get(name, name): value for name, value in out.items()}
+
+    ports = {names[name]: spec for name, spec in step.inputs.items()}
+    return Function("train", fn, ports, label_range=CLASSES)
+
+
+def written(format: str) -> Artifact:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+    made = format_of(format)
+    return made.write(made.capture(as_program(step_of(net, (WIDTH,)))))
+
+
+@pytest.fixture(scope="module", params=["onnx", "captured", "executorch"])
+def nodes(request: pytest.FixtureRequest) -> dict[str, Node]:
+    if request.param == "executorch":
+        return dict(written("executorch").nodes)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+    captured = capture(as_program(step_of(net, (WIDTH,))))
+    model = to_onnx(captured) if request.param == "onnx" else b""
+    return nodes_of(captured, model, request.param)
+
+
+def macs(nodes: dict[str, Node], phase: str, module: str) -> int:
+    return sum(node.macs for node in nodes.values() if (node.phase, node.module) == (phase, module))
+
+
+def test_products_of_the_forward_pass_belong_to_the_layer_whose_weight_they_read(
+    nodes: dict[str, Node],
+) -> None:
+    assert macs(nodes, "forward", "0") == BATCH * WIDTH * HIDDEN
+    assert macs(nodes, "forward", "2") == BATCH * HIDDEN * CLASSES
+
+
+def test_the_last_layer_multiplies_twice_in_the_backward_pass_and_the_first_once(
+    nodes: dict[str, Node],
+) -> None:
+    assert macs(nodes, "backward", "2") == 2 * BATCH * HIDDEN * CLASSES
+    assert macs(nodes, "backward", "0") == BATCH * WIDTH * HIDDEN
+    assert sum(node.macs for node in nodes.values() if node.phase == "update") == 0
+
+
+def test_the_update_is_the_step_from_gradients_to_weights(nodes: dict[str, Node]) -> None:
+    update = [(node.op.lower(), node.module) for node in nodes.values() if node.phase == "update"]
+    for module in ("0", "2"):
+        assert sorted(op for op, owner in update if owner == module) == ["mul", "mul", "sub", "sub"]
+
+
+def test_every_phase_has_nodes_and_every_node_moves_bytes_or_is_a_constant(nodes: dict[str, Node]) -> None:
+    assert {node.phase for node in nodes.values()} == set(sources.PHASES)
+    assert sum(node.nbytes for node in nodes.values()) > 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)
+
+
+def test_nodes_of_a_program_stand_with_its_instructions_in_their_order() -> None:
+    firsts = [int(name.partition(":")[0]) for name in written("executorch").nodes]
+    assert firsts == sorted(firsts) and firsts[0] == 0
+    assert len(set(firsts)) < len(firsts)  # some run as one
+
+
+def test_a_graph_without_a_loss_is_forward() -> None:
+    found = Nodes(
+        (Op("a", "Identity", ("weights.head.w",), ("v",)),), {"state.weights.head.w": "v"}
+    ).attributed()
+    assert (found["a"].phase, found["a"].module) == ("forward", "head")
+
+
+def test_moving_statistics_are_part_of_the_update_though_no_gradient_flows_there() -> None:
+    ops = (
+        Op("mean", "ReduceMean", ("batch.0.x",), ("m",)),
+        Op("loss", "Mul", ("m", "state.weights.bn.weight"), ("l",), elementwise=True),
+        Op("moved", "Add", ("m", "state.weights.bn.running_mean"), ("r",), elementwise=True),
+    )
+    found = Nodes(ops, {"metric.loss": "l", "state.weights.bn.running_mean": "r"}).attributed()
+    assert {name: node.phase for name, node in found.items()} == {
+        "mean": "forward",
+        "loss": "forward",
+        "moved": "update",
+    }
+    assert found["moved"].module == "bn"
+
+
+def test_a_conversion_of_the_captured_graph_moves_data_and_keeps_its_name() -> None:
+    def fn(t: Tensors) -> Tensors:
+        return {"metric.loss": (t["state.weights.0.weight"].to(torch.float64) * 2).to(torch.float32).sum()}
+
+    ports = {"state.weights.0.weight": TensorSpec((3,))}
+    found = nodes_of(capture(Function("half", fn, ports)), b"", "executorch")
+
+    conversions = [node for node in found.values() if "to" in node.op.split("_")]
+    assert {(node.op, node.module) for node in conversions} == {("_to_copy", "0")}
+
+
+def test_sources_survive_their_blob(nodes: dict[str, Node]) -> None:
+    ref, data = packed_sources({"train": nodes, "again": nodes}, 1 << 20)
+    found = sources.decode(unpacked(ref, data, 1 << 20))
+    assert found.nodes("train") == nodes
+    assert found.nodes("unknown") == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        sources.encode(Sources(modules=(), graphs={"g": (Row("a", "Add", 0, 0, 0, 0),)})),
+        sources.encode(Sources(modules=("m",), graphs={"g": (Row("a", "Add", 3, 0, 0, 0),)})),
+    ],
+)
+def test_malformed_sources_are_a_bundle_error(data: bytes) -> None:
+    with pytest.raises(BundleError, match="export the bundle again"):
+        sources.decode(data)

@@ -1,0 +1,158 @@
+"""A bundle is measured graph by graph, in processes of its own, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.engine.base import LoadedGraph, Outputs
+from device_runtime.engine.executorch import ExecuTorchEngine
+from device_runtime.profile.executorch_trace import trace
+from device_runtime.profile.inputs import Inputs
+from device_runtime.profile.whole import Settings, profile_bundle
+from edgefl.wire import manifest as manifests
+from edgefl.wire import profiles
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.profiles import BundleProfile
+from tests.device_runtime import tiny, tiny_pte
+
+
+def test_every_graph_is_measured_with_its_kind(measured: BundleProfile) -> None:
+    assert {graph.name: graph.kind for graph in measured.graphs} == {
+        "forward.stem": "forward",
+        "forward.mid": "forward",
+        "start": "evaluate",
+        "train": "step",
+        "finish": "finish",
+    }
+    for graph in measured.graphs:
+        assert graph.run.calls == 5
+        assert 0 < graph.run.min_ms <= graph.run.median_ms <= graph.run.p90_ms
+        assert graph.load_ms > 0
+        assert graph.peak.engine_bytes > 0
+        assert graph.ops and sum(op.share for op in graph.ops) == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_profile_names_bundle_engine_and_machine(measured: BundleProfile) -> None:
+    bundle = tiny.make_bundle()
+    assert measured.bundle == describe(bundle.encoded, 1 << 20).sha256
+    assert (measured.engine, measured.tier, measured.batch) == ("onnx", "weak", tiny.BATCH)
+    assert measured.engine_version and measured.machine.cores > 0 and measured.machine.memory_bytes > 0
+    assert measured.artifact_bytes == sum(len(blob) for blob in bundle.blobs.values())
+    assert measured.idle_bytes > 0
+    assert measured.peak_bytes >= max(graph.peak.rss_bytes for graph in measured.graphs)
+
+
+def test_io_of_the_multi_step_forward_counts_bytes_of_weights_rows_and_records(
+    measured: BundleProfile,
+) -> None:
+    first, second = measured.io
+    groups = -(-10 // tiny.BATCH)
+    row = tiny.WIDTH * 4
+    assert [chunk.units for chunk in measured.io] == [("stem",), ("mid",)]
+    for chunk in (first, second):
+        assert chunk.rows == 10
+        assert chunk.fetch_bytes > tiny.WIDTH * row  # the tensor and its header
+        assert chunk.read_bytes == groups * tiny.BATCH * row
+        assert chunk.write_bytes == 10 * row
+        assert chunk.forward_ms > 0 and chunk.load_ms > 0 and chunk.write_ms > 0
+
+
+def test_memory_over_time_shows_every_chunk_in_order(measured: BundleProfile) -> None:
+    spans = measured.timeline.spans
+    assert [span.label for span in spans] == [
+        "chunk 1 of 2",
+        "chunk 2 of 2",
+        "start",
+        "training (p0)",
+        "finish",
+    ]
+    edges = [edge for span in spans for edge in (span.start_ms, span.end_ms)]
+    assert edges == sorted(edges)
+    times = [moment.t_ms for moment in measured.timeline.moments]
+    assert times == sorted(times) and 0 < len(times) <= profiles.MOMENTS
+    assert all(moment.rss_bytes > 1 << 20 for moment in measured.timeline.moments)
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_instructions_timed_one_by_one_compute_what_the_engine_computes(delegated: bool) -> None:
+    graph, program = tiny_pte.train(delegated=delegated)
+    inputs, engine = Inputs(tiny.make_bundle().manifest), ExecuTorchEngine(1)
+    feeds = inputs.feeds(graph)
+    state = {port.name: np.ones(port.shape, port.dtype) for port in graph.inputs_of("state")}
+    found: list[Outputs] = []
+
+    def run(loaded: LoadedGraph) -> None:
+        found.append(loaded.run(feeds, engine.write_state(state)))
+
+    told = trace(graph, program, 1, run, calls=3)
+    run(engine.load(graph, program))
+
+    assert told.instructions and len(told.nodes) > 1
+    assert all(node.ms > 0 for node in told.nodes)
+    for name, array in found[-1].state.items():
+        for outputs in found[:-1]:
+            np.testing.assert_array_equal(outputs.state[name], array)
+
+
+def test_a_measured_process_never_imports_torch_or_onnx() -> None:
+    code = (
+        "import sys, device_runtime.profile.__main__, device_runtime.profile.whole; "
+        "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_damaged_graph_is_one_clear_error() -> None:
+    bundle = tiny.make_bundle(prefix=())
+    manifest = bundle.manifest
+    broken = b"no model"
+    ref = describe(broken, 256)
+    graphs = tuple(
+        msgspec.structs.replace(graph, blob=ref) if graph.name == "start" else graph
+        for graph in manifest.graphs
+    )
+    damaged = Bundle(msgspec.structs.replace(manifest, graphs=graphs), {**bundle.blobs, ref.sha256: broken})
+    with pytest.raises(BundleError, match=r"round was not measured.*cannot load graph 'start'"):
+        profile_bundle(damaged, Settings(repeat=1))
+
+
+def test_an_engine_of_another_format_is_refused_before_anything_runs() -> None:
+    with pytest.raises(BundleError, match="holds onnx graphs, engine 'executorch'"):
+        profile_bundle(tiny.make_bundle(), Settings(engine="executorch"))
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"repeat": 0}, {"samples": -1}])
+def test_settings_that_cannot_be_used_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        profile_bundle(tiny.make_bundle(), Settings(**wrong))  # type: ignore[arg-type]
+
+
+def test_a_process_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(BundleError, match=r"not measured within 0\.01 s"):
+        profile_bundle(tiny.make_bundle(), Settings(limit_s=0.01))
+
+
+def test_a_profile_travels_in_a_few_kilobytes(measured: BundleProfile) -> None:
+    data = profiles.encode(measured)
+    assert profiles.decode(data) == measured
+    assert len(data) < 16_000
+
+
+def test_a_manifest_without_sources_keeps_its_bytes(tmp_path: Path) -> None:
+    manifest = tiny.make_bundle().manifest
+    assert b"sources" not in manifests.encode(manifest)
+    ref = describe(b"x", 16)
+    with_sources = msgspec.structs.replace(manifest, sources=ref)
+    assert manifests.decode(manifests.encode(with_sources)).sources == ref
+    assert with_sources.blobs[-1] == ref

@@ -1,0 +1,126 @@
+"""The page, opened in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.profiling import rows
+from edgefl.profiling.accuracy import Accuracy
+from edgefl.profiling.page import page
+from edgefl.wire.profiles import BundleProfile, Timeline
+from tests.profile import made
+from tests.profile.browser import Browser, Page
+
+_SVGS = "[...document.querySelectorAll('svg')].map(s => { const b = s.getBoundingClientRect(); return [b.width, b.height] })"
+
+
+@pytest.fixture(scope="module")
+def profiles(measured: BundleProfile) -> list[BundleProfile]:
+    strong = made.tier_of(measured, "strong", measured.peak_bytes + (40 << 20), 9)
+    return [strong, msgspec.structs.replace(measured, tier="<weak> & co")]
+
+
+@pytest.fixture(scope="module")
+def opened(profiles: list[BundleProfile], browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page("Profile of <tiny>", profiles), encoding="utf-8")
+    return browser.open(path)
+
+
+def test_the_page_asks_for_nothing_but_itself_and_has_no_errors(opened: Page) -> None:
+    outside = [url for url in opened.requests if not url.startswith(("file:", "data:"))]
+    assert outside == []
+    assert [url for url in opened.requests if url.startswith("file:")] == opened.requests[:1]
+    assert opened.problems == []
+
+
+def test_every_picture_has_a_size_and_draws_something(opened: Page, browser: Browser) -> None:
+    sizes = browser.value(_SVGS)
+    assert len(sizes) == 1 + 2 * 2
+    assert all(width > 100 and height > 100 for width, height in sizes)
+    lines = browser.value(
+        "[...document.querySelectorAll('figure.memory')].map(f => f.querySelectorAll('polyline').length)"
+    )
+    assert all(count >= 3 for count in lines)
+
+
+def test_the_chunks_of_the_multi_step_forward_are_lines_of_their_own(opened: Page, browser: Browser) -> None:
+    told = browser.value("document.querySelector('figure.memory').textContent")
+    for label in ("chunk 1 of 2", "chunk 2 of 2", "training (p0)"):
+        assert label in told
+    colours = browser.value(
+        "[...document.querySelectorAll('figure.memory')[0].querySelectorAll('polyline, circle')]"
+        ".map(p => getComputedStyle(p).stroke + getComputedStyle(p).fill)"
+    )
+    assert len(set(colours)) == len(colours) >= 4
+
+
+def test_figures_on_the_page_equal_those_of_its_json(
+    profiles: list[BundleProfile], opened: Page, browser: Browser
+) -> None:
+    data = json.loads(browser.value("document.getElementById('profiles').textContent"))
+    assert msgspec.convert(data, list[BundleProfile]) == profiles
+    shown = browser.value(
+        "[...document.querySelectorAll('table.summary tr')].slice(1).map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert shown == [list(row.values()) for row in rows.summary(profiles)]
+    medians = browser.value(
+        "[...document.querySelectorAll('table.graphs')[0].rows].slice(1).map(r => r.cells[3].textContent)"
+    )
+    assert medians == [rows.ms(graph["run"]["median_ms"]) for graph in data[0]["graphs"]]
+    bars = browser.value(
+        "[...document.querySelectorAll('figure.times')[0].querySelectorAll('rect title')].map(t => t.textContent)"
+    )
+    assert bars[0] == f"{data[0]['graphs'][0]['name']}: {data[0]['graphs'][0]['run']['median_ms']:g}"
+
+
+def test_names_are_text_and_never_markup(opened: Page, browser: Browser) -> None:
+    assert browser.value("document.querySelector('h1').textContent") == "Profile of <tiny>"
+    assert browser.value("document.querySelectorAll('weak').length") == 0
+
+
+def test_without_a_run_the_page_says_what_memory_stands_against(profiles: list[BundleProfile]) -> None:
+    assert "No run was named" in page("p", profiles)
+    told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
+    assert "Memory against accuracy" in told and "right in all" in told and "Of the samples here." in told
+
+
+def test_a_page_of_nothing_is_refused_and_one_without_a_timeline_has_no_such_picture(
+    measured: BundleProfile,
+) -> None:
+    with pytest.raises(ValueError, match="no profile"):
+        page("p", [])
+    bare = msgspec.structs.replace(measured, timeline=Timeline(moments=(), spans=()), io=())
+    assert 'class="memory"' not in page("p", [bare])
+
+
+def test_steps_are_shown_in_their_parts_and_estimates_are_called_so(measured: BundleProfile) -> None:
+    split = made.graph("train", "step", 8.0).split
+    assert split is not None
+    guessed = made.graph("train", "step", 8.0, split=msgspec.structs.replace(split, how="estimated"))
+    told = page(
+        "p", [msgspec.structs.replace(measured, graphs=(guessed, made.graph("evaluate", "evaluate", 2.0)))]
+    )
+    for bar in ("forward: 2", "backward: 5", "update: 1", "evaluate: 2"):
+        assert f"<title>{bar}</title>" in told
+    assert "are estimated" in told
+
+
+def test_profiles_of_one_tier_keep_apart(measured: BundleProfile) -> None:
+    other = msgspec.structs.replace(measured, engine="executorch")
+    assert rows.names_of([measured, other]) == ["weak · onnx", "weak · executorch"]
+    assert rows.names_of([measured, measured]) == ["weak (1)", "weak (2)"]
+
+
+def test_the_browser_would_tell_of_requests_and_errors(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text(
+        '<html><body><img src="http://127.0.0.1:9/x.png"><script>missing()</script></body></html>'
+    )
+    opened = browser.open(path)
+    assert "http://127.0.0.1:9/x.png" in opened.requests
+    assert any("Uncaught" in problem for problem in opened.problems)

@@ -1,0 +1,298 @@
+"""From times of nodes to ops and phases; memory over time; energy; the accuracy of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from device_runtime.profile import ops
+from device_runtime.profile.energy import Battery, Counters, Nothing, open_meter
+from device_runtime.profile.graph import summary
+from device_runtime.profile.inputs import Inputs
+from device_runtime.profile.onnx_trace import read
+from device_runtime.profile.ops import Timed
+from device_runtime.profile.sampler import MemorySampler, thinned
+from edgefl.config import load, without_devices
+from edgefl.lab.data import open_data
+from edgefl.profiling.accuracy import accuracy_of, tier_accuracy
+from edgefl.wire import bundle as bundles
+from edgefl.wire import tensors
+from edgefl.wire.errors import DataError
+from edgefl.wire.profiles import Moment
+from edgefl.wire.sources import Node
+from server.compose import build_model
+from tests.device_runtime import tiny
+from tests.profile import made
+
+NODES = {
+    "Conv_1": Node("Conv", "forward", "stem", 100, 40),
+    "Conv_2": Node("Conv", "backward", "stem", 300, 80),
+    "Sub_3": Node("Sub", "update", "stem", 0, 30),
+}
+
+
+def test_a_fused_node_counts_as_the_first_that_the_bundle_knows() -> None:
+    timed = [
+        Timed("fused Conv_1/Relu_9", "FusedConv", 1.0),
+        Timed("Conv_2", "Conv", 2.0),
+        Timed("Reorder", "R", 1.0),
+    ]
+    parts = ops.measured(timed, NODES)
+    assert [(part.share, part.node) for part in parts] == [
+        (0.25, NODES["Conv_1"]),
+        (0.5, NODES["Conv_2"]),
+        (0.25, None),
+    ]
+
+
+def test_phases_add_up_to_the_median_and_unknown_parts_share_theirs_with_the_known() -> None:
+    parts = [
+        ops.Part("Conv", 0.2, NODES["Conv_1"]),
+        ops.Part("R", 0.5, None),
+        ops.Part("Sub", 0.3, NODES["Sub_3"]),
+    ]
+    found = ops.split(parts, 10.0, "measured")
+    assert found is not None
+    assert (found.forward_ms, found.backward_ms, found.update_ms) == (4.0, 0.0, 6.0)
+    assert ops.split([ops.Part("R", 1.0, None)], 10.0, "measured") is None
+
+
+def test_estimates_share_a_call_by_multiplications_and_bytes() -> None:
+    work = [100 + 4 * 40, 300 + 4 * 80, 4 * 30]
+    assert [part.share for part in ops.estimated(NODES)] == pytest.approx([each / sum(work) for each in work])
+
+
+def test_the_time_of_an_instruction_is_shared_by_the_nodes_that_it_runs() -> None:
+    nodes = {
+        "0:mm_1": Node("mm", "forward", "stem", 90, 0),
+        "0:add_1": Node("add", "backward", "stem", 10, 0),
+        "3:sub_1": Node("sub", "update", "stem", 0, 7),
+    }
+    timed = [Timed(str(at), "", ms) for at, ms in enumerate([4.0, 0.5, 0.5, 5.0])]
+    parts = ops.shared(timed, ops.by_instruction(nodes))
+    assert [(part.op, part.share) for part in parts] == [
+        ("mm", pytest.approx(0.45)),  # with the two copies that follow
+        ("add", pytest.approx(0.05)),
+        ("sub", pytest.approx(0.5)),
+    ]
+
+
+def test_nodes_without_instructions_in_their_names_are_in_no_group() -> None:
+    assert ops.by_instruction(NODES) == {}
+    assert ops.by_instruction({}) == {}
+
+
+def test_the_costliest_ops_are_grouped_ordered_and_at_most_twelve() -> None:
+    parts = [ops.Part("Op", (n + 1) / 400, Node("Op", "forward", f"m{n}", n, 0)) for n in range(20)]
+    parts.append(ops.Part("Op", 0.4, Node("Op", "forward", "m0", 5, 0)))
+    found = ops.costliest(parts, 100.0, "measured")
+    assert len(found) == 12
+    assert (found[0].module, found[0].ms, found[0].macs) == ("m0", 40.25, 5)
+    assert [op.share for op in found] == sorted((op.share for op in found), reverse=True)
+
+
+def ran(name: str, at: int, microseconds: int, op: str = "Add", held: int = 0) -> dict[str, object]:
+    """A node as ONNX Runtime's profiler tells it."""
+    args = {"op_name": op, "mem_arena_held": str(held)}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "ts": at, "dur": microseconds, "args": args}
+
+
+def test_nodes_in_the_body_of_a_loop_are_not_counted_beside_it() -> None:
+    call = [
+        ran("Mul_1", 0, 100, "Mul"),
+        ran("Mul_1", 110, 400, "MatMul", held=80),  # of the body, which may use a name again
+        ran("Tanh_1", 510, 300, "Tanh"),
+        ran("Scan_2", 105, 800, "Scan"),
+        ran("Neg_3", 905, 200, "Neg"),
+    ]
+    later = [{**event, "ts": int(str(event["ts"])) + 5000} for event in call]
+    found = read([*call, *later], calls=1)
+    assert {node.name: (node.op, node.ms) for node in found.nodes} == {
+        "Mul_1": ("Mul", 0.1),
+        "Scan_2": ("Scan", 0.8),
+        "Neg_3": ("Neg", 0.2),
+    }
+    assert found.engine_bytes == 80
+
+
+def test_a_trace_leaves_out_the_first_call_and_takes_medians_of_the_others() -> None:
+    events = [
+        ran("Add_1", at, took, held=held)
+        for at, took, held in [(0, 9000, 10), (10_000, 1000, 70), (20_000, 3000, 20), (30_000, 2000, 20)]
+    ]
+    found = read([{"cat": "Session", "name": "model_run", "dur": 1}, *events], calls=3)
+    assert found.nodes == (Timed("Add_1", "Add", 2.0),)
+    assert found.engine_bytes == 70
+
+
+def test_p90_is_the_least_that_nine_tenths_do_not_exceed() -> None:
+    found = summary([float(number) for number in range(10, 0, -1)])
+    assert (found.calls, found.median_ms, found.p90_ms, found.min_ms) == (10, 5.5, 9.0, 1.0)
+    assert summary([3.0]).p90_ms == 3.0
+
+
+def test_thinning_keeps_the_peak_and_the_order() -> None:
+    seen = [Moment(float(t), 1000 + t) for t in range(5000)]
+    seen[1234] = Moment(1234.0, 99_999)
+    found = thinned(seen, 200)
+    assert len(found) <= 200
+    assert max(moment.rss_bytes for moment in found) == 99_999
+    assert [moment.t_ms for moment in found] == sorted(moment.t_ms for moment in found)
+
+
+def wait_for(seen: Callable[[], bool]) -> None:
+    end = time.perf_counter() + 60
+    while not seen():
+        assert time.perf_counter() < end, "the sampler did not see it within a minute"
+        time.sleep(0.001)
+
+
+def test_the_sampler_sees_memory_while_it_is_held() -> None:
+    with MemorySampler() as sampler:
+        wait_for(lambda: bool(sampler.moments))
+        before, idle = sampler.now_ms, sampler.moments[-1].rss_bytes
+        block = np.ones(8 << 20)  # 64 MiB, written to
+        wait_for(lambda: sampler.moments[-1].rss_bytes - idle > 50 << 20)
+        del block
+    found = sampler.moments
+    assert max(m.rss_bytes for m in found) - idle > 50 << 20
+    assert found[-1].t_ms > before
+
+
+def counter(system: Path, number: int, energy: int) -> Path:
+    folder = system / "powercap" / f"intel-rapl:{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "energy_uj").write_text(f"{energy}\n")
+    (folder / "max_energy_range_uj").write_text("1000000\n")
+    return folder
+
+
+def test_rapl_counters_of_all_packages_add_up_and_start_again_at_their_range(tmp_path: Path) -> None:
+    counter(tmp_path, 0, 100_000), counter(tmp_path, 1, 900_000)
+    (tmp_path / "powercap" / "intel-rapl:0:0").mkdir()  # a part of package 0, which counts it already
+    meter = open_meter(tmp_path)
+    assert isinstance(meter, Counters)
+    meter.start()
+    counter(tmp_path, 0, 350_000), counter(tmp_path, 1, 150_000)
+    assert meter.joules() == pytest.approx(0.25 + 0.25)
+
+
+def test_a_battery_that_gives_power_is_a_meter_and_one_that_is_charged_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "power_supply" / "BAT0"
+    folder.mkdir(parents=True)
+    (folder / "type").write_text("Battery\n")
+    (folder / "current_now").write_text("-500000\n")
+    (folder / "voltage_now").write_text("4000000\n")
+    (folder / "status").write_text("Discharging\n")
+    meter = open_meter(tmp_path)
+    assert isinstance(meter, Battery)
+    start = time.perf_counter()
+    meter.start()
+    joules = meter.joules()
+    assert joules is not None and 0 <= joules <= 2.0 * (time.perf_counter() - start)
+    (folder / "status").write_text("Charging\n")
+    assert isinstance(open_meter(tmp_path), Nothing)
+
+
+def test_a_system_without_meters_says_so(tmp_path: Path) -> None:
+    meter = open_meter(tmp_path)
+    meter.start()
+    assert meter.joules() is None and "neither" in meter.how
+
+
+def test_inputs_fit_every_port_and_stay_finite() -> None:
+    manifest = tiny.make_bundle().manifest
+    for graph in manifest.graphs:
+        feeds = Inputs(manifest).feeds(graph)
+        assert feeds.keys() == {port.name for port in graph.inputs if port.role != "state"}
+        for port in graph.inputs:
+            if port.role != "state":
+                assert (feeds[port.name].shape, str(feeds[port.name].dtype)) == (port.shape, port.dtype)
+                assert np.isfinite(feeds[port.name]).all()
+    labels = Inputs(manifest).samples(50).y
+    assert set(labels) == {0, 1}
+
+
+def test_weights_of_a_round_are_those_that_the_graphs_read_by_unit() -> None:
+    manifest = tiny.make_bundle().manifest
+    found = Inputs(manifest).weights(manifest)
+    assert {unit: sorted(held) for unit, held in found.items()} == {
+        "stem": ["stem.w"],
+        "mid": ["mid.w"],
+        "head": ["head.w"],
+    }
+
+
+def test_accuracy_of_a_tier_is_that_of_its_last_round(tmp_path: Path) -> None:
+    run = made.journal(
+        tmp_path / "run",
+        [
+            ("weak", 1, '{"correct": 1}', ""),
+            ("weak", 2, '{"correct": 4, "loss": 1}', ""),
+            ("weak", 2, '{"correct": 6}', ""),
+            ("strong", 1, '{"correct": 8}', ""),
+            ("strong", 2, '{"correct": 0}', "nan"),
+            ("other", 2, '{"loss": 2}', ""),
+        ],
+    )
+    assert tier_accuracy(run, batch=10) == {"weak": 0.5, "strong": 0.8}
+
+
+def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what_devices_told(
+    tmp_path: Path,
+) -> None:
+    run = made.journal(tmp_path, [("strong", 1, '{"correct": 8}', "")])
+    told = accuracy_of(run, batch=10)
+    assert (told.by_tier, told.axis) == ({"strong": 0.8}, "accuracy on the tier's training samples")
+
+    text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n[tiers.weak]\ncut = 1\n'
+    (run / "run.toml").write_text(text)
+    federation = without_devices(load(run / "run.toml", {}))
+    data = open_data(federation)
+    spec = build_model(federation, data)
+    weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
+    (run / "model.safetensors").write_bytes(tensors.dump(weights))
+    found = accuracy_of(run, batch=10)
+
+    with torch.inference_mode():
+        x = torch.from_numpy(data.floats(data.test_x))
+        guessed = spec.module.eval()(x).argmax(1).numpy()
+    right = float((guessed == data.test_y).mean())
+    assert found.axis == "accuracy on the test set"
+    assert found.by_tier["strong"] == found.by_tier["weak"] == pytest.approx(right)
+
+
+def test_data_that_the_run_did_not_have_tell_nothing_of_it(tmp_path: Path) -> None:
+    """The run's bundles were made for other samples than those that are found here."""
+    run = made.journal(tmp_path, [("strong", 1, '{"correct": 8}', "")])
+    (run / "run.toml").write_text('[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n')
+    federation = without_devices(load(run / "run.toml", {}))
+    spec = build_model(federation, open_data(federation))
+    weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
+    (run / "model.safetensors").write_bytes(tensors.dump(weights))
+    assert accuracy_of(run, batch=10).axis == "accuracy on the test set"
+
+    (run / "bundles").mkdir()
+    bundles.write(tiny.make_bundle(prefix=()), run / "bundles" / "strong.efl")
+    found = accuracy_of(run, batch=10)
+
+    assert (found.by_tier, found.axis) == ({"strong": 0.8}, "accuracy on the tier's training samples")
+    assert "are not known to be those of the run" in found.note
+
+
+def test_a_folder_without_a_journal_and_one_without_answers_are_data_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no folder of a run"):
+        tier_accuracy(tmp_path, 32)
+    with pytest.raises(DataError, match="no device"):
+        tier_accuracy(made.journal(tmp_path / "run", [("weak", 1, "{}", "")]), 32)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "journal.sqlite").write_bytes(
+        b"not a database, but long enough to be read as one" * 50
+    )
+    with pytest.raises(DataError, match="cannot be read"):
+        tier_accuracy(tmp_path / "bad", 32)

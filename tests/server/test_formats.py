@@ -1,0 +1,178 @@
+"""One model in several formats: what the server announces, signs and keeps, and which bundles a run exports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgefl.config import Federation, parse
+from edgefl.wire import manifest as manifests
+from edgefl.wire import signatures
+from edgefl.wire.bundle import Bundle
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.messages import NO_FORMAT, Decline
+from edgefl.wire.signatures import Signer
+from server.bundles import bundle_name
+from server.digests import run_digest
+from server.events import Declined, RoundClosed
+from server.plan import Plan, TierPlan
+from tests.conftest import Mosquitto
+from tests.server.fleet import RunningServer, bundle, fetch, placed, plan_for, retained
+from tests.server.served import MakeDevice
+
+
+def written(tier: str, format: str) -> Bundle:
+    """The tier's bundle as if it were in this format; nobody runs it."""
+    made = bundle(tier)
+    (graph,) = made.manifest.graphs
+    graph = msgspec.structs.replace(graph, format=format)
+    return Bundle(msgspec.structs.replace(made.manifest, graphs=(graph,)), made.blobs)
+
+
+def plan_with(federation: str, limits: Limits, formats: dict[str, tuple[str, ...]], **rules: Any) -> Plan:
+    """The plan of two tiers with bundles in these formats."""
+    tiers = {}
+    for tier, names in formats.items():
+        first, *others = (written(tier, name) for name in names)
+        tiers[tier] = TierPlan(first, placed(tier), further=tuple(others))
+    return replace(plan_for(federation, limits, **rules), tiers=tiers)
+
+
+BOTH = {"strong": ("onnx", "executorch"), "weak": ("executorch",)}
+
+
+def test_a_round_offers_each_tier_in_its_formats_and_every_blob_can_be_fetched(
+    device: MakeDevice, mosquitto: Mosquitto, connect: Any, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    watching = device("strong-0", lambda device, task, opened: None)
+    server = RunningServer.start(plan_with(federation, limits, BOTH), mosquitto.address, tmp_path)
+    opened = watching.wait_open()
+
+    assert list(opened.bundles) == ["strong"]
+    assert {name: list(offer.bundles) for name, offer in opened.formats.items()} == {
+        "executorch": ["strong", "weak"]
+    }
+    assert (opened.formats_of("strong"), opened.formats_of("weak")) == (
+        ("onnx", "executorch"),
+        ("executorch",),
+    )
+    session = connect(mosquitto.address)
+    for name in ("onnx", "executorch"):
+        for tier, ref in opened.offer(name).bundles.items():
+            found = manifests.decode(fetch(session, federation, ref))
+            assert (found.tier, found.format) == (tier, name)
+            assert fetch(session, federation, found.graphs[0].blob) == b"graph of " + tier.encode()
+    server.stop()
+
+
+def test_bundles_of_all_formats_are_kept_to_the_end_and_nothing_else_is(
+    device: MakeDevice, mosquitto: Mosquitto, connect: Any, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    strong, weak = device("strong-0"), device("weak-0")
+    plan = plan_with(federation, limits, BOTH, min_devices=2)
+    server = RunningServer.start(plan, mosquitto.address, tmp_path)
+    closed = [server.wait_for(RoundClosed) for _ in range(2)]
+    server.join()
+
+    done = strong.done()
+    assert [round.reports for round in closed] == [2, 2]
+    assert done == weak.done()
+    refs = [ref for name in ("onnx", "executorch") for ref in done.offer(name).bundles.values()]
+    assert len(refs) == 3
+    graphs = {
+        ref.sha256 for tier in plan.tiers.values() for each in tier.bundles.values() for ref in blobs(each)
+    }
+    chunks = sum(ref.count for ref in [*done.units.values(), *refs]) + len(graphs)
+    left = retained(connect(mosquitto.address), federation)
+    assert sum("/blobs/" in topic for topic in left) == chunks
+
+
+def blobs(bundle: Bundle) -> list[Any]:
+    return [graph.blob for graph in bundle.manifest.graphs]
+
+
+def test_each_format_is_signed(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    watching, signer = device("strong-0", lambda device, task, opened: None), Signer(tmp_path / "key")
+    plan = plan_with(federation, limits, BOTH)
+    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", signer=signer)
+    opened = watching.wait_open()
+    server.stop()
+
+    for name, tiers in (("onnx", ["strong"]), ("executorch", ["strong", "weak"])):
+        offer = opened.offer(name)
+        assert list(offer.signatures) == tiers
+        for tier, signature in offer.signatures.items():
+            signatures.check(signer.public_key, offer.bundles[tier].sha256, signature)
+
+
+def test_a_device_that_finds_no_bundle_for_its_engine_does_not_hold_up_the_round(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    device("strong-0")
+    device(
+        "strong-1",
+        lambda device, task, opened: device.say(
+            device.mine.declines,
+            Decline(round=task.round, nonce=task.nonce, reason=NO_FORMAT, text="no .pte"),
+        ),
+    )
+    plan = plan_with(federation, limits, {"strong": ("onnx",)}, rounds=1, min_devices=2)
+    server = RunningServer.start(plan, mosquitto.address, tmp_path)
+    declined, closed = server.wait_for(Declined), server.wait_for(RoundClosed)
+    server.join()
+
+    assert (declined.device, declined.reason, declined.text) == ("strong-1", "no-format", "no .pte")
+    assert (closed.outcome, closed.reports) == ("closed", 1)
+
+
+def told(**tables: Any) -> Federation:
+    return parse(tables, source="the test")
+
+
+@pytest.mark.parametrize(
+    ("export", "tier", "formats"),
+    [
+        ({}, {}, ("onnx",)),
+        ({}, {"engine": "executorch"}, ("executorch",)),
+        ({"formats": ["executorch", "onnx"]}, {}, ("onnx", "executorch")),
+        ({"formats": ["executorch"]}, {}, ("executorch",)),
+        ({"formats": ["executorch"]}, {"count": 2}, ("onnx", "executorch")),
+        ({"formats": ["executorch"]}, {"count": 2, "engine": "executorch"}, ("executorch",)),
+    ],
+)
+def test_a_tier_is_exported_for_the_file_s_formats_and_for_the_devices_that_are_started(
+    export: dict[str, Any], tier: dict[str, Any], formats: tuple[str, ...]
+) -> None:
+    assert told(export=export, tiers={"weak": tier}).formats_of("weak") == formats
+
+
+def test_another_format_is_another_configuration() -> None:
+    plain = told(tiers={"weak": {}})
+    others = [
+        told(tiers={"weak": {}}, export={"formats": ["onnx", "executorch"]}),
+        told(tiers={"weak": {"engine": "executorch"}}),
+    ]
+
+    assert run_digest(told(tiers={"weak": {}}, export={"formats": []})) == run_digest(plain)
+    assert len({run_digest(each) for each in (plain, *others)}) == 3
+
+
+@pytest.mark.parametrize(
+    "tables", [{"export": {"formats": ["tflite"]}}, {"tiers": {"weak": {"engine": "tflite"}}}]
+)
+def test_a_format_that_does_not_exist_is_told_when_the_file_is_read(tables: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'onnx' or 'executorch' \(found 'tflite'\)"):
+        told(**tables)
+
+
+def test_files_of_bundles_tell_formats_apart() -> None:
+    names = [bundle_name("weak", each, name) for each in ("", "first") for name in ("onnx", "executorch")]
+
+    assert names == ["weak.efl", "weak.executorch.efl", "weak.first.efl", "weak.first.executorch.efl"]
