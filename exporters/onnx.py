@@ -8,11 +8,12 @@ optimizer of torch.onnx stays off, because it folds and renames; the few clean-u
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -22,9 +23,10 @@ from onnx_ir.passes import common as passes
 from torch.export import ExportedProgram
 
 try:
-    from torch.onnx._internal._lazy_import import onnxscript_apis
-except ImportError:  # private, so it may move
-    onnxscript_apis = None
+    from torch.onnx._internal.exporter import _decomp
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+except ImportError:  # private, so they may move
+    _decomp = ONNXRegistry = None
 
 from edgefl.wire.errors import ExportError
 from exporters.capture import Captured, exported_program
@@ -35,6 +37,7 @@ from exporters.unsupported import check_complex, check_floats, unsupported
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
 REWRITTEN = ".next"
+_from_torchlib = getattr(ONNXRegistry, "from_torchlib", None)
 
 
 def to_onnx(captured: Captured) -> bytes:
@@ -71,7 +74,7 @@ def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
         program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
     else:
         del program.run_decompositions
-    with _quiet(), _torchlib_read_once():
+    with _quiet(), _read_once(decomposed):
         exported = torch.onnx.export(
             program,
             opset_version=OPSET,
@@ -98,27 +101,38 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torchlib_read_once() -> Iterator[None]:
-    """torch.onnx parses the source of its 500 op functions again for each export: most of a small graph's time.
+def _read_once(decomposed: bool) -> Iterator[None]:
+    """torch.onnx reads its 500 op functions and collects its decompositions again for each export: most of a small
+    graph's time.
 
-    The list never changes, so it is kept. Where torch has moved the function, exports are slower, nothing else.
+    The functions never change, so what was read is kept; a decomposed graph needs no decompositions. Where torch
+    has moved these, exports are slower, nothing else.
     """
+    own: list[tuple[object, str, object]] = [(ONNXRegistry, "from_torchlib", staticmethod(_registry))]
+    if decomposed:
+        own.append((_decomp, "create_onnx_friendly_decomposition_table", lambda ops: {}))
+    own = [(place, name, ours) for place, name, ours in own if hasattr(place, name)]
+    theirs = [(place, name, vars(place)[name]) for place, name, _ in own]
     try:
-        apis = importlib.import_module(onnxscript_apis._name)
-        read = apis.get_torchlib_ops
-    except (AttributeError, ImportError):
-        yield
-        return
-    apis.get_torchlib_ops = lambda: _torchlib(read)
-    try:
+        for place, name, ours in own:
+            setattr(place, name, ours)
         yield
     finally:
-        apis.get_torchlib_ops = read
+        for place, name, former in theirs:
+            setattr(place, name, former)
+
+
+def _registry(opset_version: int) -> Any:
+    """A registry for one export, which adds translations to it."""
+    known = _torchlib(opset_version)
+    own = copy.copy(known)
+    own.functions = {op: list(functions) for op, functions in known.functions.items()}
+    return own
 
 
 @functools.cache
-def _torchlib(read: Callable[[], object]) -> object:
-    return read()
+def _torchlib(opset_version: int) -> Any:
+    return _from_torchlib(opset_version)
 
 
 def _clean(model: ir.Model) -> None:

@@ -6,6 +6,7 @@ holds the formula. Ops without a rule here follow PyTorch's own decomposition to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -49,4 +50,10 @@ HIDDEN_MUTATIONS: dict[OpOverload, Callable[..., object]] = normalization.HIDDEN
 
 def core_table() -> dict[OpOverload, Callable[..., object]]:
     """The table of the second pass: PyTorch's core decompositions, ours in front."""
-    return {**torch.export.default_decompositions(), **RULES}
+    return {**_of_pytorch(), **RULES}
+
+
+@functools.cache
+def _of_pytorch() -> dict[OpOverload, Callable[..., object]]:
+    """Collected once, which takes longer than to trace a layer; ops registered later decompose by themselves."""
+    return dict(torch.export.default_decompositions())

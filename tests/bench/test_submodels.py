@@ -25,7 +25,7 @@ FIELDS = [
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgefl", "bench", "submodels", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:

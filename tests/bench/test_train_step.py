@@ -39,7 +39,7 @@ STEPPING = "from edgefl.bench.step_worker import serve; "
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgefl", "bench", "train-step", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:

@@ -13,7 +13,7 @@ from edgefl.wire.lazily import on_first_use
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgefl", "device", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(

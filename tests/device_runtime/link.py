@@ -11,7 +11,7 @@ from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.session import Incoming, Session, Up
 from edgefl.wire.topics import Topics
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def publish_blob(session: Session, topics: Topics, data: bytes, chunk: int) -> BlobRef:

@@ -212,7 +212,7 @@ def test_a_decline_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "state")], check=False, timeout=30, env=environment
+        [sys.executable, "-c", script, str(tmp_path / "state")], check=False, timeout=300, env=environment
     )
 
     store = store_of(tmp_path)

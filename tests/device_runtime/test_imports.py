@@ -34,7 +34,7 @@ def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
     found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
     )
 
     assert found.stdout.strip() == "[]"
@@ -53,7 +53,7 @@ def test_a_module_imports_on_a_machine_that_has_none_of_it(name: str) -> None:
     """Even an import that is only tried would be found out here."""
     script = f"import sys\nfor heavy in {HEAVY!r}: sys.modules[heavy] = None\nimport {name}"
 
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 def test_the_runtime_names_no_method() -> None:

@@ -129,7 +129,7 @@ def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path:
         "except StoreError as error: print(error.message)"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=300
     )
 
     assert "8388608 bytes" in ended.stdout

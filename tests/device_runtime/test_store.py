@@ -155,7 +155,7 @@ def test_an_update_survives_a_process_that_is_killed(tmp_path: Path) -> None:
         "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); s.open_job(b'job');"
         "s.finish_job(Outgoing('run', 3, 'n1', b'update'), b'carry', 'c'); os.kill(os.getpid(), 9)"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=300)
 
     store = open_store(tmp_path)
 

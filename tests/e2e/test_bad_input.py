@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 def edgefl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*EDGEFL, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+        [*EDGEFL, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_built_ends_the_run_soon(tmp_path: Path) -> None:
         [*EDGEFL, "run", str(config), "--out", str(tmp_path / "run"), "--json"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )

@@ -153,7 +153,7 @@ def test_a_device_whose_engine_has_no_bundle_declines_and_the_round_goes_on(
         check=False,
     )
     said = {
-        name: [json.loads(line) for line in agent.communicate(timeout=30)[0].splitlines()]
+        name: [json.loads(line) for line in agent.communicate(timeout=300)[0].splitlines()]
         for name, agent in agents.items()
     }
 

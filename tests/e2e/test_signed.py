@@ -55,7 +55,7 @@ def test_a_device_loads_only_what_its_server_signed(tmp_path: Path) -> None:
         command += ["--json", "--out", str(tmp_path / "out"), "--sign-key", str(tmp_path / "server.key")]
         served = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         said = {
-            who: [json.loads(line)["event"] for line in agent.communicate(timeout=120)[0].splitlines()]
+            who: [json.loads(line)["event"] for line in agent.communicate(timeout=300)[0].splitlines()]
             for who, agent in agents.items()
         }
 

@@ -105,9 +105,9 @@ def test_a_device_without_torch_trains(bare: Path, tmp_path: Path, engine: str) 
         agent = subprocess.Popen(device, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         stack.callback(agent.kill)
         command = [*server, "--out", str(tmp_path / "out"), "--json"]
-        served = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        served = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert served.returncode == 0, served.stderr
-        said = agent.communicate(timeout=30)[0].decode()
+        said = agent.communicate(timeout=300)[0].decode()
 
     assert agent.returncode == 0, said
     assert [json.loads(line)["event"] for line in said.splitlines()].count("accepted") == 2

@@ -26,7 +26,7 @@ from tests.server.fleet import RunningServer
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 3
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 ONE_BIT = Form("bits", sections=(Section(("head.w",), Codes(1, SIGNS), {"head.w": 0}),), change=True)
 CASES = {
     "float32": ("float32", DENSE, "onnx"),

@@ -353,7 +353,7 @@ def peak_over_idle(captured: Captured, artifact: bytes, budget: int, folder: Pat
     (folder / "graph.msgpack").write_bytes(msgspec.msgpack.encode(graph))
     (folder / "graph.onnx").write_bytes(artifact)
     command = [sys.executable, "-c", PROCESS, str(folder)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process's memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from edgefl.programs.contract import Function, Tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.manifest import Graph
 from exporters.bundle import ports
-from exporters.formats import Format, format_of
+from exporters.formats import format_of
 from exporters.verify import Report
 
 NAMES = ("onnx", "executorch")
@@ -22,13 +23,11 @@ on_both = pytest.mark.parametrize("form", NAMES)
 
 def checked(form: str, function: Function, seed: int) -> Report:
     """``function`` exported and compared with torch in the format's own runtime."""
-    made = format_of(form)
-    return made.verify(function, written(form, function), seed)
+    return format_of(form).verify(function, written(form, function), seed)
 
 
 def written(form: str, function: Function) -> bytes:
-    made: Format = format_of(form)
-    return made.write(made.capture(function)).model
+    return made(form, function).model
 
 
 def engine_of(form: str, threads: int = 1) -> Engine:
@@ -36,26 +35,43 @@ def engine_of(form: str, threads: int = 1) -> Engine:
     return open_engine(form, threads)
 
 
-def runner_of(form: str, function: Function, threads: int = 1) -> Callable[[Tensors], dict[str, np.ndarray]]:
-    """``function`` exported, in the device's own engine: tensors by name in, arrays by name out."""
-    made, engine = format_of(form), engine_of(form, threads)
-    captured = made.capture(function)
-    artifact = made.write(captured)
+@dataclass(frozen=True)
+class Made:
+    """An exported function as a device gets it."""
+
+    graph: Graph
+    model: bytes
+
+
+def made(form: str, function: Function) -> Made:
+    chosen = format_of(form)
+    captured = chosen.capture(function)
+    artifact = chosen.write(captured)
     graph = Graph(
         name=function.name,
-        format=made.name,
+        format=chosen.name,
         blob=describe(artifact.model, 1 << 20),
         inputs=ports(captured.inputs),
         outputs=ports(captured.outputs),
         in_place=artifact.in_place,
     )
-    loaded = engine.load(graph, artifact.model)
+    return Made(graph, artifact.model)
+
+
+def runner_of(form: str, function: Function, threads: int = 1) -> Callable[[Tensors], dict[str, np.ndarray]]:
+    """``function`` exported, in the device's own engine: tensors by name in, arrays by name out."""
+    return runner(made(form, function), threads)
+
+
+def runner(exported: Made, threads: int = 1) -> Callable[[Tensors], dict[str, np.ndarray]]:
+    graph, engine = exported.graph, engine_of(exported.graph.format, threads)
+    loaded = engine.load(graph, exported.model)
 
     def run(given: Tensors) -> dict[str, np.ndarray]:
-        arrays = {name: given[name].detach().contiguous().numpy() for name in captured.inputs}
+        arrays = {port.name: given[port.name].detach().contiguous().numpy() for port in graph.inputs}
         state = engine.write_state({name: a for name, a in arrays.items() if name.startswith("state.")})
         found = loaded.run({name: a for name, a in arrays.items() if not name.startswith("state.")}, state)
         everything = {**engine.read_state(found.state), **found.arrays}
-        return {name: np.array(everything[name]) for name in captured.outputs}
+        return {port.name: np.array(everything[port.name]) for port in graph.outputs}
 
     return run

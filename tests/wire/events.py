@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from edgefl.wire.session import Event, Incoming, Session, Up
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 Kind = TypeVar("Kind", bound=Event)
 
