@@ -30,6 +30,7 @@ except ImportError:  # private, so they may move
 
 from edgefl.wire.errors import ExportError
 from exporters.capture import Captured, exported_program
+from exporters.once import Change, changed
 from exporters.onnx_ops import OPSET, TRANSLATIONS
 from exporters.peephole import merge_chains
 from exporters.unsupported import check_complex, check_floats, unsupported
@@ -38,6 +39,8 @@ from exporters.unsupported import check_complex, check_floats, unsupported
 IR_VERSION = 9
 REWRITTEN = ".next"
 _from_torchlib = getattr(ONNXRegistry, "from_torchlib", None)
+_from_op_schema = ir.schemas.OpSignature.from_op_schema
+_signatures: dict[tuple[str, str, int], ir.schemas.OpSignature] = {}
 
 
 def to_onnx(captured: Captured) -> bytes:
@@ -74,7 +77,7 @@ def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
         program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
     else:
         del program.run_decompositions
-    with _quiet(), _read_once(decomposed):
+    with _quiet(), changed(*_known(decomposed)):
         exported = torch.onnx.export(
             program,
             opset_version=OPSET,
@@ -100,26 +103,13 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def _read_once(decomposed: bool) -> Iterator[None]:
-    """torch.onnx reads its 500 op functions and collects its decompositions again for each export: most of a small
-    graph's time.
-
-    The functions never change, so what was read is kept; a decomposed graph needs no decompositions. Where torch
-    has moved these, exports are slower, nothing else.
-    """
-    own: list[tuple[object, str, object]] = [(ONNXRegistry, "from_torchlib", staticmethod(_registry))]
+def _known(decomposed: bool) -> Iterator[Change]:
+    """torch.onnx reads its 500 op functions for each export, and an op's schema for each node: most of a small
+    graph's time. They never change. A decomposed graph needs none of the decompositions that it collects, either."""
+    yield Change(ONNXRegistry, "from_torchlib", staticmethod(_registry))
+    yield Change(ir.schemas.OpSignature, "from_op_schema", staticmethod(_signature))
     if decomposed:
-        own.append((_decomp, "create_onnx_friendly_decomposition_table", lambda ops: {}))
-    own = [(place, name, ours) for place, name, ours in own if hasattr(place, name)]
-    theirs = [(place, name, vars(place)[name]) for place, name, _ in own]
-    try:
-        for place, name, ours in own:
-            setattr(place, name, ours)
-        yield
-    finally:
-        for place, name, former in theirs:
-            setattr(place, name, former)
+        yield Change(_decomp, "create_onnx_friendly_decomposition_table", lambda ops: {})
 
 
 def _registry(opset_version: int) -> Any:
@@ -133,6 +123,13 @@ def _registry(opset_version: int) -> Any:
 @functools.cache
 def _torchlib(opset_version: int) -> Any:
     return _from_torchlib(opset_version)
+
+
+def _signature(schema: onnx.defs.OpSchema) -> ir.schemas.OpSignature:
+    key = (schema.domain, schema.name, schema.since_version)
+    if key not in _signatures:
+        _signatures[key] = _from_op_schema(schema)
+    return _signatures[key]
 
 
 def _clean(model: ir.Model) -> None:

@@ -1,0 +1,34 @@
+"""What the libraries below us work out again for each export, or for each node of it, worked out once.
+
+Each change lasts as long as the call it is for. Where a library has moved what is changed here, the change is left
+out: exports are slower then, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Change(NamedTuple):
+    """``name`` of a module or class, and what stands there instead of the library's own."""
+
+    place: object
+    name: str
+    ours: object
+
+
+@contextlib.contextmanager
+def changed(*changes: Change) -> Iterator[None]:
+    """The changes, for as long as the context."""
+    made = [
+        (change, vars(change.place)[change.name]) for change in changes if hasattr(change.place, change.name)
+    ]
+    try:
+        for change, _ in made:
+            setattr(change.place, change.name, change.ours)
+        yield
+    finally:
+        for change, theirs in reversed(made):
+            setattr(change.place, change.name, theirs)
