@@ -203,7 +203,7 @@ def test_messages_outside_the_window_do_not_hide_a_silence(server: Session, devi
     def babble() -> bool:
         fetcher.deliver(stranger, b"who asked?")
         time.sleep(0.01)
-        return time.monotonic() - started > 5.0
+        return time.monotonic() - started > 60.0
 
     fetcher._aborted = babble
     with pytest.raises(BundleError, match="did not arrive"):
