@@ -6,12 +6,14 @@ handwritten digits that ship inside scikit-learn.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.data import idx
 from edgefl.data.dataset import Dataset
@@ -123,11 +125,8 @@ def _cifar10_subset(path: Path) -> Dataset:
 
 def digits() -> Dataset:
     """The 1,797 handwritten digits of scikit-learn, 8x8 with 17 grey levels; always the same 1,437 / 360 split."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    bunch = load_digits()
-    x = bunch.images.astype(np.uint8)[:, None]
-    y = bunch.target.astype(np.int64)
+    rows = _digits_table()
+    x, y = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1]
     order = np.random.default_rng(0).permutation(len(y))
     train, test = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
     mean, deviation = 4.884, 6.017
@@ -142,6 +141,19 @@ def digits() -> Dataset:
         classes=10,
         top=16,
     )
+
+
+def _digits_table() -> npt.NDArray[np.int64]:
+    """A row for each digit: 64 grey levels and its class. From scikit-learn's file, as importing it takes longer than
+    all else that a run starts with."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("the digits come with scikit-learn: pip install 'edgefl[server]'")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        return np.loadtxt(path, delimiter=",", dtype=np.int64)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
 def random_images(samples: int = 8192) -> Dataset:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -28,11 +30,22 @@ PLACES = [
 on = pytest.mark.parametrize(("calm", "broker"), PLACES, indirect=["calm"])
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """The run of an engine, undisturbed."""
-    folder = tmp_path_factory.mktemp(request.param) / "run"
-    return Calm.of(request.param, folder, ["--rounds", str(ROUNDS), "--seed", "7"])
+@pytest.fixture(scope="module")
+def calms(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Calm]:
+    """The run of an engine, undisturbed: once for all tests, in whatever order they ask for engines."""
+
+    @functools.cache
+    def of(engine: str) -> Calm:
+        return Calm.of(
+            engine, tmp_path_factory.mktemp(engine) / "run", ["--rounds", str(ROUNDS), "--seed", "7"]
+        )
+
+    return of
+
+
+@pytest.fixture(params=ENGINES)
+def calm(request: pytest.FixtureRequest, calms: Callable[[str], Calm]) -> Calm:
+    return calms(request.param)
 
 
 def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(

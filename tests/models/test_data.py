@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from edgefl.data import datasets, idx
 from edgefl.data.dataset import Array, write_client
@@ -116,6 +119,20 @@ def test_files_are_looked_for_where_the_user_said_and_in_the_cache(
         monkeypatch.setenv("EDGEFL_DATA", named)
     assert datasets.places(None) == tuple(Path(place) for place in found)
     assert datasets.places(Path("/mine")) == (Path("/mine"),)
+
+
+def test_the_digits_are_those_of_scikit_learn_whose_import_a_run_does_without() -> None:
+    script = (
+        "import sys; from edgefl.data import datasets; datasets.digits(); sys.exit('sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    theirs, ours = load_digits(), datasets.digits()
+
+    def rows(x: np.ndarray, y: np.ndarray) -> list[bytes]:
+        return sorted(image.tobytes() + bytes([label]) for image, label in zip(x, y, strict=True))
+
+    together = np.concatenate([ours.train_x, ours.test_x]), np.concatenate([ours.train_y, ours.test_y])
+    assert rows(*together) == rows(theirs.images.astype(np.uint8), theirs.target)
 
 
 def test_auto_falls_back_to_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
