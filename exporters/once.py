@@ -7,8 +7,12 @@ out: exports are slower then, nothing else.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
+
+
+_one_at_a_time = threading.RLock()
 
 
 class Change(NamedTuple):
@@ -21,7 +25,13 @@ class Change(NamedTuple):
 
 @contextlib.contextmanager
 def changed(*changes: Change) -> Iterator[None]:
-    """The changes, for as long as the context."""
+    """The changes, for as long as the context; other threads wait for its end, or one would put back what another
+    changed."""
+    with _one_at_a_time:
+        yield from _changed(changes)
+
+
+def _changed(changes: tuple[Change, ...]) -> Iterator[None]:
     made = [
         (change, vars(change.place)[change.name]) for change in changes if hasattr(change.place, change.name)
     ]

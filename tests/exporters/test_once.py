@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import pytest
@@ -44,6 +45,31 @@ def test_methods_of_classes_are_put_back_as_they_were() -> None:
         assert Place.name() == "ours"
 
     assert Place.name() == "Place"
+
+
+def test_threads_that_change_the_same_leave_it_as_it_was() -> None:
+    place = types.SimpleNamespace(name="theirs")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with changed(Change(place, "name", "first")):
+            inside.set()
+            go_on.wait()
+
+    def second() -> None:
+        with changed(Change(place, "name", "second")):
+            assert place.name == "second"
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    inside.wait()
+    threads[1].start()
+    assert place.name == "first"
+    go_on.set()
+    for thread in threads:
+        thread.join()
+
+    assert place.name == "theirs"
 
 
 def test_ops_that_are_registered_after_the_first_export_decompose_too() -> None:
