@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-
 _one_at_a_time = threading.RLock()
 
 
@@ -27,18 +26,10 @@ class Change(NamedTuple):
 def changed(*changes: Change) -> Iterator[None]:
     """The changes, for as long as the context; other threads wait for its end, or one would put back what another
     changed."""
-    with _one_at_a_time:
-        yield from _changed(changes)
-
-
-def _changed(changes: tuple[Change, ...]) -> Iterator[None]:
-    made = [
-        (change, vars(change.place)[change.name]) for change in changes if hasattr(change.place, change.name)
-    ]
-    try:
-        for change, _ in made:
-            setattr(change.place, change.name, change.ours)
+    with _one_at_a_time, contextlib.ExitStack() as former:
+        for place, name, ours in changes:
+            held = getattr(place, "__dict__", {})
+            if name in held:
+                former.callback(setattr, place, name, held[name])
+                setattr(place, name, ours)
         yield
-    finally:
-        for change, theirs in reversed(made):
-            setattr(change.place, change.name, theirs)
