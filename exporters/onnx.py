@@ -11,8 +11,9 @@ import contextlib
 import copy
 import functools
 import logging
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
@@ -38,9 +39,14 @@ from exporters.unsupported import check_complex, check_floats, unsupported
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
 REWRITTEN = ".next"
+
+# What torch.onnx works out again for each export; private, so each may move.
+_COLLECT = "create_onnx_friendly_decomposition_table"
+_OpSignature = getattr(getattr(ir, "schemas", None), "OpSignature", None)
+_collect = getattr(_decomp, _COLLECT, None)
 _from_torchlib = getattr(ONNXRegistry, "from_torchlib", None)
-_from_op_schema = ir.schemas.OpSignature.from_op_schema
-_signatures: dict[tuple[str, str, int], ir.schemas.OpSignature] = {}
+_from_op_schema = getattr(_OpSignature, "from_op_schema", None)
+_signatures: dict[tuple[str, str, int], Any] = {}
 
 
 def to_onnx(captured: Captured) -> bytes:
@@ -77,7 +83,7 @@ def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
         program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
     else:
         del program.run_decompositions
-    with _quiet(), changed(*_known(decomposed)):
+    with changed(*_known(decomposed)), _quiet():
         exported = torch.onnx.export(
             program,
             opset_version=OPSET,
@@ -104,28 +110,34 @@ def _quiet() -> Iterator[None]:
 
 
 def _known(decomposed: bool) -> Iterator[Change]:
-    """torch.onnx reads its 500 op functions for each export, and an op's schema for each node: most of a small
-    graph's time. They never change. A decomposed graph needs none of the decompositions that it collects, either."""
-    yield Change(ONNXRegistry, "from_torchlib", staticmethod(_registry))
-    yield Change(ir.schemas.OpSignature, "from_op_schema", staticmethod(_signature))
+    """torch.onnx reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's
+    time. A graph of core ops needs none of the decompositions that it collects, and no op that came with a later import.
+    """
+    yield Change(_OpSignature, "from_op_schema", staticmethod(_signature))
     if decomposed:
-        yield Change(_decomp, "create_onnx_friendly_decomposition_table", lambda ops: {})
+        yield Change(ONNXRegistry, "from_torchlib", staticmethod(_registry))
+        yield Change(_decomp, _COLLECT, _no_decompositions(threading.get_ident()))
 
 
-def _registry(opset_version: int) -> Any:
+def _no_decompositions(thread: int) -> Callable[[object], object]:
+    """For the thread that exports; what else runs in this process collects its own."""
+    return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
+
+
+def _registry(**options: int) -> Any:
     """A registry for one export, which adds translations to it."""
-    known = _torchlib(opset_version)
+    known = _torchlib(**options)
     own = copy.copy(known)
     own.functions = {op: list(functions) for op, functions in known.functions.items()}
     return own
 
 
 @functools.cache
-def _torchlib(opset_version: int) -> Any:
-    return _from_torchlib(opset_version)
+def _torchlib(**options: int) -> Any:
+    return _from_torchlib(**options)
 
 
-def _signature(schema: onnx.defs.OpSchema) -> ir.schemas.OpSignature:
+def _signature(schema: onnx.defs.OpSchema) -> Any:
     key = (schema.domain, schema.name, schema.since_version)
     if key not in _signatures:
         _signatures[key] = _from_op_schema(schema)

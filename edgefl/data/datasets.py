@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -151,8 +152,8 @@ def _digits_table() -> npt.NDArray[np.int64]:
         raise DataError("the digits come with scikit-learn: pip install 'edgefl[server]'")
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
-        return np.loadtxt(path, delimiter=",", dtype=np.int64)
-    except (OSError, ValueError) as error:
+        return np.loadtxt(path, delimiter=",", dtype=np.int64).reshape(-1, 65)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -31,21 +29,24 @@ on = pytest.mark.parametrize(("calm", "broker"), PLACES, indirect=["calm"])
 
 
 @pytest.fixture(scope="module")
-def calms(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Calm]:
-    """The run of an engine, undisturbed: once for all tests, in whatever order they ask for engines."""
+def calm_onnx(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    return undisturbed("onnx", tmp_path_factory.mktemp("onnx"))
 
-    @functools.cache
-    def of(engine: str) -> Calm:
-        return Calm.of(
-            engine, tmp_path_factory.mktemp(engine) / "run", ["--rounds", str(ROUNDS), "--seed", "7"]
-        )
 
-    return of
+@pytest.fixture(scope="module")
+def calm_executorch(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    return undisturbed("executorch", tmp_path_factory.mktemp("executorch"))
+
+
+def undisturbed(engine: str, folder: Path) -> Calm:
+    return Calm.of(engine, folder / "run", ["--rounds", str(ROUNDS), "--seed", "7"])
 
 
 @pytest.fixture(params=ENGINES)
-def calm(request: pytest.FixtureRequest, calms: Callable[[str], Calm]) -> Calm:
-    return calms(request.param)
+def calm(request: pytest.FixtureRequest) -> Calm:
+    """The run of an engine, undisturbed: one for all tests, in whatever order they ask for engines."""
+    found: Calm = request.getfixturevalue(f"calm_{request.param}")
+    return found
 
 
 def test_run_prints_one_json_object_per_round_and_the_seed_decides_the_weights(

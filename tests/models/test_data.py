@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +136,32 @@ def test_the_digits_are_those_of_scikit_learn_whose_import_a_run_does_without() 
 
     together = np.concatenate([ours.train_x, ours.test_x]), np.concatenate([ours.train_y, ours.test_y])
     assert rows(*together) == rows(theirs.images.astype(np.uint8), theirs.target)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:1000], lambda data: gzip.compress(b"1,2\n3,4\n"), None]
+)
+def test_digits_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes] | None
+) -> None:
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None and found.origin is not None
+    file = Path("datasets", "data", "digits.csv.gz")
+    (tmp_path / file).parent.mkdir(parents=True)
+    if damage is not None:
+        (tmp_path / file).write_bytes(damage((Path(found.origin).parent / file).read_bytes()))
+    elsewhere = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: elsewhere)
+
+    with pytest.raises(DataError, match=r"digits\.csv\.gz cannot be read"):
+        datasets.digits()
+
+
+def test_without_scikit_learn_there_are_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(DataError, match=r"pip install 'edgefl\[server\]'"):
+        datasets.digits()
 
 
 def test_auto_falls_back_to_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ from server.plan import Place, Plan, TierPlan
 from server.roster import TierRule
 from server.service import Service
 
-PATIENCE_S = 300.0
+PATIENCE_S = 50.0
+"""Below the waits after which a server helps itself: what it should have done before is not to pass for late."""
 WEIGHTS: Arrays = {
     "stem.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
     "body.weight": np.linspace(-1, 1, 600, dtype=np.float32).reshape(20, 30),
