@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from edgefl.bench.machine import quiet_environment
+from edgefl.lab.ports import free_port
 from edgefl.wire.address import Address
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
@@ -64,7 +65,7 @@ def flower_clients(python: str, repeat: int) -> Iterator[Idle]:
     """A Flower client with torch against a Flower server, which counts it among its clients."""
     module = [python, "-m", "edgefl.bench.footprint_flower"]
     for _ in range(repeat):
-        port = _free_port()
+        port = free_port(HOST)
         with _process([*module, "server", str(port)]) as (server, said):
             _until_listening(port, server)
             yield _started([*module, "client", str(port)], said, "connected")
@@ -143,7 +144,7 @@ def _until(heard: queue.Queue[str], wanted: str) -> None:
 @contextlib.contextmanager
 def _broker() -> Iterator[int]:
     """Mosquitto where it is installed, else the one that edgefl brings."""
-    port = _free_port()
+    port = free_port(HOST)
     kind = "mosquitto" if shutil.which("mosquitto", path=_SYSTEM_PATH) else "amqtt"
     with _process([sys.executable, "-m", "edgefl", "broker", "--port", str(port), "--kind", kind]) as (
         broker,
@@ -179,12 +180,6 @@ def _ear(port: int, topics: Sequence[str]) -> Iterator[queue.Queue[str]]:
     finally:
         ended.set()
         session.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        return int(found.getsockname()[1])
 
 
 def _until_listening(port: int, process: subprocess.Popen[str]) -> None:

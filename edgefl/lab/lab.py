@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import msgspec
 
 from edgefl.config import Federation, TierTable, load, parse
 from edgefl.config.text import dump
+from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
 from edgefl.wire.errors import ConfigError, EdgeflError
 
@@ -195,9 +194,3 @@ def discard(folder: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

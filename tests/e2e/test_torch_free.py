@@ -13,7 +13,7 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from tests.conftest import free_port
+from edgefl.lab.ports import free_port
 from tests.e2e.runs import EDGEFL
 
 pytestmark = pytest.mark.e2e

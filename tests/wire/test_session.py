@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.session import Address, Down, Incoming, Session, Will
@@ -17,7 +18,6 @@ from tests.conftest import (
     BrokerProcess,
     Mosquitto,
     SessionFactory,
-    free_port,
     on_both_brokers,
     require_mosquitto,
 )
