@@ -334,7 +334,7 @@ def test_the_lock_of_a_store_does_not_survive_its_process(tmp_path: Path) -> Non
         open_store(tmp_path)
 
     process.kill()
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
 
     open_store(tmp_path).close()

@@ -64,7 +64,7 @@ class Browser:
     ) -> None:
         os.close(self._write)  # the browser ends with its pipe
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -33,7 +33,7 @@ def amqtt() -> Iterator[Address]:
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
     yield Address("127.0.0.1", port)
     process.terminate()
-    process.wait(10)
+    process.wait(60)
 
 
 def received(session: Session, count: int) -> list[tuple[str, bytes]]:

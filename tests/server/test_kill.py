@@ -48,7 +48,7 @@ class Victim:
 
     def finish(self) -> tuple[list[dict[str, Any]], bytes]:
         told = [event for event in self.events() if event["event"] == "roundclosed"]
-        assert self.process.wait(30) == 0
+        assert self.process.wait(300) == 0
         return told, (self.out / "model.safetensors").read_bytes()
 
 
