@@ -9,6 +9,9 @@ this: :func:`exporters.recompute.peak_bytes` stays on the safe side.
 
 from __future__ import annotations
 
+import math
+import operator
+
 import torch
 from torch import fx
 
@@ -45,6 +48,8 @@ _IN_PLACE = frozenset(
         _aten._log_softmax.default,
     }
 )
+# What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
+_FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
 # State moves between two sets of buffers: from the second step on, both are there.
 _STEPS = 2
 
@@ -113,19 +118,27 @@ class _Run:
     ) -> None:
         reads = list(dict.fromkeys(self._owner[value] for value in node.all_input_nodes))
         dying = [value for value in reads if ends.get(value) is node and value in held]
-        own = self._owner[node] is node and node not in self._elsewhere and size(node) > 0
-        if own and not has_many(node):
-            same = [value for value in dying if size(value) == size(node) and _in_place(node, value)]
+        for made in self._made(node):
+            same = [value for value in dying if size(value) == size(made) and _in_place(made, value)]
             if same:
-                held[node] = held.pop(same[0])
+                held[made] = held.pop(same[0])
                 dying.remove(same[0])
             else:
-                held[node] = arena.take(size(node))
-        for address in [arena.take(workspace(node) // 2) for _ in range(2) if workspace(node)]:
+                held[made] = arena.take(size(made))
+        for address in [arena.take(count) for count in _buffers(node)]:
             arena.give(address)
         unread = [node] if node not in ends and node in held and node not in self._outputs else []
         for value in [*dying, *unread]:
             arena.give(held.pop(value))
+
+    def _made(self, node: fx.Node) -> list[fx.Node]:
+        """The values in the arena that ``node`` computes: the parts of several are there before its inputs are let go."""
+        if has_many(node):
+            return [part for part in node.users if self._in_arena(part)]
+        return [node] if self._in_arena(node) and node.target is not operator.getitem else []
+
+    def _in_arena(self, node: fx.Node) -> bool:
+        return self._owner[node] is node and node not in self._elsewhere and size(node) > 0
 
     def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
         """The last reader of each memory; none for outputs."""
@@ -179,6 +192,23 @@ def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
         if behind or all(user.target in PRODUCTS or _is_transpose(user) for user in node.users):
             taken[node] = source
     return taken
+
+
+def _buffers(node: fx.Node) -> list[int]:
+    """Bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
+
+    A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
+    put them, of a whole image otherwise; one of single pixels multiplies the input as it is.
+    """
+    if node.target is not _aten.convolution.default:
+        return [workspace(node) // 2] * 2 if workspace(node) else []
+    weight, stride, padding = node.args[1], node.args[3], node.args[4]
+    filters, depth, *window = weight.meta["val"].shape  # type: ignore[union-attr]
+    if {*window, *stride} == {1} and not any(padding):  # type: ignore[misc,arg-type]
+        return []
+    places, groups = math.prod(node.meta["val"].shape[2:]), int(node.args[8])  # type: ignore[call-overload]
+    whole = places * depth * math.prod(window)
+    return [_FLOAT * whole if filters // groups > places else _CONVOLUTION_SLICE]
 
 
 def _is_transpose(node: fx.Node) -> bool:

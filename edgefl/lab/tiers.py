@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
     of the parameters (``0.25``, ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier is
     called after its kind; without DEVICES it gets ``count``. ConfigError with the grammar for anything else.
     """
+    from edgefl.submodels.catalog import KINDS
     from edgefl.submodels.output_side import TIERS
 
     presets = TIERS.get(model, {})
@@ -35,6 +36,8 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
         name = name if name not in tables else f"{name}{len(tables) + 1}"
         table = _preset(presets, kind) if not size else None
         if table is None:
+            if kind not in KINDS:
+                raise _unknown(kind, model, ["full", *presets], sorted(KINDS))
             table = _sized(kind, size)
         tables[name] = table | {"count": int(found["count"] or count)}
     return tables
@@ -45,6 +48,14 @@ def _preset(presets: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
         return {"cut": 0}
     preset = presets.get(kind)
     return None if preset is None else {"cut": preset.cut, "chunks": preset.chunks}
+
+
+def _unknown(kind: str, model: str, presets: Sequence[str], kinds: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"no tier {kind!r} of {model}; there are {', '.join(presets)}, "
+        f"and with a size after a colon the kinds {', '.join(kinds)}",
+        tier=kind,
+    )
 
 
 def _sized(kind: str, size: str) -> dict[str, Any]:

@@ -42,3 +42,11 @@ def test_what_cannot_be_read_is_told_with_the_grammar_or_the_size(text: str) -> 
 def test_a_share_outside_its_range_is_refused_by_the_federation() -> None:
     with pytest.raises(ConfigError, match=r"tiers\.width\.gamma"):
         parse({"tiers": parse_tiers("width:1.5", "resnet8")}, source="the test")
+
+
+@pytest.mark.parametrize("text", ["weka", "weka*2", "thin=weka:1/4"])
+def test_a_misspelt_tier_is_told_with_the_models_tiers_and_the_kinds(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no tier 'weka' of resnet8; there are full, strong, moderate, weak, and .*width"
+    ):
+        parse_tiers(text, "resnet8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch.nn import functional
 
 from edgefl import programs
 from edgefl.bench.submodels import Settings, forward_runs, runs
@@ -12,6 +14,7 @@ from edgefl.models import zoo
 from edgefl.programs.contract import Function, Tensors, TensorSpec
 from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog
+from exporters import predict
 from exporters.arena import PAGE, Arena
 from exporters.capture import capture
 from exporters.predict import AGENT_BYTES, LOAD_BYTES, NODE_BYTES, RUN_BYTES, predicted_alone, predicted_peak
@@ -144,6 +147,34 @@ def test_a_sum_with_a_product_is_computed_by_the_product() -> None:
 
     square = TensorSpec((1024, 1024))
     assert 16 * MIB <= running(fused, batch_0_x=square, batch_0_y=square) < 18 * MIB
+
+
+def test_what_an_op_of_several_results_makes_lies_beside_what_it_reads() -> None:
+    def normed(tensors: Tensors) -> Tensors:
+        x, weight = tensors["batch.0.x"], torch.ones(4)
+        return {"metric.loss": functional.batch_norm(x * 2.0, weight, weight, weight, weight).sum()}
+
+    assert 24 * MIB <= running(normed, batch_0_x=TensorSpec((2, 4, 512, 512))) < 26 * MIB
+
+
+@pytest.mark.parametrize(
+    ("filters", "window", "taken"),
+    [
+        pytest.param(4, (3, 3), 4 * 128 * 128, id="slices of windows"),
+        pytest.param(64, (3, 3), 4 * 36 * 8 * 9, id="all windows of an image with fewer places than filters"),
+        pytest.param(4, (1, 1), 0, id="none of single pixels"),
+    ],
+)
+def test_a_convolution_copies_windows(filters: int, window: tuple[int, int], taken: int) -> None:
+    def convolved(tensors: Tensors) -> Tensors:
+        found = functional.conv2d(tensors["batch.0.x"], tensors["batch.0.y"], padding=(window[0] - 1) // 2)
+        return {"metric.loss": found.sum()}
+
+    specs = {"batch.0.x": TensorSpec((1, 8, 6, 6)), "batch.0.y": TensorSpec((filters, 8, *window))}
+    captured = capture(Function("f", convolved, specs))
+    [node] = [node for node in captured.module.graph.nodes if "convolution" in str(node.target)]
+
+    assert sum(predict._buffers(node)) == taken
 
 
 @pytest.mark.parametrize(
