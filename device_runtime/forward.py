@@ -68,18 +68,21 @@ class MultiStepForward:
         feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(job, chunk.units))
         graph = self._graphs.load(chunk.graph)
         path = self._settings.folder / f"record-{index}.bin"
-        record = Record.create(path, (rows, *out.shape[1:]), out.dtype, record_tag(job))
+        with self._profiler.timed("write"):
+            record = Record.create(path, (rows, *out.shape[1:]), out.dtype, record_tag(job))
         group = port.shape[0]
         for start in range(0, rows, group):
             self._settings.check_aborted()
             indices = np.arange(start, start + group) % rows
             with self._profiler.timed("forward"):
                 result = graph.run({**feeds, port.name: _rows(source, indices, job)}, {}).arrays[out.name]
-            record.write(start, result[: min(group, rows - start)])
+            with self._profiler.timed("write"):
+                record.write(start, result[: min(group, rows - start)])
             self._settings.watch(
                 Step(f"forward {index + 1}", min(start + group, rows), rows, float("nan"), 0.0)
             )
-        record.seal()
+        with self._profiler.timed("write"):
+            record.seal()
         del feeds, graph
         self._graphs.residency.drop(chunk.units)
         trim_memory()

@@ -10,6 +10,7 @@ from device_runtime.job import Job
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import Bundle
+from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, DataError, ProtocolError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
@@ -22,7 +23,7 @@ class FileBlobs:
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def get(self, ref: BlobRef) -> bytes:
-        return self.blobs[ref.sha256]
+        return unpacked(ref, self.blobs[ref.sha256], Limits().max_blob_bytes)
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
         return (self.get(ref) for ref in refs)

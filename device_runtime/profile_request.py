@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from device_runtime.fetch import Fetcher
 from device_runtime.work import Work
 from edgefl.wire import manifest as manifests
@@ -245,14 +247,17 @@ class ProfileDesk:
     def _profile(self, asked: _Asked, fetcher: Fetcher) -> BundleProfile:
         from edgefl.wire import bundle as bundles
 
-        manifest = manifests.decode(fetcher.get(self._trusted(asked.request)))
+        trusted = self._trusted(asked.request)
+        manifest = manifests.decode(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer --timeout")
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
         bundles.write(bundles.Bundle(manifest, self._fetched(manifest, fetcher)), path)
-        return self._measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
+        profile = self._measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
+        # By the name it was asked for: what is written here leaves out fields of a later release.
+        return msgspec.structs.replace(profile, bundle=trusted.sha256)
 
     def _fetched(self, manifest: Manifest, fetcher: Fetcher) -> dict[str, bytes]:
         """The graphs, and where their nodes come from, as they travel: compressed or not, a bundle's file has them so."""
@@ -284,7 +289,7 @@ class ProfileDesk:
         if wrong:
             text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self._work.engine.format}"
             raise RoundDeclined(NO_BUNDLE, text)
-        self._work.check_memory(manifest)
+        self._work.check_memory(manifest, manifest.graphs)
 
     def _settle(self, asked: _Asked, answer: ProfileAnswer) -> None:
         self._forget(asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,8 @@ from edgefl.wire import manifest as manifests
 from edgefl.wire import signatures, tensors
 from edgefl.wire.errors import ProtocolError, RoundDeclined
 from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import Manifest
-from edgefl.wire.messages import NO_FORMAT, Profile, Update, encode
-
-NO_MEMORY = "no-memory"
-"""The reason of a decline: the largest graph of the bundle does not fit."""
+from edgefl.wire.manifest import Graph, Manifest
+from edgefl.wire.messages import NO_FORMAT, NO_MEMORY, Profile, Update, encode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Work:
             signatures.check(self.server_key, job.bundle.sha256, job.signature)
         manifest = manifests.decode(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
-        self.check_memory(manifest)
+        self.check_memory(manifest, manifest.of_round)
         data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
         taken = take_up(self.store, job, manifest, self.dropped)
         rows = len(data.first(job.samples))
@@ -97,9 +94,9 @@ class Work:
                 f"the bundle holds {sorted(wrong)} graphs, this device runs {self.engine.format}"
             )
 
-    def check_memory(self, manifest: Manifest) -> None:
-        """RoundDeclined if a graph is known to need more than this device offers: before anything of it is loaded."""
-        largest = max(manifest.graphs, key=lambda graph: graph.planned_bytes)
+    def check_memory(self, manifest: Manifest, graphs: Sequence[Graph]) -> None:
+        """RoundDeclined if one of ``graphs`` is known to need more than this device offers: before any is loaded."""
+        largest = max(graphs, key=lambda graph: graph.planned_bytes)
         if largest.planned_bytes > self.memory_bytes:
             raise RoundDeclined(
                 NO_MEMORY,

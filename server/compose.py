@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from edgefl.programs.contract import Program, prefixed
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.submodel import Submodel
+from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Array, Arrays
 from server import memory
@@ -124,6 +125,7 @@ def _exchange(
             kept_bundle(federation, dataset, submodel, tier, name, folder, emit, format)
             for format in federation.formats_of(tier)
         )
+        _check_offer(federation.tiers.get(tier, TierTable()).memory_bytes, (bundle, *further), emit)
         finish = bundle.manifest.graph(bundle.manifest.finish)
         labels = [port.label for port in finish.outputs_of("update")]
         sends = (memory.WEIGHTS,) if exchange.form.sections else memory.memories(labels, kept)
@@ -131,6 +133,18 @@ def _exchange(
         held_by = reads(exchange, kept)
         tiers[tier] = TierPlan(bundle, submodel.place, exchange.form, held_by, sends, tuple(further))
     return ExchangePlan(tiers, bundle.manifest.hyper, exchange.schedule, exchange.server)
+
+
+def _check_offer(offered: int, made: Sequence[Bundle], emit: Emit) -> None:
+    """Devices that report just the memory that their tier asks for decline its rounds if a graph needs more."""
+    for manifest in (bundle.manifest for bundle in made) if offered else ():
+        needed = max(graph.planned_bytes for graph in manifest.of_round)
+        if needed > offered:
+            text = (
+                f"memory_bytes asks devices for {offered:,} bytes, and the largest graph for {manifest.format} needs "
+                f"{needed:,}: those that offer less decline; ask for as much, or set memory_budget"
+            )
+            emit(Warned(tier=manifest.tier, text=text))
 
 
 def _check_sent(federation: Federation, program: Program, submodel: Submodel, sends: Collection[str]) -> None:

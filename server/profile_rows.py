@@ -61,6 +61,7 @@ class Row:
     report: DeviceReport
     known: bool = False
     online: bool = False
+    online_since: float | None = None
     offline_since: float | None = None
     asked_first: float | None = None
     asked_last: float = 0.0

@@ -186,7 +186,9 @@ class FleetProfiler:
         if not row.online:
             gone = row.offline_since is None or now - row.offline_since > self._wanted.grace_s
             return gone and name not in self._wanted.devices
-        return not row.heard and row.asked_first is not None and now - row.asked_first > self._wanted.answer_s
+        # One that is online and says no hello that we can read is never asked.
+        since = row.asked_first if row.known else row.online_since
+        return not row.heard and since is not None and now - since > self._wanted.answer_s
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -212,6 +214,7 @@ class FleetProfiler:
             row.offline_since = self._clock()
         if online and not row.online:
             row.asked_last = 0.0  # what it was asked before may be lost
+            row.online_since = self._clock()
         row.online = online
 
     def _hello(self, device: str, hello: Hello) -> None:
@@ -301,6 +304,13 @@ class FleetProfiler:
                 row.now(state="unknown", text=text)
             elif not row.online:
                 row.now(state="offline", text="its agent does not run, or has no connection")
+            elif not row.known:
+                text = "it is online, and its hello is missing or of another version: install the same edgefl there"
+                row.now(state="silent", text=text)
+            elif row.heard and self._stopped:
+                row.now(
+                    state="late", text="it took the request, and the command was stopped before it was done"
+                )
             elif row.heard:
                 text = f"it took the request and was not done in {wanted.timeout_s:g} s: ask with a longer --timeout"
                 row.now(state="late", text=text)

@@ -19,12 +19,12 @@ _MANIFEST = "manifest"
 
 
 class BundleFolder:
-    """Blobs by their digest, each a file. Counts what is read, and for how long."""
+    """Blobs by their digest, each a file. Notes what is read, and for how long."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.read_bytes = 0
-        self.read_ms = 0.0
+        self.reads: list[tuple[int, float]] = []
+        """Bytes and milliseconds of each, in their order."""
         self.asked = 0.0
         """When blobs were last asked for together (``time.perf_counter``): the start of a chunk."""
 
@@ -48,9 +48,8 @@ class BundleFolder:
 
     def get(self, ref: BlobRef) -> bytes:
         start = time.perf_counter()
-        data = (self.path / ref.sha256).read_bytes()
-        self.read_ms += 1e3 * (time.perf_counter() - start)
-        self.read_bytes += len(data)
+        data = unpacked(ref, (self.path / ref.sha256).read_bytes(), Limits().max_blob_bytes)
+        self.reads.append((len(data), 1e3 * (time.perf_counter() - start)))
         return data
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
@@ -67,5 +66,4 @@ class BundleFolder:
         ref = manifest.sources
         if not isinstance(ref, BlobRef) or not (self.path / ref.sha256).exists():
             return {}
-        data = unpacked(ref, (self.path / ref.sha256).read_bytes(), Limits().max_blob_bytes)
-        return sources.decode(data).nodes(graph)
+        return sources.decode(self.get(ref)).nodes(graph)

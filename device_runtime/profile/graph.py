@@ -61,7 +61,7 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
     own = int(getattr(loaded, "planned_bytes", 0))
     del loaded
     nodes = folder.nodes(manifest, name)
-    median = statistics.median(times)
+    run = summary(times)
     told = _traced(engine, threads, spec, folder, running, repeat)
     parts, how = _parts(told, nodes)
     kind = kinds(manifest)[name]
@@ -71,15 +71,15 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
         artifact_bytes=spec.blob.size,
         macs=sum(node.macs for node in nodes.values()),
         load_ms=round(load_ms, 3),
-        run=summary(times),
+        run=run,
         peak=Peak(
             planned_bytes=spec.planned_bytes or spec.memory_budget,
             engine_bytes=told.engine_bytes if told else own,
             rss_bytes=max(0, peak),
         ),
-        split=ops.split(parts, median, how) if kind == "step" else None,
+        split=ops.split(parts, run, how) if kind == "step" else None,
         energy_j=joules,
-        ops=ops.costliest(parts, median, how),
+        ops=ops.costliest(parts, run.median_ms, how),
     )
 
 

@@ -7,14 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl.wire.profiles import OPS, How, OpCost, Split
+from edgefl.wire.profiles import OPS, How, OpCost, Split, Times
 from edgefl.wire.sources import Node, Phase
 
 BYTES_PER_MAC = 4.0
 """Multiplications that take as long as moving one byte; only for estimates."""
 
 _NAME = re.compile(r"[A-Za-z]+_\d+")
-_FORWARD: Phase = "forward"
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ def _work(node: Node) -> float:
     return max(1.0, node.macs + BYTES_PER_MAC * node.nbytes)
 
 
-def split(parts: Iterable[Part], median_ms: float, how: How) -> Split | None:
-    """The median call's time by phase; parts of unknown origin share theirs with the known. None if none is known."""
+def split(parts: Iterable[Part], run: Times, how: How) -> Split | None:
+    """A call's time by phase; parts of unknown origin share theirs with the known. None if none is known."""
     shares: dict[Phase, float] = {}
     for part in parts:
         if part.node is not None:
@@ -102,10 +101,19 @@ def split(parts: Iterable[Part], median_ms: float, how: How) -> Split | None:
     total = sum(shares.values())
     if not total:
         return None
-    forward, backward, update = (
-        round(median_ms * shares.get(phase, 0.0) / total, 4) for phase in ("forward", "backward", "update")
+
+    def spent(phase: Phase, call_ms: float) -> float:
+        return round(call_ms * shares.get(phase, 0.0) / total, 4)
+
+    return Split(
+        forward_ms=spent("forward", run.median_ms),
+        backward_ms=spent("backward", run.median_ms),
+        update_ms=spent("update", run.median_ms),
+        how=how,
+        forward_p90_ms=spent("forward", run.p90_ms),
+        backward_p90_ms=spent("backward", run.p90_ms),
+        update_p90_ms=spent("update", run.p90_ms),
     )
-    return Split(forward_ms=forward, backward_ms=backward, update_ms=update, how=how)
 
 
 def costliest(parts: Iterable[Part], median_ms: float, how: How) -> tuple[OpCost, ...]:

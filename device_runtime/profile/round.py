@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -47,7 +48,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
     profiler = Profiler()
     with MemorySampler() as sampler:
         watched = WatchedEngine(engine, folder, sampler)
-        settings = Settings(folder.path, checkpoint_steps=1 << 30, watch=watched.heard)
+        settings = Settings(folder.path, checkpoint_steps=1 << 30)
         runner = RoundRunner(
             engine=watched,
             manifest=manifest,
@@ -106,13 +107,14 @@ def _chunks(
     manifest: Manifest, stages: list[Stage], profiler: Profiler, data: FittedData
 ) -> tuple[ChunkProfile, ...]:
     by_graph = {stage.graph: stage for stage in stages}
-    forward, made, found = profiler.times_ms.get("forward", []), 0, []
+    forward, written = (iter(profiler.times_ms.get(name, [])) for name in ("forward", "write"))
+    found = []
     for chunk in manifest.prefix:
         spec, stage = manifest.graph(chunk.graph), by_graph[chunk.graph]
         (port,), (out,) = spec.inputs_of("batch"), spec.outputs_of("record")
         groups = math.ceil(len(data) / port.shape[0])
-        reading = sum(forward[made : made + groups]) - stage.run_ms
-        made += groups
+        reading = sum(islice(forward, groups)) - stage.run_ms
+        writing = sum(islice(written, groups + 2))  # the record is made, filled and sealed
         found.append(
             ChunkProfile(
                 graph=chunk.graph,
@@ -125,7 +127,7 @@ def _chunks(
                 read_ms=round(max(0.0, reading), 3),
                 forward_ms=round(stage.run_ms, 3),
                 write_bytes=len(data) * _row_bytes(out),
-                write_ms=round(stage.write_ms, 3),
+                write_ms=round(writing, 3),
             )
         )
     return tuple(found)

@@ -14,6 +14,7 @@ from edgefl.wire.profiles import MOMENTS, Moment
 
 _STATM = Path("/proc/self/statm")
 _PERIOD_S = 0.001
+_MOST_KEPT = 8 * MOMENTS
 
 
 class MemorySampler:
@@ -51,6 +52,8 @@ class MemorySampler:
     def _watch(self) -> None:
         while not self._ended.wait(_PERIOD_S):
             self._seen.append(Moment(self.now_ms, self._resident()))
+            if len(self._seen) > _MOST_KEPT:  # what is kept is memory of the process that is watched
+                self._seen[:] = thinned(self._seen, _MOST_KEPT // 2)
         self._seen.append(Moment(self.now_ms, self._resident()))
 
     def _resident(self) -> int:

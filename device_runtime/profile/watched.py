@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from device_runtime.checkpoint import Checkpoint
 from device_runtime.engine.base import Engine, LoadedGraph, Outputs, State
-from device_runtime.graphs import Step
 from device_runtime.profile.folder import BundleFolder
 from device_runtime.profile.sampler import MemorySampler
 from edgefl.wire.manifest import Graph, Manifest
@@ -26,7 +25,6 @@ class Stage:
     fetch_ms: float = 0.0
     load_ms: float = 0.0
     run_ms: float = 0.0
-    write_ms: float = 0.0
     end_ms: float = 0.0
 
 
@@ -38,7 +36,6 @@ class WatchedEngine:
     folder: BundleFolder
     sampler: MemorySampler
     stages: list[Stage] = field(default_factory=list)
-    ran_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -56,26 +53,22 @@ class WatchedEngine:
         start = time.perf_counter()
         began = self.folder.asked or start
         stage = Stage(graph.name, self.sampler.ms_of(began))
-        stage.fetch_bytes = max(0, self.folder.read_bytes - len(artifact))
-        stage.fetch_ms = self.folder.read_ms if stage.fetch_bytes else 0.0
-        self.folder.asked, self.folder.read_bytes, self.folder.read_ms = 0.0, 0, 0.0
+        fetched = self.folder.reads[:-1]  # the last one was the graph
+        stage.fetch_bytes = sum(size for size, _ in fetched)
+        stage.fetch_ms = sum(took for _, took in fetched)
+        self.folder.asked, self.folder.reads = 0.0, []
         if self.stages:
             self.stages[-1].end_ms = stage.start_ms
         self.stages.append(stage)
         loaded = self.inner.load(graph, artifact)
         stage.load_ms = 1e3 * (time.perf_counter() - start)
-        return _WatchedGraph(loaded, self, stage)
+        return _WatchedGraph(loaded, stage)
 
     def read_state(self, state: State) -> Arrays:
         return self.inner.read_state(state)
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
         return self.inner.write_state(arrays)
-
-    def heard(self, step: Step) -> None:
-        """A group of rows was written to the record, or a training step made."""
-        if self.stages:
-            self.stages[-1].write_ms += 1e3 * (time.perf_counter() - self.ran_at)
 
     def spans(self, manifest: Manifest) -> tuple[Span, ...]:
         """The stages with the names that people read."""
@@ -91,14 +84,12 @@ class WatchedEngine:
 @dataclass(frozen=True)
 class _WatchedGraph:
     inner: LoadedGraph
-    engine: WatchedEngine
     stage: Stage
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         start = time.perf_counter()
         outputs = self.inner.run(feeds, state)
-        self.engine.ran_at = time.perf_counter()
-        self.stage.run_ms += 1e3 * (self.engine.ran_at - start)
+        self.stage.run_ms += 1e3 * (time.perf_counter() - start)
         return outputs
 
 

@@ -30,7 +30,7 @@ from edgefl.submodels.output_side import tiers
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.formats import FORMATS
-from exporters.formats import Format, format_of
+from exporters.formats import Format, check_installed, format_of
 
 TIERS = ("strong", "moderate", "weak")
 WIDTHS: Mapping[str, float] = {"moderate": 0.45, "weak": 0.2}
@@ -65,7 +65,9 @@ class Times:
 
 
 def measure(settings: Settings, say: Callable[[str], None] = lambda _: None) -> list[Times]:
-    """Every engine, model, method and tier. EdgeflError where a graph cannot be exported or a process ends."""
+    """Every engine, model, method and tier. ConfigError for an engine that is not installed, EdgeflError where a graph
+    cannot be exported or a process ends."""
+    check_installed(settings.engines)
     return [
         row
         for engine in settings.engines

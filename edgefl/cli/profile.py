@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from edgefl.cli.engines import Engine
 from edgefl.cli.output import console, errors, print_json, print_table
@@ -83,6 +86,7 @@ def profile(
 ) -> None:
     from edgefl.cli.profile_fleet import FleetOptions, files_of, profile_fleet, refuse
 
+    chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles))
     _check_places(html, run)
     if fleet:
@@ -98,37 +102,33 @@ def profile(
             html=html,
             as_json=as_json,
         )
-        profile_fleet(list(_wanted(targets, batch, engine.value if engine else "", tier or [])), options)
+        profile_fleet(list(_wanted(targets, replace(chosen, main_only=True))), options)
         return
     given = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     refuse(given | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
     from device_runtime.profile.whole import Settings, profile_bundle
     from edgefl.profiling.accuracy import accuracy_of
-    from edgefl.wire.errors import ConfigError
 
-    settings = Settings(
-        engine=engine.value if engine else "", threads=threads, repeat=repeat, samples=samples
-    )
+    settings = Settings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
     found: list[BundleProfile] = []
     with _ended_tidily(), errors.status("") as status:
-        for bundle in _wanted(targets, batch, settings.engine, tier or []):
+        accuracy = accuracy_of(run) if run else None
+        for bundle in _wanted(targets, chosen):
             name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
             found.append(
-                profile_bundle(bundle, settings, lambda part, name=name: status.update(f"{name}: {part}"))
+                profile_bundle(
+                    bundle, settings, lambda part, name=name: status.update(Text(f"{name}: {part}"))
+                )
             )
-    if not found:
-        raise ConfigError(f"none of the bundles is of tier {', '.join(tier or [])}")
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
     if html:
         from edgefl.profiling.page import page
 
-        accuracy = accuracy_of(run, found[0].batch) if run else None
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in found))}"
         html.write_text(page(title, found, accuracy), encoding="utf-8")
-    if as_json:
-        print_json(found)
-        return
-    _print(found)
-    if html:
         errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -165,6 +165,8 @@ def _print(profiles: list[BundleProfile]) -> None:
         _print_halves(f"{name}: graphs", rows.graphs(each))
         if each.io:
             print_table(f"{name}: multi-step forward pass", rows.chunks(each))
+        if parts := rows.parts(each):
+            print_table(f"{name}: parts of a training step", parts)
         if costly := rows.costliest(each):
             print_table(f"{name}: costliest ops of a training step", costly)
     for note in dict.fromkeys(note for each in profiles for note in rows.notes(each)):
@@ -179,26 +181,48 @@ def _print_halves(title: str, table: list[dict[str, str]]) -> None:
         print_table(title + part, [{key: row[key] for key in (name, *shown)} for row in table])
 
 
-def _wanted(targets: list[str], batch: int | None, engine: str, tiers: list[str]) -> Iterator[Bundle]:
-    """The bundles of the command line, one after another; those of a model or a file are made here."""
+@dataclass(frozen=True)
+class _Chosen:
+    """Which bundles of those that are named; ``main_only``: of a program's exchanges the main one."""
+
+    batch: int | None
+    engine: str
+    tiers: tuple[str, ...]
+    main_only: bool = False
+
+
+def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
+    """The bundles of the command line, one after another; those of a model or a file are made here. ConfigError in the
+    end if there was none."""
+    from edgefl.wire.errors import ConfigError
+
+    none = True
+    for target in targets:
+        for bundle in _read(target, chosen) if _is_bundle(target) else _exported(target, chosen):
+            none = False
+            yield bundle
+    if none:
+        wishes = [f"of tier {' or '.join(chosen.tiers)}"] * bool(chosen.tiers)
+        wishes += [f"in format {chosen.engine} (`edgefl export --format` makes one)"] * bool(chosen.engine)
+        raise ConfigError(f"none of the bundles is {' and '.join(wishes)}")
+
+
+def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
+    """The bundle in a file, if its tier and format are wanted."""
     from edgefl.wire import bundle as bundles
     from edgefl.wire.errors import ConfigError
 
-    for target in targets:
-        if not _is_bundle(target):
-            yield from _exported(target, batch, engine, tiers)
-            continue
-        bundle = bundles.read(Path(target))
-        manifest = bundle.manifest
-        if batch is not None and batch != manifest.batch:
-            raise ConfigError(
-                f"{target} was exported with batch {manifest.batch}, which its graphs keep, not {batch}: export it with "
-                f"that batch, or let `edgefl profile {manifest.model} --batch {batch}` do it",
-                batch=manifest.batch,
-                wanted=batch,
-            )
-        if not tiers or manifest.tier in tiers:
-            yield bundle
+    bundle = bundles.read(Path(target))
+    manifest = bundle.manifest
+    if chosen.batch not in (None, manifest.batch):
+        raise ConfigError(
+            f"{target} was exported with batch {manifest.batch}, which its graphs keep, not {chosen.batch}: export it "
+            f"with that batch, or let `edgefl profile {manifest.model} --batch {chosen.batch}` do it",
+            batch=manifest.batch,
+            wanted=chosen.batch,
+        )
+    if manifest.tier in (chosen.tiers or (manifest.tier,)) and chosen.engine in ("", manifest.format):
+        yield bundle
 
 
 def _is_bundle(target: str) -> bool:
@@ -207,23 +231,30 @@ def _is_bundle(target: str) -> bool:
     return path.suffix == ".efl" or (path.suffix != ".toml" and (path.exists() or "/" in target))
 
 
-def _exported(target: str, batch: int | None, engine: str, wanted: list[str]) -> Iterator[Bundle]:
-    """The bundles of each tier of a federation file, or of a model with default settings."""
+def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
+    """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
     from edgefl.config import load, without_devices
     from edgefl.lab.data import open_data
     from edgefl.lab.lab import completed
     from edgefl.wire.errors import ConfigError
+    from exporters.formats import check_installed
     from server import compose
     from server.bundles import export
+    from server.training import exchange_names, program_of
 
     path = Path(target) if target.endswith(".toml") else None
-    told: dict[str, object] = {} if path else {"model.name": target}
-    federation = completed(without_devices(load(path, told | ({"program.batch": batch} if batch else {}))))
-    if unknown := sorted(set(wanted) - set(federation.tiers)):
+    changes: dict[str, object] = {} if path else {"model.name": target}
+    told = load(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
+    federation = completed(without_devices(told))
+    if unknown := sorted(set(chosen.tiers) - set(federation.tiers)):
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
+    tiers = [name for name in federation.tiers if name in (chosen.tiers or federation.tiers)]
+    formats = {name: (chosen.engine,) if chosen.engine else told.formats_of(name) for name in tiers}
+    check_installed(sorted({each for held in formats.values() for each in held}))
     dataset = open_data(federation)
     spec = compose.build_model(federation, dataset)
-    for name, table in federation.tiers.items():
-        if not wanted or name in wanted:
-            submodel = compose.submodel_of(spec, name, table)
-            yield export(federation, dataset, submodel, name, format=engine or "onnx")
+    for name in tiers:
+        submodel = compose.submodel_of(spec, name, federation.tiers[name])
+        exchanges = ("",) if chosen.main_only else exchange_names(program_of(federation, submodel))
+        for exchange, form in product(exchanges, formats[name]):
+            yield export(federation, dataset, submodel, name, exchange=exchange, format=form)

@@ -14,7 +14,7 @@ from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ConfigError, ParticipationError
 
 if TYPE_CHECKING:
-    from edgefl.wire.profiles import BundleProfile, GraphProfile
+    from edgefl.wire.profiles import BundleProfile
     from server.profile_rows import DeviceReport, FleetReport
 
 _MOST_DEVICES_LISTED = 20
@@ -65,14 +65,13 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
     """
     report = _asked(bundles, options)
-    if options.html and report.answered:
-        _write_page(report, options.html)
     if options.as_json:
         print_json(report)
     else:
         _print(report)
-        if options.html and report.answered:
-            errors.print(f"page: {options.html}", markup=False, highlight=False, soft_wrap=True)
+    if options.html and report.answered:
+        _write_page(report, options.html)
+        errors.print(f"page: {options.html}", markup=False, highlight=False, soft_wrap=True)
     if not report.answered:
         raise ParticipationError(_nobody(report, options))
 
@@ -81,11 +80,21 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
     from rich.live import Live
 
     from edgefl.cli.device import address
+    from edgefl.wire.profiling import MOST_REPEATS
     from edgefl.wire.signatures import Signer
     from edgefl.wire.topics import checked_name
     from server.profile_rows import by_tier
     from server.profiling import FleetProfiler, Wanted
 
+    if options.repeat > MOST_REPEATS:
+        raise ConfigError(
+            f"a device repeats a graph {MOST_REPEATS} times at most, found --repeat {options.repeat}"
+        )
+    if options.sign_key and not options.sign_key.is_file():
+        raise ConfigError(
+            f"there is no key {options.sign_key}: name the file that the server of the federation signs with",
+            path=str(options.sign_key),
+        )
     wanted = Wanted(
         federation=checked_name("federation", options.federation),
         offered=by_tier(bundles),
@@ -135,7 +144,7 @@ def _times(row: DeviceReport) -> dict[str, str]:
 
     profile = row.profile
     assert profile is not None
-    step = _slowest(profile)
+    step = profile.slowest
     parts = ("forward_ms", "backward_ms", "update_ms")
     split = step.split if step else None
     return {
@@ -154,7 +163,7 @@ def _means(row: DeviceReport) -> dict[str, str]:
 
     profile = row.profile
     assert profile is not None
-    step, peaks = _slowest(profile), [graph.peak for graph in profile.graphs]
+    step, peaks = profile.slowest, [graph.peak for graph in profile.graphs]
     return {
         "device": row.device,
         "planned MiB": rows.mib(max((peak.planned_bytes for peak in peaks), default=0)),
@@ -164,11 +173,6 @@ def _means(row: DeviceReport) -> dict[str, str]:
         "load ms": rows.ms(step.load_ms) if step else "-",
         "energy J": "-" if step is None or step.energy_j is None else f"{step.energy_j:.3g}",
     }
-
-
-def _slowest(profile: BundleProfile) -> GraphProfile | None:
-    """The training graph with the longest step; None if nothing trains."""
-    return max(profile.steps, key=lambda graph: graph.run.median_ms, default=None)
 
 
 def _reason(row: DeviceReport) -> dict[str, str]:

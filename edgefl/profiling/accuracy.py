@@ -9,9 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.wire import bundle as bundles
 from edgefl.wire.errors import DataError, EdgeflError
 
-_JOURNAL = "journal.sqlite"
+_JOURNAL, _BUNDLES = "journal.sqlite", "bundles/*.efl"
 _METRICS = (
     "SELECT assignments.tier, updates.round, updates.metrics FROM updates JOIN assignments "
     "ON updates.run = assignments.run AND updates.round = assignments.round AND updates.device = assignments.device "
@@ -28,9 +29,9 @@ class Accuracy:
     note: str = "Accuracy: of what the tier's devices use of the run's model, on the test set."
 
 
-def accuracy_of(run: Path, batch: int) -> Accuracy:
+def accuracy_of(run: Path) -> Accuracy:
     """What is known of the run in the folder ``run``: its model on the test set where both can be read here, else what
-    devices told of ``batch`` samples a step (:func:`tier_accuracy`). DataError if it is no run or tells neither."""
+    devices told (:func:`tier_accuracy`). DataError if it is no run or tells neither."""
     try:
         from edgefl.lab.tier_accuracy import accuracy_on_test_set
 
@@ -38,18 +39,18 @@ def accuracy_of(run: Path, batch: int) -> Accuracy:
     except (EdgeflError, OSError, ImportError) as error:  # a run of somebody else's data, or no torch
         why = error.message if isinstance(error, EdgeflError) else str(error)
         return Accuracy(
-            tier_accuracy(run, batch),
+            tier_accuracy(run),
             "accuracy on the tier's training samples",
             "Accuracy: of the tier's devices on their own samples while they trained, in the last round that they "
             f"reported. Of the test set it cannot be told here: {why}",
         )
 
 
-def tier_accuracy(run: Path, batch: int) -> dict[str, float]:
+def tier_accuracy(run: Path) -> dict[str, float]:
     """Share of training samples that each tier classified rightly in the last round that it reported.
 
-    ``batch`` is the number of samples a step, as the devices report right answers by step. DataError if ``run`` holds
-    no journal (a server with a database of its own keeps it there), or nothing that says how many were right.
+    Devices report right answers by step, whose samples the run's bundles tell. DataError if ``run`` holds no journal (a
+    server with a database of its own keeps it there) or no bundle, or nothing that says how many were right.
     """
     path = run / _JOURNAL
     if not path.is_file():
@@ -64,6 +65,7 @@ def tier_accuracy(run: Path, batch: int) -> dict[str, float]:
     except (sqlite3.Error, ValueError, AttributeError) as error:
         raise DataError(f"the journal of {run} cannot be read: {error}", path=str(path)) from error
     found: dict[str, float] = {}
+    batch = _batch(run)
     for tier in {tier for tier, _, correct in told if correct is not None}:
         last = max(number for other, number, correct in told if other == tier and correct is not None)
         right = [
@@ -77,3 +79,14 @@ def tier_accuracy(run: Path, batch: int) -> dict[str, float]:
             f"no device of {run} told how many of its samples were right; train a classifier", path=str(path)
         )
     return found
+
+
+def _batch(run: Path) -> int:
+    """Samples of a step, which all tiers of a run have in common."""
+    for path in sorted(run.glob(_BUNDLES)):
+        return bundles.read(path).manifest.batch
+    raise DataError(
+        f"{run} holds no bundle ({_BUNDLES}), which would say how many samples a step had: name the folder that "
+        "`edgefl run` made",
+        path=str(run),
+    )

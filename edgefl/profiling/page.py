@@ -46,7 +46,10 @@ def page(
     parts = [
         f"<h1>{escape(title)}</h1>",
         _table(rows.summary(profiles, names), "summary"),
-        *(f'<p class="note">{escape(note)}</p>' for note in dict.fromkeys([*_notes(profiles), *notes])),
+        *(
+            f'<p class="note">{escape(note)}</p>'
+            for note in dict.fromkeys([*_notes(profiles, names), *notes])
+        ),
         _beside(profiles, names, accuracy),
         *(_bundle(name, profile) for name, profile in zip(names, profiles, strict=True)),
     ]
@@ -59,8 +62,12 @@ def page(
     )
 
 
-def _notes(profiles: Sequence[BundleProfile]) -> list[str]:
-    return [note for profile in profiles for note in rows.notes(profile)]
+def _notes(profiles: Sequence[BundleProfile], names: Sequence[str]) -> list[str]:
+    """Of each profile; without its name where the notes of all are the same."""
+    told = [rows.notes(profile) for profile in profiles]
+    if all(notes == told[0] for notes in told):
+        return told[0]
+    return [f"{name}: {note}" for name, notes in zip(names, told, strict=True) for note in notes]
 
 
 def _bundle(name: str, profile: BundleProfile) -> str:
@@ -72,6 +79,8 @@ def _bundle(name: str, profile: BundleProfile) -> str:
     ]
     if profile.io:
         parts += ["<h3>Multi-step forward pass</h3>", _table(rows.chunks(profile), "chunks")]
+    if split := rows.parts(profile):
+        parts += ["<h3>Parts of a training step</h3>", _table(split, "parts")]
     if costly := rows.costliest(profile):
         parts += ["<h3>Costliest ops of a training step</h3>", _table(costly, "ops")]
     return f"<section>{''.join(parts)}</section>"
@@ -115,7 +124,7 @@ def _times(name: str, profile: BundleProfile) -> str:
         if graph.split is None:
             bars[graph.name] = graph.run.median_ms
             continue
-        for part in ("forward", "backward", "update"):
+        for part in rows.PARTS:
             label = part if len(profile.steps) == 1 else f"{part} of {graph.name}"
             bars[label] = getattr(graph.split, f"{part}_ms")
     return _figure(bar_chart(bars, title=f"Time by graph, {name}", y="ms (median)"), "times")
@@ -130,16 +139,21 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
             for name, profile in zip(names, profiles, strict=True)
             if profile.tier in known
         }
-        y, note = accuracy.axis, accuracy.note
+        what, y, note = "accuracy", accuracy.axis, accuracy.note
     else:
         most = max(profile.parameters for profile in profiles) or 1
         points = {
             name: [(profile.peak_bytes / _MIB, profile.parameters / most)]
             for name, profile in zip(names, profiles, strict=True)
         }
-        y = "trained parameters, of the largest tier's"
-        note = "No run was named (--run FOLDER), so memory stands against how much each tier trains, not its accuracy."
-    title = f"Memory against {'accuracy' if known else 'what is trained'}, by tier"
+        what, y = "what is trained", "trained parameters, of the largest tier's"
+        why = (
+            f"The run knows other tiers: {', '.join(known)}."
+            if known
+            else "No run told the accuracy of the tiers."
+        )
+        note = f"{why} So memory stands against how much of the model each trains."
+    title = f"Memory against {what}, by tier"
     chart = line_chart(points, title=title, x="peak memory over the idle process, MiB", y=y)
     return _figure(chart, "tiers", note)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgefl.wire.profiles import BundleProfile, GraphProfile
+from edgefl.wire.profiles import BundleProfile
 
 Rows = list[dict[str, str]]
 TOP = 12
+PARTS = ("forward", "backward", "update")
 _MIB = 2**20
 
 
@@ -45,7 +46,7 @@ def summary(profiles: Sequence[BundleProfile], names: Sequence[str] = ()) -> Row
             "RSS MiB": mib(profile.peak_bytes),
             "idle MiB": mib(profile.idle_bytes),
             "trained": f"{profile.parameters:,}",
-            "MACs a step": count(sum(graph.macs for graph in profile.steps)),
+            "MACs a step": count(profile.slowest.macs if profile.slowest else 0),
             "KiB": f"{profile.artifact_bytes / 1024:.1f}",
         }
         for name, profile in zip(names or names_of(profiles), profiles, strict=True)
@@ -70,6 +71,22 @@ def graphs(profile: BundleProfile) -> Rows:
             "KiB": f"{graph.artifact_bytes / 1024:.1f}",
         }
         for graph in profile.graphs
+    ]
+
+
+def parts(profile: BundleProfile) -> Rows:
+    """What each training graph computes: the median call's time, and that of the call which nine tenths do not exceed."""
+    return [
+        {
+            "graph": graph.name,
+            "part": part,
+            "median ms": ms(getattr(graph.split, f"{part}_ms")),
+            "p90 ms": ms(getattr(graph.split, f"{part}_p90_ms")),
+            "time is": graph.split.how or "-",
+        }
+        for graph in profile.steps
+        if graph.split is not None
+        for part in PARTS
     ]
 
 
@@ -154,5 +171,5 @@ def _moved(size: int, took: float) -> str:
 
 def _part(profile: BundleProfile, field: str) -> str:
     """Of the slowest step, as :attr:`BundleProfile.step_ms`."""
-    slowest: GraphProfile | None = max(profile.steps, key=lambda graph: graph.run.median_ms, default=None)
+    slowest = profile.slowest
     return "-" if slowest is None or slowest.split is None else ms(getattr(slowest.split, field))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+
+_LOCK = threading.Lock()
 
 
 class _Unused(ModuleType):
@@ -15,8 +18,9 @@ class _Unused(ModuleType):
     """
 
     def __getattr__(self, name: str) -> object:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        with _LOCK:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
         return getattr(import_module(self.__name__), name)
 
 

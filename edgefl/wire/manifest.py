@@ -177,6 +177,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             -(-samples // self.pass_rows(phase)) if phase.over_data else phase.steps for phase in self.phases
         )
 
+    @property
+    def of_round(self) -> tuple[Graph, ...]:
+        """The graphs that a round runs; the others are for a device's own use of the model."""
+        names = [*(chunk.graph for chunk in self.prefix), self.start]
+        names += [*(phase.graph for phase in self.phases), self.finish]
+        return tuple(self.graph(name) for name in dict.fromkeys(names))
+
     def pass_rows(self, phase: PhaseSpec) -> int:
         """Rows of each step of a phase over the data; BundleError if its graph reads none."""
         for port in self.graph(phase.graph).inputs_of("batch"):
@@ -219,6 +226,18 @@ def _consistent(port: Port) -> bool:
 
 
 def _check_graph(graph: Graph) -> None:
+    for ports in (graph.inputs, graph.outputs):
+        names = [port.name for port in ports]
+        if (
+            twice := sorted({name for name in names if names.count(name) > 1})
+            if len({*names}) < len(names)
+            else []
+        ):
+            raise BundleError(
+                f"graph {graph.name!r} has port {twice[0]!r} twice; export the bundle again",
+                graph=graph.name,
+                port=twice[0],
+            )
     for port in (*graph.inputs, *graph.outputs):
         if not _consistent(port):
             raise BundleError(
@@ -251,6 +270,12 @@ def _check(manifest: Manifest) -> None:
             manifest.pass_rows(phase)
     for graph in manifest.graphs:
         _check_graph(graph)
+    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange)
+    for name in (*shown, *(graph.name for graph in manifest.graphs)):
+        if not name.isprintable():
+            raise BundleError(
+                f"the name {name!r} in a manifest cannot be shown; export the bundle again", name=name
+            )
     if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
         raise BundleError("batch and steps of a manifest must be positive; export the bundle again")
     if manifest.carry_exchanges < 0:

@@ -187,11 +187,14 @@ NO_CARRY = "no-carry"
 NO_FORMAT = "no-format"
 """Why a device declines: its tier has no bundle in the format that its engine runs."""
 
+NO_MEMORY = "no-memory"
+"""Why a device declines: a graph of the bundle needs more memory than it offers."""
+
 
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
 
-    Reasons are :data:`NO_CARRY` and :data:`NO_FORMAT`; a server takes others as they are.
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT` and :data:`NO_MEMORY`; a server takes others as they are.
     """
 
     round: int

@@ -6,7 +6,8 @@ points of memory over time. Times are in milliseconds, memory is resident set si
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +16,12 @@ from edgefl.wire.messages import MALFORMED, VERSION, Message
 
 OPS = 12
 MOMENTS = 200
+GRAPHS = SPANS = CHUNKS = 256
+UNITS = 1024
+LARGEST = 1e18
+"""Of any number in a profile: whoever draws one need not fear larger ones."""
+LETTERS = 400
+"""Of any text in a profile."""
 Kind = Literal["forward", "start", "step", "finish", "evaluate", "personalize"]
 How = Literal["", "measured", "shared", "estimated"]
 """``measured``: by the engine's own profiler. ``shared``: by instruction of the program, and by MACs and bytes among the
@@ -44,12 +51,18 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """The median call of a training graph by what it computes: the loss, its derivatives, the new weights and state."""
+    """A call of a training graph by what it computes: the loss, its derivatives, the new weights and state.
+
+    The median call's time and (``*_p90_ms``) that of the call which nine tenths do not exceed, by the same shares.
+    """
 
     forward_ms: float
     backward_ms: float
     update_ms: float
     how: str
+    forward_p90_ms: float = 0.0
+    backward_p90_ms: float = 0.0
+    update_p90_ms: float = 0.0
 
 
 class OpCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +146,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class BundleProfile(Message, frozen=True, kw_only=True):
     """One bundle on one engine of one machine. ``bundle`` is the SHA-256 of its manifest.
 
-    ``macs`` are those of a whole step, ``parameters`` what the tier trains, ``down_bytes`` all artifacts together.
+    ``parameters`` is what the tier trains, ``artifact_bytes`` all its graphs together.
     ``idle_bytes``: the process with its engine open, before the first graph. ``peak_bytes``: the highest of the graphs'
     peaks over it and of the timeline. ``energy_how`` says how energy was read, or why it was not.
     """
@@ -167,9 +180,14 @@ class BundleProfile(Message, frozen=True, kw_only=True):
         return tuple(graph for graph in self.graphs if graph.kind == "step")
 
     @property
+    def slowest(self) -> GraphProfile | None:
+        """The graph of a training step; the one with the longest median where phases differ. None if nothing trains."""
+        return max(self.steps, key=lambda graph: graph.run.median_ms, default=None)
+
+    @property
     def step_ms(self) -> float:
-        """Median of the graph that a step takes; the slowest where phases differ."""
-        return max((graph.run.median_ms for graph in self.steps), default=0.0)
+        """Median of the :attr:`slowest` step."""
+        return self.slowest.run.median_ms if self.slowest else 0.0
 
 
 def encode(profile: BundleProfile) -> bytes:
@@ -177,7 +195,8 @@ def encode(profile: BundleProfile) -> bytes:
 
 
 def decode(data: bytes) -> BundleProfile:
-    """The profile in ``data``; ProtocolError if it is malformed, of another version, or larger than agreed."""
+    """The profile in ``data``, with blanks for what cannot be printed; ProtocolError if it is malformed, of another
+    version, or larger than agreed, also in its numbers."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
         if version != VERSION:
@@ -185,13 +204,44 @@ def decode(data: bytes) -> BundleProfile:
                 f"a profile has version {version}, this is {VERSION}: install the same edgefl on both sides",
                 version=version,
             )
-        profile = msgspec.msgpack.decode(data, type=BundleProfile)
+        told = msgspec.msgpack.decode(data, type=BundleProfile)
+        profile = msgspec.convert(_plain(msgspec.to_builtins(told)), BundleProfile)
     except MALFORMED as error:
         raise ProtocolError(
             f"a profile is malformed: {error}; install the same edgefl on both sides"
         ) from error
-    if len(profile.timeline.moments) > MOMENTS or any(len(graph.ops) > OPS for graph in profile.graphs):
-        raise ProtocolError(
-            f"a profile has more than {MOMENTS} points of time or {OPS} ops of a graph; install a matching edgefl"
-        )
+    for what, found, most in _counts(profile):
+        if found > most:
+            raise ProtocolError(f"a profile has {found} {what}, {most} at most; install a matching edgefl")
+    if not profile.graphs:
+        raise ProtocolError("a profile is of no graph; install the same edgefl on both sides")
     return profile
+
+
+def _counts(profile: BundleProfile) -> tuple[tuple[str, int, int], ...]:
+    return (
+        ("graphs", len(profile.graphs), GRAPHS),
+        ("ops of a graph", max((len(graph.ops) for graph in profile.graphs), default=0), OPS),
+        ("chunks", len(profile.io), CHUNKS),
+        ("units of a chunk", max((len(chunk.units) for chunk in profile.io), default=0), UNITS),
+        ("points of time", len(profile.timeline.moments), MOMENTS),
+        ("spans of time", len(profile.timeline.spans), SPANS),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with printable texts; ProtocolError for a number that is not finite, or a text or number too large."""
+    match value:
+        case str():
+            if len(value) > LETTERS:
+                raise ProtocolError(f"a text of a profile has {len(value)} letters, {LETTERS} at most")
+            return "".join(letter if letter.isprintable() else " " for letter in value)
+        case int() | float():
+            if not math.isfinite(value) or abs(value) > LARGEST:
+                raise ProtocolError(f"a number of a profile is {value:g}; measure again")
+            return value
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
+    return value

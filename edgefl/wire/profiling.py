@@ -14,7 +14,8 @@ from edgefl.wire.messages import Message
 
 Nonce = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
 """Part of topics: nothing else may be in it."""
-Repeat = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+MOST_REPEATS = 1000
+Repeat = Annotated[int, msgspec.Meta(ge=1, le=MOST_REPEATS)]
 Wait = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 BUSY = "busy"

@@ -70,6 +70,20 @@ def test_a_bundle_that_just_fits_or_names_no_need_is_trained(
     assert server.update().samples == tiny.ROWS
 
 
+def test_a_graph_that_no_round_runs_keeps_no_device_from_training(
+    server: ScriptedServer, start: StartAgent
+) -> None:
+    world = planned(1)
+    manifest = world.bundle.manifest
+    large = msgspec.structs.replace(manifest.graph("start"), name="evaluate", planned_bytes=OFFERED + 1)
+    manifest = msgspec.structs.replace(manifest, graphs=(*manifest.graphs, large), evaluate="evaluate")
+    assert large not in manifest.of_round and len(manifest.of_round) == len(manifest.graphs) - 1
+    start()
+    server.open(World(Bundle(manifest, world.bundle.blobs)))
+
+    assert server.update().samples == tiny.ROWS
+
+
 def test_the_next_round_is_taken_when_it_fits(server: ScriptedServer, start: StartAgent) -> None:
     start()
     server.open(planned(3 << 29))

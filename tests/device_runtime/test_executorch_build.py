@@ -102,6 +102,47 @@ def test_devices_that_build_at_once_all_find_a_whole_one(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
+def test_of_devices_that_start_at_once_one_compiles(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counted = tmp_path / "counting-c++"
+    counted.write_text(f'#!/bin/sh\necho again >>{tmp_path / "runs"}\nexec c++ "$@"\n')
+    counted.chmod(0o755)
+    monkeypatch.setenv("CXX", str(counted))
+    workers = [threading.Thread(target=build.binding, args=(WHEEL, str)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+    assert (tmp_path / "runs").read_text() == "again\n"
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_compiler_that_cannot_be_run_is_not_taken_for_a_full_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "odd-c++").write_bytes(b"\x7fELF, and nothing more")
+    (tmp_path / "odd-c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "odd-c++"))
+
+    with pytest.raises(
+        ConfigError, match=r"odd-c\+\+ cannot compile the ExecuTorch binding: it cannot be run"
+    ):
+        build.binding(WHEEL, str)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+
+    with pytest.raises(ConfigError, match=r"no folder for the ExecuTorch binding: .* set \$XDG_CACHE_HOME"):
+        build.binding(WHEEL, str)
+
+
 def test_without_a_compiler_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no_compiler(monkeypatch, tmp_path)
 

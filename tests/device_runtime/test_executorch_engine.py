@@ -16,8 +16,8 @@ from executorch.exir._serialize._program import deserialize_pte_binary, serializ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_runtime.engine.executorch import ExecuTorchEngine, buffers
-from device_runtime.engine.executorch.binding import Program
+from device_runtime.engine.executorch import ExecuTorchEngine, buffers, build
+from device_runtime.engine.executorch.binding import Native, NativeError, Program
 from device_runtime.engine.select import ENGINES
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
@@ -266,6 +266,29 @@ def test_ports_that_differ_from_the_manifest_are_refused(graph: Graph) -> None:
         BundleError, match=r"graph 'train' and its manifest disagree on .* listed, .* in the program"
     ):
         ENGINE.load(graph, TRAIN_BYTES)
+
+
+def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_allocates() -> None:
+    planned = ENGINE.load(TRAIN, TRAIN_BYTES).planned_bytes
+    assert planned > 1
+
+    ENGINE.load(_changed(planned_bytes=planned), TRAIN_BYTES)
+    with pytest.raises(
+        BundleError, match=f"listed with {planned - 1} bytes, and its program plans {planned}"
+    ):
+        ENGINE.load(_changed(planned_bytes=planned - 1), TRAIN_BYTES)
+
+
+def test_the_number_of_threads_stays_while_a_program_is_loaded() -> None:
+    native = Native(build.find_wheel(), str)
+    native.set_threads(1)
+    held = Program(native, TRAIN_BYTES)
+    native.set_threads(1)
+    with pytest.raises(NativeError, match="1 programs are open that work with 1"):
+        native.set_threads(2)
+    del held
+    native.set_threads(2)
+    native.set_threads(1)
 
 
 def test_a_program_that_planned_its_inputs_is_refused() -> None:

@@ -20,6 +20,7 @@ from tests.conftest import on_both_brokers
 from tests.device_runtime import tiny
 from tests.device_runtime.agents import StartAgent
 from tests.device_runtime.asking import NONCE, Asker, Scripted
+from tests.device_runtime.link import publish_blob
 from tests.device_runtime.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.test_agent_bad_input import GARBAGE
 from tests.device_runtime.tiny import World
@@ -79,6 +80,23 @@ def test_a_device_profiles_what_it_is_asked_to_and_its_answer_reads_back(
     assert profiles.decode(answer.profile) == example_profile(world.bundle_ref.sha256)
     assert script.files == [world.bundle]
     assert script.repeats == [3]
+
+
+def test_a_bundle_of_a_later_release_is_profiled_under_the_name_it_was_asked_for(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    """What this release writes of its manifest leaves out the field that it does not know."""
+    later = msgspec.msgpack.encode(msgspec.msgpack.decode(world.bundle.encoded) | {"new": 1})
+    for data in world.bundle.blobs.values():
+        publish_blob(asker.server.session, asker.topics, data, tiny.CHUNK)
+    ref = publish_blob(asker.server.session, asker.topics, later, tiny.CHUNK)
+    ready(start_scripted, asker)
+    script.go.set()
+
+    asker.ask(ref)
+
+    assert ref.sha256 != world.bundle_ref.sha256
+    assert profiles.decode(asker.last_word().profile).bundle == ref.sha256
 
 
 def test_a_request_that_comes_again_is_measured_once_and_answered_again(

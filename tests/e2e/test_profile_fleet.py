@@ -203,7 +203,10 @@ def test_a_fleet_that_gives_no_profile_is_an_error_and_says_why(
         (["--federation", "+"], ConfigError, "not usable"),
         (["--device", "a/b"], ConfigError, "not usable"),
         (["--threads", "3"], ConfigError, "--threads"),
-        (["--tier", "weak"], ConfigError, "no bundle to profile"),
+        (["--tier", "weak"], ConfigError, "none of the bundles is of tier weak"),
+        (["--engine", "executorch"], ConfigError, "in format executorch"),
+        (["--repeat", "1001"], ConfigError, "--repeat 1001"),
+        (["--sign-key", "nowhere.key"], ConfigError, "no key nowhere.key"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(

@@ -172,6 +172,32 @@ def test_only_state_that_stays_as_it_is_may_be_written_in_place(
             manifests.decode(manifests.encode(told))
 
 
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+def test_two_ports_of_one_name_are_refused(bundles: dict[str, Bundle], kind: str) -> None:
+    """An engine that gives memory to each name would leave one of them without any."""
+    manifest = bundles["onnx"].manifest
+    step = manifest.graph("train")
+    ports = getattr(step, kind)
+    odd = msgspec.structs.replace(step, **{kind: (*ports, ports[0])})
+    graphs = tuple(odd if graph is step else graph for graph in manifest.graphs)
+
+    with pytest.raises(BundleError, match=f"graph 'train' has port '{ports[0].name}' twice"):
+        manifests.decode(manifests.encode(msgspec.structs.replace(manifest, graphs=graphs)))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\x1b[31m"])
+def test_names_that_cannot_be_shown_are_refused(bundles: dict[str, Bundle], name: str) -> None:
+    manifest = bundles["onnx"].manifest
+    graphs = (*manifest.graphs, msgspec.structs.replace(manifest.graphs[0], name=name))
+
+    for odd in (
+        msgspec.structs.replace(manifest, tier=name),
+        msgspec.structs.replace(manifest, graphs=graphs),
+    ):
+        with pytest.raises(BundleError, match="cannot be shown"):
+            manifests.decode(manifests.encode(odd))
+
+
 def test_less_than_no_memory_is_refused(bundles: dict[str, Bundle]) -> None:
     manifest = bundles["onnx"].manifest
     graphs = tuple(msgspec.structs.replace(graph, planned_bytes=-1) for graph in manifest.graphs)

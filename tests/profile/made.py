@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.wire import bundle as bundles
 from edgefl.wire.profiles import BundleProfile, GraphProfile, Peak, Split, Times
+from tests.device_runtime import tiny
 
 
 def graph(name: str, kind: str, median_ms: float, **fields: object) -> GraphProfile:
@@ -30,9 +32,13 @@ def tier_of(profile: BundleProfile, tier: str, peak: int, parameters: int) -> Bu
     return msgspec.structs.replace(profile, tier=tier, peak_bytes=peak, parameters=parameters)
 
 
-def journal(folder: Path, rows: list[tuple[str, int, str, str]]) -> Path:
-    """A run's folder whose journal holds updates: tier, round, metrics as JSON, reason for refusal ("": taken)."""
+def journal(folder: Path, rows: list[tuple[str, int, str, str]], *, bundle: bool = True) -> Path:
+    """A run's folder whose journal holds updates: tier, round, metrics as JSON, reason for refusal ("": taken). The
+    ``bundle`` is one of ``tiny.BATCH`` samples a step."""
     folder.mkdir(parents=True, exist_ok=True)
+    if bundle:
+        (folder / "bundles").mkdir()
+        bundles.write(tiny.make_bundle(prefix=()), folder / "bundles" / "strong.efl")
     with sqlite3.connect(folder / "journal.sqlite") as db:
         db.execute("CREATE TABLE assignments (run, round, device, tier)")
         db.execute("CREATE TABLE updates (run, round, device, metrics, reason)")

@@ -15,7 +15,7 @@ from device_runtime.profile.folder import BundleFolder
 from device_runtime.profile.parts import GRAPH, Part
 from edgefl.cli import app
 from edgefl.wire import bundle as bundles
-from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.errors import BundleError, ConfigError, DataError
 from edgefl.wire.profiles import BundleProfile
 from tests.cli.runner import runner
 from tests.device_runtime import tiny
@@ -92,7 +92,43 @@ def test_another_batch_than_the_bundles_is_refused_with_the_remedy(strong: Path)
 
 def test_an_engine_that_does_not_run_the_bundle_is_refused(strong: Path) -> None:
     done = runner().invoke(app, ["profile", str(strong), "--engine", "executorch"])
-    assert isinstance(done.exception, BundleError)
+    assert isinstance(done.exception, ConfigError)
+    assert "in format executorch" in done.exception.message and "--format" in done.exception.message
+
+
+def test_a_run_that_tells_no_accuracy_is_refused_before_anything_is_measured(
+    strong: Path, tmp_path: Path
+) -> None:
+    run = made.journal(tmp_path / "run", [("strong", 1, "{}", "")])
+    options = ["--repeat", "100000000", "--run", str(run), "--html", str(tmp_path / "x.html")]
+
+    done = runner().invoke(app, ["profile", str(strong), *options])
+
+    assert isinstance(done.exception, DataError), done.exception
+
+
+def test_a_federation_file_is_profiled_in_the_formats_that_it_names(tmp_path: Path) -> None:
+    text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[export]\nformats = ["onnx", "executorch"]\n[tiers.strong]\n'
+    (tmp_path / "federation.toml").write_text(text)
+    command = ["profile", str(tmp_path / "federation.toml"), "--repeat", "1", "--json"]
+
+    both = msgspec.json.decode(runner().invoke(app, command).stdout, type=list[BundleProfile])
+    one = msgspec.json.decode(
+        runner().invoke(app, [*command, "--engine", "executorch"]).stdout, type=list[BundleProfile]
+    )
+
+    assert [(each.tier, each.engine) for each in both] == [("strong", "onnx"), ("strong", "executorch")]
+    assert [each.engine for each in one] == ["executorch"]
+
+
+def test_every_exchange_of_a_program_is_profiled(tmp_path: Path) -> None:
+    text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[program]\nname = "stem"\n[tiers.strong]\n'
+    (tmp_path / "federation.toml").write_text(text)
+
+    done = runner().invoke(app, ["profile", str(tmp_path / "federation.toml"), "--repeat", "1", "--json"])
+
+    found = msgspec.json.decode(done.stdout, type=list[BundleProfile])
+    assert len(found) > 1 and len({each.exchange for each in found}) == len(found), done.output
 
 
 def _command(bundle: Path, folder: Path) -> subprocess.Popen[bytes]:

@@ -11,7 +11,7 @@ import pytest
 from edgefl.profiling import rows
 from edgefl.profiling.accuracy import Accuracy
 from edgefl.profiling.page import page
-from edgefl.wire.profiles import BundleProfile, Timeline
+from edgefl.wire.profiles import BundleProfile, Split, Timeline
 from tests.profile import made
 from tests.profile.browser import Browser, Page
 
@@ -84,8 +84,12 @@ def test_names_are_text_and_never_markup(opened: Page, browser: Browser) -> None
 
 
 def test_without_a_run_the_page_says_what_memory_stands_against(profiles: list[BundleProfile]) -> None:
-    assert "No run was named" in page("p", profiles)
+    assert "No run told the accuracy" in page("p", profiles)
     told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
+    other = page(
+        "p", profiles, Accuracy({"small": 0.75, "large": 0.5}, "right in all", "Of the samples here.")
+    )
+    assert "Memory against what is trained" in other and "other tiers: small, large" in other
     assert "Memory against accuracy" in told and "right in all" in told and "Of the samples here." in told
 
 
@@ -108,6 +112,36 @@ def test_steps_are_shown_in_their_parts_and_estimates_are_called_so(measured: Bu
     for bar in ("forward: 2", "backward: 5", "update: 1", "evaluate: 2"):
         assert f"<title>{bar}</title>" in told
     assert "are estimated" in told
+
+
+def test_each_part_of_a_step_has_its_median_and_its_p90(measured: BundleProfile) -> None:
+    split = Split(forward_ms=2.0, backward_ms=5.0, update_ms=1.0, how="measured", forward_p90_ms=2.5)
+    step = made.graph("train", "step", 8.0, split=split)
+    found = msgspec.structs.replace(measured, graphs=(step,))
+
+    assert rows.parts(found)[0] == {
+        "graph": "train",
+        "part": "forward",
+        "median ms": "2.000",
+        "p90 ms": "2.500",
+        "time is": "measured",
+    }
+    assert [row["part"] for row in rows.parts(found)] == ["forward", "backward", "update"]
+    assert 'class="parts"' in page("p", [found])
+
+
+def test_a_step_of_several_phases_counts_the_slowest_once(measured: BundleProfile) -> None:
+    phases = (made.graph("warmup", "step", 8.0, macs=7), made.graph("binarize", "step", 9.0, macs=5))
+    [row] = rows.summary([msgspec.structs.replace(measured, graphs=phases)])
+
+    assert (row["step ms"], row["MACs a step"]) == ("9.000", "5")
+
+
+def test_notes_of_several_machines_say_whose_they_are(measured: BundleProfile) -> None:
+    other = msgspec.structs.replace(measured, machine=msgspec.structs.replace(measured.machine, cores=77))
+    told = page("p", [measured, other], names=["phone-1", "phone-2"])
+    assert "phone-1: energy" in told and "phone-2: " in told and "77 cores" in told
+    assert "phone-1: energy" not in page("p", [measured, measured], names=["phone-1", "phone-2"])
 
 
 def test_profiles_of_one_tier_keep_apart(measured: BundleProfile) -> None:

@@ -23,7 +23,7 @@ from edgefl.profiling.accuracy import accuracy_of, tier_accuracy
 from edgefl.wire import bundle as bundles
 from edgefl.wire import tensors
 from edgefl.wire.errors import DataError
-from edgefl.wire.profiles import Moment
+from edgefl.wire.profiles import MOMENTS, Moment, Times
 from edgefl.wire.sources import Node
 from server.compose import build_model
 from tests.device_runtime import tiny
@@ -56,10 +56,12 @@ def test_phases_add_up_to_the_median_and_unknown_parts_share_theirs_with_the_kno
         ops.Part("R", 0.5, None),
         ops.Part("Sub", 0.3, NODES["Sub_3"]),
     ]
-    found = ops.split(parts, 10.0, "measured")
+    run = Times(calls=5, median_ms=10.0, p90_ms=20.0, min_ms=9.0)
+    found = ops.split(parts, run, "measured")
     assert found is not None
     assert (found.forward_ms, found.backward_ms, found.update_ms) == (4.0, 0.0, 6.0)
-    assert ops.split([ops.Part("R", 1.0, None)], 10.0, "measured") is None
+    assert (found.forward_p90_ms, found.backward_p90_ms, found.update_p90_ms) == (8.0, 0.0, 12.0)
+    assert ops.split([ops.Part("R", 1.0, None)], run, "measured") is None
 
 
 def test_estimates_share_a_call_by_multiplications_and_bytes() -> None:
@@ -164,6 +166,19 @@ def test_the_sampler_sees_memory_while_it_is_held() -> None:
     assert found[-1].t_ms > before
 
 
+def test_a_long_watch_keeps_its_peak_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        MemorySampler, "_resident", lambda _: asked.append(1) or (9 << 20 if len(asked) == 50 else 1 << 20)
+    )
+    monkeypatch.setattr("device_runtime.profile.sampler._PERIOD_S", 0.0)
+    with MemorySampler() as sampler:
+        wait_for(lambda: len(asked) > 20_000)
+
+    assert len(sampler._seen) <= 8 * MOMENTS + 1
+    assert max(moment.rss_bytes for moment in sampler.moments) == 9 << 20
+
+
 def counter(system: Path, number: int, energy: int) -> Path:
     folder = system / "powercap" / f"intel-rapl:{number}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,23 +248,25 @@ def test_accuracy_of_a_tier_is_that_of_its_last_round(tmp_path: Path) -> None:
         tmp_path / "run",
         [
             ("weak", 1, '{"correct": 1}', ""),
-            ("weak", 2, '{"correct": 4, "loss": 1}', ""),
-            ("weak", 2, '{"correct": 6}', ""),
-            ("strong", 1, '{"correct": 8}', ""),
+            ("weak", 2, '{"correct": 1, "loss": 1}', ""),
+            ("weak", 2, '{"correct": 3}', ""),
+            ("strong", 1, '{"correct": 3}', ""),
             ("strong", 2, '{"correct": 0}', "nan"),
             ("other", 2, '{"loss": 2}', ""),
         ],
     )
-    assert tier_accuracy(run, batch=10) == {"weak": 0.5, "strong": 0.8}
+    assert tiny.BATCH == 4
+    assert tier_accuracy(run) == {"weak": 0.5, "strong": 0.75}
 
 
 def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what_devices_told(
     tmp_path: Path,
 ) -> None:
-    run = made.journal(tmp_path, [("strong", 1, '{"correct": 8}', "")])
-    told = accuracy_of(run, batch=10)
-    assert (told.by_tier, told.axis) == ({"strong": 0.8}, "accuracy on the tier's training samples")
+    run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")])
+    told = accuracy_of(run)
+    assert (told.by_tier, told.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")
 
+    (run / "bundles" / "strong.efl").unlink()
     text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n[tiers.weak]\ncut = 1\n'
     (run / "run.toml").write_text(text)
     federation = without_devices(load(run / "run.toml", {}))
@@ -257,7 +274,7 @@ def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what
     spec = build_model(federation, data)
     weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
     (run / "model.safetensors").write_bytes(tensors.dump(weights))
-    found = accuracy_of(run, batch=10)
+    found = accuracy_of(run)
 
     with torch.inference_mode():
         x = torch.from_numpy(data.floats(data.test_x))
@@ -269,30 +286,33 @@ def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what
 
 def test_data_that_the_run_did_not_have_tell_nothing_of_it(tmp_path: Path) -> None:
     """The run's bundles were made for other samples than those that are found here."""
-    run = made.journal(tmp_path, [("strong", 1, '{"correct": 8}', "")])
+    run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")], bundle=False)
     (run / "run.toml").write_text('[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n')
     federation = without_devices(load(run / "run.toml", {}))
     spec = build_model(federation, open_data(federation))
     weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
     (run / "model.safetensors").write_bytes(tensors.dump(weights))
-    assert accuracy_of(run, batch=10).axis == "accuracy on the test set"
+    assert accuracy_of(run).axis == "accuracy on the test set"
 
     (run / "bundles").mkdir()
     bundles.write(tiny.make_bundle(prefix=()), run / "bundles" / "strong.efl")
-    found = accuracy_of(run, batch=10)
+    found = accuracy_of(run)
 
-    assert (found.by_tier, found.axis) == ({"strong": 0.8}, "accuracy on the tier's training samples")
+    assert (found.by_tier, found.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")
     assert "are not known to be those of the run" in found.note
 
 
 def test_a_folder_without_a_journal_and_one_without_answers_are_data_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no folder of a run"):
-        tier_accuracy(tmp_path, 32)
+        tier_accuracy(tmp_path)
+    empty = made.journal(tmp_path / "empty", [("weak", 1, '{"correct": 3}', "")], bundle=False)
+    with pytest.raises(DataError, match="holds no bundle"):
+        tier_accuracy(empty)
     with pytest.raises(DataError, match="no device"):
-        tier_accuracy(made.journal(tmp_path / "run", [("weak", 1, "{}", "")]), 32)
+        tier_accuracy(made.journal(tmp_path / "run", [("weak", 1, "{}", "")]))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "journal.sqlite").write_bytes(
         b"not a database, but long enough to be read as one" * 50
     )
     with pytest.raises(DataError, match="cannot be read"):
-        tier_accuracy(tmp_path / "bad", 32)
+        tier_accuracy(tmp_path / "bad")

@@ -40,7 +40,7 @@ def federation(**changes: Any) -> Federation:
         "program": {"batch": 4, "steps": 2, "lr": 0.2},
         "data": {"name": "digits"},
         "round": {"lr_decay_at": [0.5, 0.8], "weighting": "samples", "min_devices": 2, "count": "nonzero"},
-        "tiers": {"strong": {"devices": ["big-*"]}, "weak": {"cut": 1, "memory_bytes": 5, "count": 2}},
+        "tiers": {"strong": {"devices": ["big-*"]}, "weak": {"cut": 1, "memory_bytes": 1 << 26, "count": 2}},
     }
     for key, value in changes.items():
         tables[key] = {**tables.get(key, {}), **value}
@@ -62,7 +62,7 @@ def test_a_plan_holds_what_the_file_says(plan: Plan) -> None:
     assert (rules.seed, rules.rounds, rules.min_devices, rules.weighted) == (3, 10, 2, True)
     assert [(tier.name, tier.patterns, tier.memory_bytes) for tier in rules.tiers] == [
         ("strong", ("big-*",), 0),
-        ("weak", (), 5),
+        ("weak", (), 1 << 26),
     ]
     assert plan.count == "nonzero"
     held = {tier: part.place(plan.initial, 1).regions.keys() for tier, part in plan.tiers.items()}
@@ -88,6 +88,20 @@ def test_bundles_are_kept_and_made_once(plan: Plan, out: Path) -> None:
     for tier in plan.tiers:
         assert again.tiers[tier].bundle == plan.tiers[tier].bundle
         assert (out / "bundles" / f"{tier}.efl").exists()
+
+
+def test_a_tier_that_asks_for_less_memory_than_its_graphs_need_is_told_with_both_numbers(
+    tmp_path: Path,
+) -> None:
+    said: list[Event] = []
+    made = compose(
+        federation(tiers={"weak": {"cut": 1, "memory_bytes": 5}}), DATASET, tmp_path, emit=said.append
+    )
+
+    [warned] = [event for event in said if isinstance(event, Warned)]
+    needed = max(graph.planned_bytes for graph in made.tiers["weak"].bundle.manifest.of_round)
+    assert warned.tier == "weak"
+    assert "asks devices for 5 bytes" in warned.text and f"needs {needed:,}" in warned.text
 
 
 def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 from edgefl.wire import profiles
 from edgefl.wire.blobs import describe
 from edgefl.wire.errors import BrokerError
-from edgefl.wire.messages import encode
+from edgefl.wire.messages import Status, encode
 from edgefl.wire.profiling import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.session import Address, Incoming, Session
 from edgefl.wire.topics import Topics
@@ -89,6 +90,36 @@ def test_a_device_that_is_not_done_in_time_is_late(
     assert "1 s" in row.text
 
 
+def test_a_device_without_a_hello_is_not_waited_for_to_the_end(
+    broker: BrokerProcess, connect: SessionFactory, wanted: Wanted
+) -> None:
+    session = connect(broker.address)
+    wait_up(session)
+    topics = Topics(wanted.federation).device("mute")
+    assert session.publish(topics.status, encode(Status(online=True)), retain=True).wait(PATIENCE_S)
+
+    report = FleetProfiler(broker.address, replace(wanted, answer_s=0.5)).run()
+
+    assert [(row.device, row.state) for row in report.devices] == [("mute", "silent")]
+    assert "hello is missing" in report.devices[0].text
+    assert report.seconds < wanted.timeout_s
+
+
+def test_a_command_that_is_stopped_does_not_blame_the_time(
+    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+) -> None:
+    phones("phone", takes)
+    profiler = FleetProfiler(
+        broker.address,
+        wanted,
+        tell=lambda report: profiler.stop() if report.devices[0].state == "measuring" else None,
+    )
+
+    row = profiler.run().devices[0]
+
+    assert (row.state, "was stopped" in row.text) == ("late", True)
+
+
 def test_a_request_that_was_not_heard_is_sent_again(
     broker: BrokerProcess, phones: MakePhone, wanted: Wanted
 ) -> None:
@@ -113,7 +144,15 @@ def _other_bundle(phone: Phone, request: ProfileRequest) -> None:
     phone.answer(ProfileAnswer(nonce=request.nonce, state="done", profile=data))
 
 
-@pytest.mark.parametrize(("behave", "reason"), [(_garbage, "malformed"), (_other_bundle, "wrong-bundle")])
+def _not_a_number(phone: Phone, request: ProfileRequest) -> None:
+    odd = msgspec.structs.replace(example_profile(request.bundles["onnx"].sha256), open_ms=math.nan)
+    phone.answer(ProfileAnswer(nonce=request.nonce, state="done", profile=profiles.encode(odd)))
+
+
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [(_garbage, "malformed"), (_not_a_number, "malformed"), (_other_bundle, "wrong-bundle")],
+)
 def test_an_answer_that_is_none_is_reported_and_the_others_stand(
     broker: BrokerProcess, phones: MakePhone, wanted: Wanted, behave: Behaviour, reason: str
 ) -> None:

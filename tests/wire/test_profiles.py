@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from edgefl.wire import profiles
 from edgefl.wire.errors import ProtocolError
-from edgefl.wire.profiles import BundleProfile, GraphProfile, Machine, Moment, OpCost, Peak, Timeline, Times
+from edgefl.wire.profiles import (
+    BundleProfile,
+    GraphProfile,
+    Machine,
+    Moment,
+    OpCost,
+    Peak,
+    Span,
+    Timeline,
+    Times,
+)
+from tests.wire.example_profile import example_profile
 
 OP = OpCost(op="Conv", module="stem", phase="forward", ms=1.0, share=0.5, macs=9, how="measured")
 
@@ -51,10 +65,51 @@ def test_a_profile_survives_its_bytes() -> None:
     assert found.step_ms == 2.0
 
 
-@pytest.mark.parametrize("made", [profile(ops=profiles.OPS + 1), profile(moments=profiles.MOMENTS + 1)])
-def test_more_ops_or_points_than_agreed_are_refused(made: BundleProfile) -> None:
-    with pytest.raises(ProtocolError, match="more than"):
-        profiles.decode(profiles.encode(made))
+GRAPH, CHUNK = profile().graphs[0], example_profile().io[0]
+SPAN = Span(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"graphs": profile(ops=profiles.OPS + 1).graphs}, "13 ops of a graph, 12 at most"),
+        ({"timeline": profile(moments=profiles.MOMENTS + 1).timeline}, "201 points of time, 200 at most"),
+        ({"timeline": Timeline(moments=(), spans=(SPAN,) * (profiles.SPANS + 1))}, "257 spans"),
+        ({"graphs": (GRAPH,) * (profiles.GRAPHS + 1)}, "257 graphs"),
+        ({"io": (CHUNK,) * (profiles.CHUNKS + 1)}, "257 chunks"),
+        ({"io": (replace(CHUNK, units=("u",) * (profiles.UNITS + 1)),)}, "1025 units"),
+        ({"graphs": ()}, "of no graph"),
+        ({"open_ms": math.nan}, "number of a profile is nan"),
+        ({"graphs": (replace(GRAPH, energy_j=-math.inf),)}, "number of a profile is -inf"),
+        ({"timeline": Timeline(moments=(Moment(1e300, 1),), spans=())}, "number of a profile is 1e"),
+        ({"peak_bytes": (1 << 63) - 1}, "number of a profile is 9"),
+        ({"model": "m" * (profiles.LETTERS + 1)}, "401 letters"),
+    ],
+)
+def test_what_nobody_could_show_is_refused_by_name(changes: dict[str, object], told: str) -> None:
+    with pytest.raises(ProtocolError, match=told):
+        profiles.decode(profiles.encode(replace(profile(), **changes)))
+
+
+def test_words_of_a_profile_are_printable() -> None:
+    machine = replace(profile().machine, processor="x\x1b[31m\u202e8")
+    found = profiles.decode(profiles.encode(replace(profile(), engine="on\nnx", machine=machine)))
+    assert (found.engine, found.machine.processor) == ("on nx", "x [31m 8")
+
+
+def test_the_largest_profile_that_is_agreed_reads_back_as_it_was() -> None:
+    made = example_profile(points=profiles.MOMENTS, ops=profiles.OPS)
+    assert profiles.decode(profiles.encode(made)) == made
+
+
+def test_a_profile_of_an_earlier_release_has_no_p90_of_parts() -> None:
+    told = msgspec.to_builtins(example_profile())
+    for graph in told["graphs"]:
+        for part in ("forward", "backward", "update") if graph["split"] else ():
+            del graph["split"][f"{part}_p90_ms"]
+    found = profiles.decode(msgspec.msgpack.encode(told)).steps[0].split
+    assert found is not None
+    assert (found.forward_ms, found.forward_p90_ms) == (6.0, 0.0)
 
 
 @pytest.mark.parametrize(

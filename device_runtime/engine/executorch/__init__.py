@@ -34,7 +34,7 @@ class ExecuTorchEngine:
             self._native.set_threads(threads)
         except NativeError as error:
             raise ConfigError(
-                f"executorch {self.version} cannot work with {threads} threads: {error}; choose fewer by --threads",
+                f"executorch {self.version} cannot work with {threads} threads: {error}; choose others by --threads",
                 threads=threads,
             ) from error
 
@@ -45,6 +45,7 @@ class ExecuTorchEngine:
         try:
             program = Program(self._native, artifact)
             _check_ports(graph, program.inputs(), program.outputs())
+            _check_arena(graph, program.planned_bytes)
             program.prepare()
         except NativeError as error:
             raise BundleError(
@@ -87,14 +88,15 @@ class ExecuTorchGraph:
             for port in graph.inputs
         ]
         read = {port.name: array for port, array in zip(graph.inputs, given, strict=True)}
-        made = {port.name: self._target(port, read) for port in graph.outputs}
+        targets = [self._target(port, read) for port in graph.outputs]
         try:
-            self._call([array.ctypes.data for array in given], [array.ctypes.data for array in made.values()])
+            self._call([array.ctypes.data for array in given], [array.ctypes.data for array in targets])
         except NativeError as error:
             raise BundleError(
                 f"executorch cannot run graph {graph.name!r}: {error}; export the bundle again",
                 graph=graph.name,
             ) from error
+        made = {port.name: array for port, array in zip(graph.outputs, targets, strict=True)}
         kept = {port.name: made.pop(port.name) for port in graph.outputs_of("state")}
         self._spare = {name: read[name] for name in kept if name in read and kept[name] is not read[name]}
         return Outputs(kept, made)
@@ -105,9 +107,15 @@ class ExecuTorchGraph:
     def _target(self, port: Port, read: State) -> Array:
         if port.role == "state" and port.name in self._graph.in_place:
             return read[port.name]  # type: ignore[no-any-return]
-        spare = self._spare.pop(port.name, None)
+        spare: Array | None = self._spare.pop(port.name, None)
         # Whoever calls again with state that was used up must not have it written while it is read.
-        return new_buffer(port) if spare is None or spare is read[port.name] else spare
+        if (
+            spare is None
+            or spare is read[port.name]
+            or (spare.dtype.name, spare.shape) != (port.dtype, port.shape)
+        ):
+            return new_buffer(port)
+        return spare
 
 
 @functools.cache
@@ -122,6 +130,17 @@ def _check_ports(graph: Graph, inputs: list[Value], outputs: list[Value]) -> Non
         raise BundleError(
             f"graph {graph.name!r} and its manifest disagree on {listed}: export the bundle again",
             graph=graph.name,
+        )
+
+
+def _check_arena(graph: Graph, planned: int) -> None:
+    """The device took the bundle for what its manifest says: no program may allocate more than that."""
+    if graph.planned_bytes and planned > graph.planned_bytes:
+        raise BundleError(
+            f"graph {graph.name!r} is listed with {graph.planned_bytes} bytes, and its program plans {planned}: export the "
+            "bundle again",
+            graph=graph.name,
+            planned_bytes=planned,
         )
 
 

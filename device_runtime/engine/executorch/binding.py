@@ -48,6 +48,8 @@ class Native:
                 "or use --engine onnx"
             ) from error
         self.calls = load(wheel, say)
+        self.opened = 0
+        self._threads = 0
         _declare(self.calls)
 
     def error(self) -> NativeError:
@@ -56,9 +58,15 @@ class Native:
         return NativeError(text.decode(errors="replace"))
 
     def set_threads(self, count: int) -> None:
-        """Of the one pool that kernels and delegates share. Nothing may run meanwhile."""
+        """Of the one pool that kernels and delegates share, which opened programs hold on to: NativeError while there are
+        some that were opened with another number."""
+        if count == self._threads:
+            return
+        if self.opened:
+            raise NativeError(f"{self.opened} programs are open that work with {self._threads}")
         if self.calls.edgefl_threads(count) != 0:
             raise self.error()
+        self._threads = count
 
 
 def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
@@ -87,10 +95,12 @@ class Program:
         self._handle = native.calls.edgefl_open(self._data.ctypes.data, self._data.size)
         if not self._handle:
             raise native.error()
+        native.opened += 1
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._native.calls.edgefl_close(self._handle)
+            self._native.opened -= 1
 
     @property
     def planned_bytes(self) -> int:

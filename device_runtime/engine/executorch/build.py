@@ -15,12 +15,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from edgefl.wire.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 LIBRARIES = (
     "executorch",
@@ -74,37 +80,65 @@ def find_wheel() -> Wheel:
 def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
     """The compiled binding for ``wheel``; made now, and said so, if there is none. ConfigError if it cannot be made."""
     name = _file_name(wheel)
-    for folder in (_SOURCE.parent, _cache()):
-        if (folder / name).exists():
-            return folder / name
+    if (_SOURCE.parent / name).exists():
+        return _SOURCE.parent / name
+    folder = _cache()
+    if os.access(folder / name, os.R_OK):
+        return folder / name
     say("building the ExecuTorch binding, once")
-    return build(wheel, _cache())
+    return build(wheel, folder, again=False)
 
 
-def build(wheel: Wheel, folder: Path) -> Path:
-    """Compile the binding into ``folder``, whole or not at all; ConfigError says what is missing."""
+def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
+    """Compile the binding into ``folder``, whole or not at all; ConfigError says what is missing.
+
+    Of several processes one compiles; without ``again`` the others take what it made.
+    """
     target = folder / _file_name(wheel)
     command = [*_compiler(), *_FLAGS, *_paths(wheel), str(_SOURCE)]
     command += [f"-L{wheel.root / 'lib'}", *(f"-l{name}" for name in _LINKED)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / target.name
+        with _alone(folder):
+            if again or not target.exists():
+                _compiled(command, target)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, name a folder "
+            "that is (--into of `edgefl device build-engine`, else $XDG_CACHE_HOME), or use --engine onnx"
+        ) from error
+    return target
+
+
+def _compiled(command: Sequence[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        try:
             done = subprocess.run(
                 [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", check=False
             )
-            if done.returncode != 0:
-                raise ConfigError(
-                    f"{command[0]} cannot compile the ExecuTorch binding: {_first_error(done.stderr)}; "
-                    + _HELP.format(place=_SOURCE)
-                )
-            made.replace(target)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, set "
-            "$XDG_CACHE_HOME to a folder that is, or use --engine onnx"
-        ) from error
-    return target
+            wrong = _first_error(done.stderr) if done.returncode else ""
+        except OSError as error:
+            wrong = f"it cannot be run ({error.strerror or error})"
+        if wrong:
+            raise ConfigError(
+                f"{command[0]} cannot compile the ExecuTorch binding: {wrong}; " + _HELP.format(place=_SOURCE)
+            )
+        made.replace(target)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process compiles into ``folder`` meanwhile, where the system can see to that."""
+    if fcntl is None:
+        yield
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def package_folder() -> Path:
@@ -134,8 +168,13 @@ def _file_name(wheel: Wheel) -> str:
 
 
 def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "edgefl"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "edgefl"
+    except RuntimeError as error:
+        raise ConfigError(
+            f"there is no folder for the ExecuTorch binding: {error}; set $XDG_CACHE_HOME, or use --engine onnx"
+        ) from error
 
 
 def _installed_version() -> str:

@@ -1,7 +1,8 @@
 // A C ABI over the ExecuTorch runtime, for ctypes: program in memory, inputs and outputs in the caller's memory.
 //
 // A call that fails returns null or -1; edgefl_error() is then what the runtime said, on the same thread. The runtime
-// ends the process where a check of its own fails; here that becomes an error like any other.
+// ends the process where a check of its own fails; on the calling thread that becomes an error like any other. On a
+// thread of the pool (with more threads than one) it still ends the process.
 
 #include <chrono>
 #include <cstdint>
