@@ -12,13 +12,16 @@ Tracing, decompositions and clean-ups leave no names of modules on nodes, but th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgefl.wire.sources import Node, Phase
 
 LOSS = "metric.loss"
 _STATE = ("state.", "update.", "weights.")
+_WEIGHT = re.compile(r"(state\.)?weights\.|update\.")
+_PARTS = re.compile(r"[./]")
 
 
 @dataclass(frozen=True)
@@ -104,17 +107,24 @@ def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
 
 def _own(nodes: Nodes) -> dict[str, str]:
     """Modules of the ops that read a weight, seen through ops that move data, or make a gradient or a new weight."""
+    ports = {value: port for port, value in nodes.outputs.items()}
+    named = [*nodes.outputs, *(value for op in nodes.ops for value in op.reads if value not in ports)]
+    known = {_weight_of(port) for port in named} - {""}
     served: dict[str, str] = {}
     found: dict[str, str] = {}
+
+    def of(value: str) -> str:
+        return _of_port(ports.get(value, value), known)
+
     for op in nodes.ops:
-        module = next(filter(None, (_of_port(value) or served.get(value, "") for value in op.reads)), "")
+        module = next(filter(None, (of(value) or served.get(value, "") for value in op.reads)), "")
         if module:
             found[op.name] = module
             if op.moves:
                 served |= dict.fromkeys(op.makes, module)
     maker = _makers(nodes.ops)
     for port, value in nodes.outputs.items():
-        if module := _of_port(port):
+        if module := _of_port(port, known):
             for name in _making(value, maker):
                 found.setdefault(name, module)
     return found
@@ -132,8 +142,16 @@ def _making(value: str, maker: Mapping[str, Op]) -> set[str]:
     return found
 
 
-def _of_port(port: str) -> str:
-    """``state.weights.layer1.conv.weight`` -> ``layer1.conv``; "" for a value that is no weight and nothing kept of one."""
-    role, *rest = port.split(".")
-    skipped = {"weights": 0, "update": 0, "state": 1}.get(role)
-    return "" if skipped is None else ".".join(rest[skipped:-1])
+def _weight_of(port: str) -> str:
+    """``state.weights.layer1.conv.weight`` -> ``layer1.conv``; "" for a port that is no weight."""
+    found = _WEIGHT.match(port)
+    return port[found.end() :].rpartition(".")[0] if found else ""
+
+
+def _of_port(port: str, known: Collection[str]) -> str:
+    """The module in ``known`` of what a method keeps beside a weight: ``state.adam.m.layer1.conv.weight`` ->
+    ``layer1.conv``. Longer paths first; "" for what belongs to no weight."""
+    if not port.startswith(_STATE):
+        return ""
+    parts = _PARTS.split(port.rpartition(".")[0])
+    return next(filter(known.__contains__, (".".join(parts[at:]) for at in range(1, len(parts)))), "")

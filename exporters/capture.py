@@ -36,6 +36,7 @@ from edgefl.programs.contract import INPUT_ROLES, OUTPUT_ROLES, Function, Tensor
 from edgefl.wire.errors import EdgeflError, ExportError
 from exporters.checks import check_constants, check_ops, drop_outside_writes, untraceable
 from exporters.decompositions import HIDDEN_MUTATIONS, core_table
+from exporters.once import changed
 
 _aten = torch.ops.aten
 _SAME_VALUE = frozenset(
@@ -119,14 +120,18 @@ def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention as matrix products and a softmax, not as the fused kernels that only torch has."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    """Attention as matrix products and a softmax, not as the fused kernels that only torch has.
+
+    torch keeps that for the process: other threads that capture wait, as they do for what an export changes.
+    """
+    with changed():
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 def exported_program(captured: Captured) -> ExportedProgram:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
+from itertools import chain
 from typing import Any, Protocol
 
 import onnx
@@ -29,8 +30,8 @@ from exporters.capture import Captured
 from exporters.memory import rewritable
 from exporters.onnx import to_onnx
 from exporters.predict import predicted_peak
-from exporters.recompute import Budget, within
-from exporters.sources import nodes_of
+from exporters.recompute import Budget, leaner, too_small, within
+from exporters.sources import onnx_nodes
 from exporters.verify import Report
 
 
@@ -88,12 +89,17 @@ class Onnx:
 
     def write(self, captured: Captured) -> Artifact:
         model = to_onnx(captured)
-        nodes = nodes_of(captured, model, self.name)
+        nodes = onnx_nodes(captured, model)
         return Artifact(model, predicted_peak(captured), rewritable(captured), nodes)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
+        """Also what the device is told to have ready, which counts what onnxruntime does not compute in place, fits."""
         count = budget.of(captured)
-        return self.write(within(captured, count)), count
+        fitting = within(captured, count)
+        for lean in chain([fitting], leaner(captured)):
+            if predicted_peak(lean) <= count:
+                return self.write(lean), count
+        raise too_small(captured, count, min(map(predicted_peak, leaner(captured))), predicted_peak(captured))
 
     def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
         return checks.verify(function, model, seed, in_place)

@@ -121,13 +121,15 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
     return tuple(
         name
         for name in both
-        if _is_read_before(given[name], made[name]) and not _is_read_within(given[name], made[name])
+        if captured.inputs[name] == captured.outputs[name]
+        and _is_read_before(given[name], made[name])
+        and not _is_read_within(given[name], made[name])
     )
 
 
 def _is_read_before(old: fx.Node, new: fx.Node) -> bool:
-    """Whether ``new`` is made of as many elements as ``old`` one by one, and all that reads ``old`` leads to it."""
-    if new.op != "call_function" or not is_pointwise(new) or size(new) != size(old):
+    """Whether ``new`` is made of the elements of ``old`` one by one, and all that reads ``old`` leads to it."""
+    if new.op != "call_function" or not is_pointwise(new):
         return False
     before = _behind(new)
     seen: set[fx.Node] = set()
@@ -213,4 +215,5 @@ def _dies(value: fx.Node, index: int, reads: dict[fx.Node, list[int]]) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
+    """Whether each entry of the result depends on the same entry of each argument alone."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ())

@@ -198,12 +198,16 @@ def _buffers(node: fx.Node) -> list[int]:
     """Bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
 
     A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
-    put them, of a whole image otherwise; one of single pixels multiplies the input as it is.
+    put them, of a whole image otherwise; one of single pixels multiplies the input as it is. A transposed one makes the
+    windows of its output, of a whole image and group, and adds them up.
     """
     if node.target is not _aten.convolution.default:
         return [workspace(node) // 2] * 2 if workspace(node) else []
     weight, stride, padding = node.args[1], node.args[3], node.args[4]
     filters, depth, *window = weight.meta["val"].shape  # type: ignore[union-attr]
+    if node.args[6]:  # transposed: its weight counts the channels of the input first
+        positions = math.prod(node.args[0].meta["val"].shape[2:])  # type: ignore[union-attr]
+        return [_FLOAT * depth * math.prod(window) * positions]
     if {*window, *stride} == {1} and not any(padding):  # type: ignore[misc,arg-type]
         return []
     places, groups = math.prod(node.meta["val"].shape[2:]), int(node.args[8])  # type: ignore[call-overload]

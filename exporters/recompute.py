@@ -100,8 +100,9 @@ class _Cut:
 
 
 def beside_tensors(captured: Captured) -> int:
-    """What a device needs beside the tensors of one run: the runtime's own, and the set of state buffers that the step
-    does not read, into which it writes (see :class:`device_runtime.engine.onnx.OnnxGraph`)."""
+    """What a device needs beside the tensors of one run, at most: the runtime's own, and a set of state buffers that the
+    step does not read, into which it writes. State that is rewritten in place needs none of it: a budget has that to
+    spare (see :class:`device_runtime.engine.onnx.OnnxGraph`)."""
     specs = [spec for name, spec in captured.outputs.items() if role_of(name) == "state"]
     return RUNTIME_BYTES + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
@@ -125,11 +126,16 @@ def within(captured: Captured, budget: int) -> Captured:
     if fitting:
         return replace(captured, module=min(fitting, key=lambda plan: plan.cost).module)
     smallest = min(line.peak, *(plan.peak for plan in plans)) + beside_tensors(captured)
-    raise ExportError(
+    raise too_small(captured, budget, smallest, peak_bytes(captured))
+
+
+def too_small(captured: Captured, budget: int, smallest: int, plain: int) -> ExportError:
+    """For a ``budget`` below the ``smallest`` peak that was found; ``plain`` is that without recomputation."""
+    return ExportError(
         f"function {captured.name!r} does not fit a memory budget of {budget / 2**20:.1f} MiB: with all recomputation "
-        f"it needs {mib(smallest)} over the idle process, {mib(peak_bytes(captured))} without; "
-        f"{mib(beside_tensors(captured))} of it are for onnxruntime and its second set of state. Give that much, a "
-        "smaller batch, or a later cut",
+        f"it needs {mib(smallest)} over the idle process, {mib(plain)} without; "
+        f"{mib(beside_tensors(captured))} of it are for onnxruntime and two sets of state. Give that much, a smaller batch, "
+        "or a later cut",
         function=captured.name,
         budget=budget,
         smallest=smallest,
@@ -231,10 +237,11 @@ def _is_expensive(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return _is_expensive(node.args[0])  # type: ignore[arg-type]
     ours = getattr(node.target, "namespace", "") == "edgefl" and node.target is not AFTER
-    return ours or _flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
+    return ours or flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
 
 
-def _flops(node: fx.Node) -> float:
+def flops(node: fx.Node) -> float:
+    """Two for each multiplication of a product; 0 for other ops."""
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0.0
@@ -302,7 +309,7 @@ class _Writer:
             read = {item: self._input(item) for item in value.all_input_nodes}
             self._hold_back(read)
             self.again[value] = self._copied(value, read)
-            self.cost += _flops(value) + size(value)
+            self.cost += flops(value) + size(value)
         return self.again[node]
 
     def _chain(self, node: fx.Node) -> list[fx.Node]:

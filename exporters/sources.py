@@ -2,7 +2,7 @@
 
 ::
 
-    graphs["train"] = nodes_of(captured, artifact.model, "onnx")
+    graphs["train"] = onnx_nodes(captured, artifact.model)
     ref, data = packed_sources(graphs, chunk_bytes)
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from edgefl.wire import sources
 from edgefl.wire.blobs import BlobRef
@@ -23,6 +22,7 @@ from edgefl.wire.compression import packed
 from edgefl.wire.sources import Node
 from exporters.attribution import Nodes, Op
 from exporters.capture import Captured
+from exporters.recompute import flops
 
 
 def _words(text: str) -> frozenset[str]:
@@ -43,17 +43,19 @@ _ELEMENTWISE = _words(
 )
 
 
-def nodes_of(captured: Captured, model: bytes, format: str) -> dict[str, Node]:
-    """The nodes of one graph by their names: those in an ONNX model, or those of the captured graph of other formats."""
-    return (
-        _onnx_nodes(captured, model) if format == "onnx" else _graph_nodes(captured, captured.module.graph)
-    ).attributed()
+def onnx_nodes(captured: Captured, model: bytes) -> dict[str, Node]:
+    """The nodes of an ONNX model by their names."""
+    graph = onnx.load_from_string(model).graph
+    shapes = _shapes(graph) | _held_back(graph)
+    ops = tuple(_onnx_op(node, shapes) for node in graph.node)
+    names = [value.name for value in graph.output]
+    return Nodes(ops, dict(zip(captured.outputs, names, strict=True))).attributed()
 
 
 def program_nodes(captured: Captured, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
     """The nodes of ``graph``, rewritten from ``captured``, that a program runs, named by the first of the ``instructions``
     that run each: ``12:mul_3``."""
-    found = _graph_nodes(captured, graph).attributed()
+    found = graph_nodes(captured, graph)
     return {f"{first}:{name}": found[name] for name, first in instructions.items()}
 
 
@@ -65,14 +67,6 @@ def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tupl
 # -- ONNX --------------------------------------------------------------------------------------------------------
 
 
-def _onnx_nodes(captured: Captured, model: bytes) -> Nodes:
-    graph = onnx.load_from_string(model).graph
-    shapes = _shapes(graph)
-    ops = tuple(_onnx_op(node, shapes) for node in graph.node)
-    names = [value.name for value in graph.output]
-    return Nodes(ops, dict(zip(captured.outputs, names, strict=True)))
-
-
 def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
     """Shape and bytes of an entry by value."""
     found = {tensor.name: (tuple(tensor.dims), _width(tensor.data_type)) for tensor in graph.initializer}
@@ -80,6 +74,29 @@ def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
         kind = value.type.tensor_type
         found[value.name] = (tuple(dim.dim_value for dim in kind.shape.dim), _width(kind.elem_type))
     return found
+
+
+def _held_back(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Those of values that wait for a gradient (``edgefl::after``): a Reshape whose shape is a sum with a constant, and
+    which does not tell its result."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    made = {node.output[0]: node for node in graph.node}
+    constants |= {name: node.attribute[0].t for name, node in made.items() if _is_tensor(node)}
+    sums = {name: node for name, node in made.items() if node.op_type == "Add"}
+    shapes = _shapes(graph)
+    found: dict[str, tuple[tuple[int, ...], int]] = {}
+    for node in graph.node:
+        if node.op_type != "Reshape" or node.input[1] not in sums:
+            continue
+        told = [constants[name] for name in sums[node.input[1]].input if name in constants]
+        width = shapes.get(node.input[0], found.get(node.input[0], ((), 4)))[1]
+        if told:
+            found[node.output[0]] = (tuple(map(int, onnx.numpy_helper.to_array(told[0]).reshape(-1))), width)
+    return found
+
+
+def _is_tensor(node: Any) -> bool:
+    return bool(node.op_type == "Constant" and node.attribute[0].name == "value")
 
 
 def _width(element: int) -> int:
@@ -131,12 +148,14 @@ def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -
 # -- captured graphs ---------------------------------------------------------------------------------------------
 
 
-def _graph_nodes(captured: Captured, graph: fx.Graph) -> Nodes:
+def graph_nodes(captured: Captured, graph: fx.Graph) -> dict[str, Node]:
+    """The nodes of ``graph``, which is that of ``captured`` or was rewritten from it, by their names."""
     ports = [node for node in graph.nodes if node.op == "placeholder"]
     names = {node: name for node, name in zip(ports, captured.inputs, strict=True)}
     ops = tuple(_graph_op(node, names) for node in graph.nodes if node.op == "call_function")
     results = graph.output_node().args[0]
-    return Nodes(ops, {port: node.name for port, node in zip(captured.outputs, results, strict=True)})
+    outputs = {port: node.name for port, node in zip(captured.outputs, results, strict=True)}
+    return Nodes(ops, outputs).attributed()
 
 
 def _graph_op(node: fx.Node, names: Mapping[fx.Node, str]) -> Op:
@@ -148,18 +167,8 @@ def _graph_op(node: fx.Node, names: Mapping[fx.Node, str]) -> Op:
         op=op,
         reads=tuple(names.get(each, each.name) for each in node.all_input_nodes),
         makes=(node.name,),
-        macs=_graph_macs(node),
+        macs=int(flops(node)) // 2,
         nbytes=sum(value.nbytes for value in values if hasattr(value, "nbytes")),
         elementwise=op in _ELEMENTWISE,
         moves=op in _MOVES,
     )
-
-
-def _graph_macs(node: fx.Node) -> int:
-    packet = getattr(node.target, "overloadpacket", None)
-    formula = flop_registry.get(packet)
-    if formula is None:
-        return 0
-    args = fx.map_arg(node.args, lambda each: each.meta["val"])
-    kwargs = fx.map_arg(node.kwargs, lambda each: each.meta["val"])
-    return int(formula(*args, **kwargs, out_val=node.meta["val"])) // 2

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from edgefl.programs.contract import role_of
 from exporters.capture import Captured
 from exporters.executorch.graph import VIEWS, results
 from exporters.executorch.partition import Step
+from exporters.memory import is_pointwise
 
 _aten = torch.ops.aten
 LATE = VIEWS | {_aten.permute.default, _aten.transpose.int, _aten.t.default}
@@ -57,11 +57,6 @@ def _fused(step: Step) -> Iterator[tuple[fx.Node, fx.Node]]:
             made = made.all_input_nodes[0]
         if made in step.nodes and not is_pointwise(made):
             yield node, made
-
-
-def is_pointwise(node: fx.Node) -> bool:
-    """Whether each entry of the result depends on the same entry of each argument alone."""
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -82,6 +82,20 @@ def test_what_is_computed_entry_by_entry_is_written_in_place() -> None:
     assert checked(updated(lambda w, x, b: (w - 0.1 * x).clamp(-0.5, 0.5), ROW)) == (W,)
 
 
+def test_state_of_another_form_has_memory_of_its_own() -> None:
+    """Of as many bytes, but not what the old state's memory is bound as."""
+
+    def step(t: Tensors) -> Tensors:
+        return {"state.m": t["state.m"] * 0.9 + t[X].mean(0, keepdim=True), "state.n": t["state.n"] * 0.5}
+
+    ports = {
+        "state.m": TensorSpec((4,)),
+        "state.n": TensorSpec((4,), torch.int32),
+        X: TensorSpec((3, 4)),
+    }
+    assert checked(Function("f", step, ports)) == ()
+
+
 def test_export_refuses_state_that_is_written_too_early() -> None:
     """What a device would compute is what is compared with torch."""
     form, function = format_of("onnx"), updated(*FUSED["product and bias"])

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from edgefl import programs
+from edgefl.models import zoo
 from edgefl.programs.contract import Function, Tensors, TensorSpec
+from edgefl.programs.objective import Objective
+from edgefl.submodels import catalog
 from edgefl.wire import sources
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError
@@ -16,7 +20,8 @@ from exporters.attribution import Nodes, Op
 from exporters.capture import capture
 from exporters.formats import format_of
 from exporters.onnx import to_onnx
-from exporters.sources import nodes_of, packed_sources
+from exporters.recompute import leaner
+from exporters.sources import graph_nodes, onnx_nodes, packed_sources
 from tests.exporters.examples import BATCH, step_of
 
 WIDTH, HIDDEN, CLASSES = 6, 5, 3
@@ -49,7 +54,9 @@ def nodes(request: pytest.FixtureRequest) -> dict[str, Node]:
     net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     captured = capture(as_program(step_of(net, (WIDTH,))))
     model = to_onnx(captured) if request.param == "onnx" else b""
-    return nodes_of(captured, model, request.param)
+    if request.param == "onnx":
+        return onnx_nodes(captured, model)
+    return graph_nodes(captured, captured.module.graph)
 
 
 def macs(nodes: dict[str, Node], phase: str, module: str) -> int:
@@ -115,10 +122,58 @@ def test_a_conversion_of_the_captured_graph_moves_data_and_keeps_its_name() -> N
         return {"metric.loss": (t["state.weights.0.weight"].to(torch.float64) * 2).to(torch.float32).sum()}
 
     ports = {"state.weights.0.weight": TensorSpec((3,))}
-    found = nodes_of(capture(Function("half", fn, ports)), b"", "executorch")
+    captured = capture(Function("half", fn, ports))
+    found = graph_nodes(captured, captured.module.graph)
 
     conversions = [node for node in found.values() if "to" in node.op.split("_")]
     assert {(node.op, node.module) for node in conversions} == {("_to_copy", "0")}
+
+
+@pytest.mark.parametrize("format", ["onnx", "captured"])
+@pytest.mark.parametrize("kept", ["state.momentum.{}", "state.adam.m.{}", "state.own.m/{}"])
+def test_what_is_kept_beside_a_weight_belongs_to_its_layer(format: str, kept: str) -> None:
+    """Also where the step reads what it has just made of it, and for a scalar, which belongs to no layer."""
+    weight, moment, scalar = "state.weights.stem.fc.weight", kept.format("stem.fc.weight"), "state.adam.mass"
+
+    def fn(t: Tensors) -> Tensors:
+        x, w = t["batch.0.x"], t[weight]
+        m = t[moment] * 0.9 + x.T @ (x @ w)
+        mass = t[scalar] * 0.5
+        return {weight: w - m * mass, moment: m, scalar: mass, "metric.loss": (x @ w).sum()}
+
+    specs = {
+        "batch.0.x": TensorSpec((2, 3)),
+        weight: TensorSpec((3, 3)),
+        moment: TensorSpec((3, 3)),
+        scalar: TensorSpec(()),
+    }
+    captured = capture(Function("train", fn, specs))
+    found = (
+        onnx_nodes(captured, to_onnx(captured))
+        if format == "onnx"
+        else graph_nodes(captured, captured.module.graph)
+    )
+
+    assert {node.module for node in found.values()} <= {"", "stem.fc"}
+    products = [node for node in found.values() if node.op.lower() in ("mul", "sub") and node.module]
+    assert len(products) >= 2
+
+
+def test_recomputed_products_count_their_multiplications() -> None:
+    """Their weights wait for a gradient, and then tell no shape."""
+    spec = zoo.build("resnet8")
+    captured = capture(
+        programs.build("sgd", Objective.of(catalog.build(spec, "output_side", cut=0)), batch=8)
+        .phases[0]
+        .function
+    )
+    plain = onnx_nodes(captured, to_onnx(captured))
+    lean = list(leaner(captured))[-1]
+    again = onnx_nodes(lean, to_onnx(lean))
+
+    products = [node for node in again.values() if node.op in ("MatMul", "Gemm", "Conv", "ConvTranspose")]
+    assert all(node.macs > 0 for node in products)
+    assert sum(node.macs for node in again.values()) > 1.2 * sum(node.macs for node in plain.values())
 
 
 def test_sources_survive_their_blob(nodes: dict[str, Node]) -> None:
