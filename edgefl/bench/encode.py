@@ -32,6 +32,7 @@ from edgefl.programs.contract import Function, Program, Tensors, prefixed, role_
 from edgefl.wire.errors import EdgeflError
 from exporters.artifact import Artifact
 from exporters.capture import Captured, capture
+from exporters.memory import rewritable
 from exporters.onnx import to_onnx
 
 __all__ = ["CODECS", "EncodeRow", "Settings", "build", "measure"]
@@ -177,7 +178,8 @@ def write_graph(
     """Write the graph of ``function`` and all that it reads but noise; bytes of the graph."""
     captured, artifact = exported or _exported(function)
     masks = model.program.masks if function is model.program.finish else {}
-    device_graph.write_graph(folder, captured, Artifact(artifact), "onnx", name=name, masks=masks)
+    written = Artifact(artifact, in_place=rewritable(captured))
+    device_graph.write_graph(folder, captured, written, "onnx", name=name, masks=masks)
     known = _trained(model)
     example = {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
     given = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}

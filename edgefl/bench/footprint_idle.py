@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from edgefl.bench.machine import quiet_environment
+from edgefl.bench.train_step import import_path
 from edgefl.lab.ports import free_port
 from edgefl.wire.address import Address
 from edgefl.wire.errors import EdgeflError
@@ -64,17 +65,21 @@ def edgefl_clients(python: str, engine: str, repeat: int) -> Iterator[Idle]:
 def flower_clients(python: str, repeat: int) -> Iterator[Idle]:
     """A Flower client with torch against a Flower server, which counts it among its clients."""
     module = [python, "-m", "edgefl.bench.footprint_flower"]
-    for _ in range(repeat):
-        port = free_port(HOST)
-        with _process([*module, "server", str(port)]) as (server, said):
-            _until_listening(port, server)
-            yield _started([*module, "client", str(port)], said, "connected")
+    with import_path() as path:
+        found = {"PYTHONPATH": str(path)}
+        for _ in range(repeat):
+            port = free_port(HOST)
+            with _process([*module, "server", str(port)], found) as (server, said):
+                _until_listening(port, server)
+                yield _started([*module, "client", str(port)], said, "connected", found)
 
 
-def _started(command: Sequence[str], heard: queue.Queue[str], ready: str) -> Idle:
+def _started(
+    command: Sequence[str], heard: queue.Queue[str], ready: str, environment: Mapping[str, str] | None = None
+) -> Idle:
     """The client of ``command``, which is ready when ``ready`` is heard."""
     began = time.perf_counter()
-    with _process(command) as (process, _):
+    with _process(command, environment) as (process, _):
         _until(heard, ready)
         seconds = time.perf_counter() - began
         time.sleep(SETTLE_S)
@@ -92,12 +97,18 @@ def _started(command: Sequence[str], heard: queue.Queue[str], ready: str) -> Idl
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str]]]:
+def _process(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str]]]:
     """A process and the lines it writes; ended by the end of the block."""
     said: queue.Queue[str] = queue.Queue()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **_environment()}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **_environment(), **(environment or {})},
         )
         threading.Thread(target=_listen, args=(process, said), daemon=True).start()
         try:

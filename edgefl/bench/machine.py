@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from edgefl.wire.messages import VERSION
 
-_PACKAGES = ("edgefl", "torch", "onnxruntime", "numpy", "paho-mqtt", "amqtt")
+_PACKAGES = ("edgefl", "torch", "onnxruntime", "executorch", "numpy", "paho-mqtt", "amqtt", "flwr")
 
 
 def machine() -> dict[str, object]:

@@ -25,6 +25,7 @@ from edgefl.programs.objective import Objective
 from edgefl.wire.errors import EdgeflError
 from exporters.artifact import Artifact
 from exporters.capture import capture
+from exporters.memory import rewritable
 from exporters.onnx import to_onnx
 
 _SEED = 0
@@ -100,7 +101,8 @@ def _of(function: Function, known: Tensors) -> Tensors:
 def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
     """The files that :mod:`edgefl.bench.program_device` runs a graph from."""
     captured = capture(function)
-    write_graph(folder, captured, Artifact(to_onnx(captured)), "onnx", name=name)
+    artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
+    write_graph(folder, captured, artifact, "onnx", name=name)
     inputs = _of(function, known)
     given = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
     np.savez(folder / f"{name}.npz", **given)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from edgefl.cli.engines import Engine
 from edgefl.cli.output import console, errors, print_json, print_table, size
 
 if TYPE_CHECKING:
+    from edgefl.bench.memory import MemoryRow
     from edgefl.bench.submodels import SubmodelRow
     from edgefl.bench.train_step import StepRow
 
@@ -117,7 +118,10 @@ def memory(
     with console.status("training one round per tier and repetition"):
         for name in [each.value for each in engine] if engine else engines():
             rows += measure(model=model, batch=batch, steps=steps, repeat=repeat, engine=name)
-    print_rows("memory", rows, as_json)
+    if as_json:
+        print_rows("memory", rows, as_json)
+    else:
+        print_table("peak memory in training, over the idle agent", [_memory_columns(row) for row in rows])
 
 
 def round_(
@@ -253,6 +257,22 @@ def submodels(
         raise typer.Exit(failed[0].exit_code)
 
 
+def _memory_columns(row: MemoryRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    error = row.predicted_error
+    return {
+        "engine": row.engine,
+        "tier": row.tier,
+        "peak MB": f"{row.peak_over_idle_bytes / 1e6:.1f}",
+        "predicted": "-" if error is None else f"{error:+.0%}",
+        "of strong": f"{row.over_strong:.2f}",
+        "step ms": row.fastest_step_ms,
+        "time ratio": f"{row.time_ratio:.2f}",
+        "MB down": f"{row.down_bytes / 1e6:.1f}",
+        "MB up": f"{row.up_bytes / 1e6:.1f}",
+    }
+
+
 def _submodel_line(row: SubmodelRow) -> str:
     return (
         f"{row.kind}, {row.size}: {row.parameters:,} parameters, {row.step_ms:g} ms, "
@@ -283,14 +303,16 @@ def _line(row: StepRow) -> str:
 
 
 def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
-    """The columns that fit 80 characters, onnxruntime-training's where it ran; ``--json`` has them all."""
+    """The columns that fit 80 characters, those of the training exports where they ran; ``--json`` has them all."""
     others = any(row.ort_training_ms for row in rows)
+    exports = any(row.et_training_ms for row in rows)
     return [
         {
             "model": row.model,
             "ms": row.ms,
             "eager ms": row.eager_ms,
             **({"ort ms": row.ort_training_ms} if others else {}),
+            **({"et ms": row.et_training_ms} if exports else {}),
             "ratio": f"{row.ratio:.2f}",
             "error": f"{row.max_rel_error:.0e}",
             "memory MiB": _mebibytes(row.peak_over_idle_bytes),
@@ -306,8 +328,8 @@ def _mebibytes(count: int | None) -> str:
 
 
 def _caption(rows: Sequence[StepRow]) -> str:
-    sizes = ", ".join(f"{row.model} {size(row.artifact_bytes)}" for row in rows)
-    return f"artifacts: {sizes}" if rows else ""
+    told = ", ".join(f"{row.model} {size(row.artifact_bytes)} in {row.export_s:.0f} s" for row in rows)
+    return f"exported: {told}" if rows else ""
 
 
 def model_options(pairs: Sequence[str]) -> dict[str, Any]:

@@ -122,7 +122,10 @@ def _input_gradient_of_transposed(
     groups: int,
 ) -> Tensor:
     """Adjoint of the transposed convolution: the convolution with the same kernel."""
-    return _aten.convolution(grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
+    found = _aten.convolution(grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
+    for axis, size in enumerate(x.shape[2:], 2):  # with an output padding it may reach further than the input
+        found = found.narrow(axis, 0, size) if found.shape[axis] > size else found
+    return found
 
 
 def _input_gradient(

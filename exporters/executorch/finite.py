@@ -31,7 +31,8 @@ class Kind(IntEnum):
     POSITIVE = 4
 
 
-ROLE = "role"
+VARIANCE = "variance"
+"""In ``meta`` of a placeholder that is the running variance of a norm."""
 MOST_OF_EPS = 1e-2
 """The most that a normalization adds to a variance."""
 MOST_OF_EXPONENTS = 80.0
@@ -46,7 +47,7 @@ Rule = Callable[[fx.Node, Look], Kind]
 def kinds_of(module: fx.GraphModule) -> dict[fx.Node, Kind]:
     """The kind of each node's entries, of all its tensors if it makes several. An op without a rule makes ANY.
 
-    Placeholders tell their role in ``meta[ROLE]``, if they have one. Divisors are guessed: see :func:`guess_of`.
+    Placeholders of running variances say so in ``meta[VARIANCE]``. Divisors are guessed: see :func:`guess_of`.
     """
     found: dict[fx.Node, Kind] = {}
 
@@ -122,11 +123,6 @@ def _computed(least: Kind, made: Kind) -> Rule:
     return lambda node, look: made if _passed(node, look) >= least else Kind.ANY
 
 
-def _below(node: fx.Node, look: Look) -> Kind:
-    """Minus infinity stays that, and all else is finite."""
-    return min(look(node.args[0]), Kind.FINITE)
-
-
 def _at_least(floor: Kind, needed: Kind) -> Rule:
     """An op that keeps the kind of its first argument and lifts it to ``floor``, if it is within ``needed``."""
 
@@ -146,7 +142,7 @@ def _added(node: fx.Node, look: Look) -> Kind:
 
 def _is_variance(first: Any, second: Any) -> bool:
     """Whether a sum is one of a model's variance, which is not negative, and of what keeps that away from zero."""
-    given = isinstance(first, fx.Node) and first.meta.get(ROLE) in ("state", "weights")
+    given = isinstance(first, fx.Node) and first.meta.get(VARIANCE, False)
     return given and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
 
 
@@ -313,11 +309,13 @@ _RULES: dict[Any, Rule] = {
         ),
         _computed(Kind.FINITE, Kind.FINITE),
     ),
-    _aten._log_softmax.default: _below,
+    # A row of nothing but minus infinity makes NaN.
+    _aten._log_softmax.default: _computed(Kind.FINITE, Kind.FINITE),
+    _aten._softmax.default: _computed(Kind.FINITE, Kind.NONNEGATIVE),
     **dict.fromkeys(
         (_aten.erf.default, _aten.sign.default, _aten.tanh.default), _computed(Kind.BELOW, Kind.FINITE)
     ),
-    **dict.fromkeys((_aten._softmax.default, _aten.sigmoid.default), _computed(Kind.BELOW, Kind.NONNEGATIVE)),
+    _aten.sigmoid.default: _computed(Kind.BELOW, Kind.NONNEGATIVE),
     _aten.exp.default: _exponential,
     _aten.log.default: _logarithm,
     _aten.log1p.default: _at_least(Kind.NONNEGATIVE, Kind.NONNEGATIVE),

@@ -25,38 +25,38 @@ Time = tuple[int, int]
 def in_place(captured: Captured, module: fx.GraphModule, steps: Sequence[Step]) -> tuple[str, ...]:
     """State ports whose output may have the memory of their input, in the order of the outputs."""
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
-    fused = {node: at for step in steps if step.delegated for node, at in _fused(step)}
+    written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
     old = dict(zip(captured.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
     return tuple(
         name
         for name, new in zip(captured.outputs, results(module.graph), strict=True)
-        if role_of(name) == "state" and name in old and _is_free(old[name], new, times, fused)
+        if role_of(name) == "state" and name in old and _is_free(old[name], written.get(new, [new]), times)
     )
 
 
-def _is_free(old: fx.Node, new: fx.Node, times: dict[fx.Node, Time], fused: dict[fx.Node, fx.Node]) -> bool:
-    before, after = old.meta["val"], new.meta["val"]
-    if (before.shape, before.dtype) != (after.shape, after.dtype) or new not in times:
+def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time]) -> bool:
+    """Whether the end of ``chain``, whose nodes may run as one, can be written over ``old``."""
+    before, after = old.meta["val"], chain[0].meta["val"]
+    if (before.shape, before.dtype) != (after.shape, after.dtype) or chain[0] not in times:
         return False
+    begun = min(times[node] for node in chain if node in times)
     for reader in _readers(old):
-        if reader is new:
-            if not is_pointwise(new) or old not in new.all_input_nodes:
+        if reader in chain:
+            if not is_pointwise(reader) or old not in reader.all_input_nodes:
                 return False
-        elif times[reader] > times[new] or reader is fused.get(new):
+        elif times[reader] > begun:
             return False
     return True
 
 
-def _fused(step: Step) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Clamps with what XNNPACK runs them as a part of: it writes their result while it reads its own arguments."""
+def _fused(step: Step) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+    """Clamps, each before all that XNNPACK may run it as a part of: that writes its result, as early as it runs."""
     for node in step.nodes:
-        if node.target not in CLAMPS:
-            continue
-        made = node.all_input_nodes[0]
-        while made.op == "call_function" and made.target in VIEWS | CLAMPS:
-            made = made.all_input_nodes[0]
-        if made in step.nodes and not is_pointwise(made):
-            yield node, made
+        chain = [node]
+        while chain[-1].target in VIEWS | CLAMPS and chain[-1].all_input_nodes[0] in step.nodes:
+            chain.append(chain[-1].all_input_nodes[0])
+        if node.target in CLAMPS:
+            yield node, chain
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -112,6 +112,7 @@ class _Again:
 
     def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:
         self._graph, self._early, self._kept = graph, early, kept
+        self._position = {node: at for at, node in enumerate(graph.nodes)}
         self._copies: dict[fx.Node, fx.Node] = {}
 
     def read_by(self, node: fx.Node) -> None:
@@ -123,11 +124,20 @@ class _Again:
                 node.replace_input_with(read, copy)
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        if node not in self._copies:
-            owner = owner_of(node)
-            stays = not _is_large(owner, self._early) or owner in self._kept or not _is_repeatable(owner)
-            self._copies[node] = node if stays else self._graph.node_copy(node, self._copy)
+        waiting, found = [node], set(self._copies)
+        while waiting:  # no recursion: a chain may be longer than Python's stack
+            each = waiting.pop()
+            if each not in found:
+                found.add(each)
+                waiting += [] if self._stays(each) else each.all_input_nodes
+        for each in sorted(found - self._copies.keys(), key=self._position.__getitem__):
+            stays = self._stays(each)
+            self._copies[each] = each if stays else self._graph.node_copy(each, self._copies.__getitem__)
         return self._copies[node]
+
+    def _stays(self, node: fx.Node) -> bool:
+        owner = owner_of(node)
+        return not _is_large(owner, self._early) or owner in self._kept or not _is_repeatable(owner)
 
 
 def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:

@@ -76,7 +76,9 @@ def _merge(graph: fx.Graph, node: fx.Node) -> None:
         node.args = (source, dims)
     shape = source.meta["val"].shape  # type: ignore[union-attr]
     moved = [dim for dim in dims if shape[dim] != 1]
-    if dims == list(range(len(dims))):
+    if dims == list(range(len(dims))) and graph.output_node() in node.users:
+        node.target, node.args = _aten.clone.default, (source,)  # an output is nothing else than that
+    elif dims == list(range(len(dims))):
         node.replace_all_uses_with(source)  # type: ignore[arg-type]
         graph.erase_node(node)
     elif moved == sorted(moved):

@@ -16,6 +16,7 @@ from torch import fx
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.keep import HELD
 from exporters.executorch.kernels import kernel_of
+from exporters.executorch.xnn_sums import is_long_sum
 from exporters.executorch.xnnpack import costs, supported
 
 LEAST = 4.0
@@ -43,6 +44,8 @@ def steps_of(module: fx.GraphModule) -> tuple[Step, ...]:
 
 
 def _is_small(step: Step) -> bool:
+    if any(is_long_sum(node) for node in step.nodes):
+        return False
     work = sum(costs(node) for node in step.nodes)
     return work < LEAST and all(kernel_of(node.target) for node in step.nodes)
 

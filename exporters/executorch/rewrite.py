@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from torch import fx
 
-from edgefl.programs.contract import role_of
 from exporters.capture import Captured
-from exporters.executorch.finite import ROLE
+from exporters.executorch.finite import VARIANCE
 from exporters.executorch.layout import transpositions_moved
 from exporters.executorch.selects import selections_multiplied
 
@@ -23,7 +22,7 @@ def rewritten(captured: Captured) -> Captured:
     results = tuple(mapping[node] for node in captured.module.graph.output_node().args[0])
     graph.output_node().args = (results,)
     for name, node in zip(captured.inputs, graph.find_nodes(op="placeholder"), strict=True):
-        node.meta[ROLE] = role_of(name)
+        node.meta[VARIANCE] = name.endswith(".running_var")
     module = fx.GraphModule(captured.module, graph)
     selections_multiplied(module)
     transpositions_moved(module.graph)

@@ -64,6 +64,11 @@ class _Rewriter:
             return
         if not self._is_finite(kept) or self._may_guard(condition, kept):
             return
+        if (
+            torch.broadcast_shapes(*(value.meta["val"].shape for value in (condition, kept)))
+            != node.meta["val"].shape
+        ):
+            return  # the zeros are what makes it larger
         with self._graph.inserting_before(node):
             new = self._product(kept, condition, negated)
         self._made[condition, kept, negated] = new

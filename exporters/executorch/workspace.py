@@ -24,16 +24,11 @@ COLUMNS = 16
 _NOT_IN_PLACE = (
     xnn.XNNFullyConnected,
     xnn.XNNBatchMatrixMultiply,
-    xnn.XNNNodeConv,
-    xnn.XNNPooling2D,
-    xnn.XNNArgMaxPooling2d,
     xnn.XNNGlobalAvgPooling2d,
     xnn.XNNStaticTranspose,
     xnn.XNNStaticSlice,
     xnn.XNNStaticConstantPad,
-    xnn.XNNStaticResizeBilinear2D,
     xnn.XNNCat,
-    xnn.XNNScaledDotProductAttention,
 )
 
 
@@ -95,8 +90,6 @@ class _Plan:
             right = node.filter_id
         elif isinstance(node, xnn.XNNBatchMatrixMultiply):
             right = node.input2_id
-        elif isinstance(node, xnn.XNNNodeConv):
-            return self._size(node.filter_id), True
         else:
             return 0, False
         *batch, rows, columns = self.values[right].dims

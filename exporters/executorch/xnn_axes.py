@@ -26,6 +26,8 @@ def _order(node: fx.Node, rank: int) -> list[int]:
     if node.target is _aten.permute.default:
         return [axis % rank for axis in node.args[1]]  # type: ignore[union-attr]
     order = list(range(rank))
+    if not rank:
+        return order
     first, second = (0, 1) if node.target is _aten.t.default else node.args[1:3]
     order[first], order[second] = order[second], order[first]  # type: ignore[index]
     return order

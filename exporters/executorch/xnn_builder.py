@@ -39,8 +39,7 @@ class Value:
 class Builder:
     """Collects one delegate's graph. ``resolve`` finds the value of a node that was not emitted yet."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
+    def __init__(self) -> None:
         self.nodes: list[xnn.XNode] = []
         self.values: list[xnn.XNNTensorValue] = []
         self.resolve: Callable[[fx.Node], Value]
@@ -132,14 +131,11 @@ class Builder:
         """Declare that ``node`` is read outside: the value that :meth:`result` makes of it is external."""
         self._outputs[node] = self.value(node.meta["val"].shape)
 
-    def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> Value:
-        """Where the op of ``node`` writes; ``shape`` where that is not its own."""
-        sizes = tuple(node.meta["val"].shape if shape is None else shape)
+    def result(self, node: fx.Node) -> Value:
+        """Where the op of ``node`` writes."""
         wanted = self._outputs.get(node)
-        made = wanted if wanted is not None and wanted.shape == sizes else self.value(sizes)
-        if sizes == tuple(node.meta["val"].shape):
-            self._known[node] = made
-        return made
+        self._known[node] = self.value(node.meta["val"].shape) if wanted is None else wanted
+        return self._known[node]
 
     def define(self, node: fx.Node, value: Value) -> None:
         """``node`` is this value, perhaps with its axes in another order."""

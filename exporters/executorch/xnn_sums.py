@@ -20,6 +20,11 @@ MOST_ONES = 1 << 14
 """Entries of the constant that an odd count of terms may take."""
 
 
+def is_long_sum(node: fx.Node) -> bool:
+    """Whether so many terms are added that ExecuTorch's own kernel, which adds one after another, loses digits."""
+    return node.target in EMITTERS and _count(node) >= MOST_ONES
+
+
 def _mean(builder: Builder, node: fx.Node) -> None:
     _reduced(builder, node, 1.0 / _count(node))
 
@@ -31,7 +36,7 @@ def _sum(builder: Builder, node: fx.Node) -> None:
 def _axes(node: fx.Node) -> list[int]:
     rank = len(shape_of(node.args[0]))
     found = node.args[1] if len(node.args) > 1 else None
-    if found is None or found == []:
+    if not rank or found is None or found == []:
         return list(range(rank))
     found = [found] if isinstance(found, int) else found
     return sorted(axis % rank for axis in found)  # type: ignore[union-attr]
@@ -54,7 +59,7 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         behind = math.prod(shape[last + 1 :])
         shape[first : last + 1] = [1] * (last + 1 - first)
         odd = run // (run & -run)
-        if before * odd > MOST_ONES and behind > 1:
+        if (before if behind > 1 else 1) * odd > MOST_ONES:
             odd = 1  # pooled with the rest
         for part in _parts(run // odd):
             run //= part
@@ -90,9 +95,7 @@ def _parts(run: int) -> list[int]:
     """A long run as two factors: sums of sums round less than one long sum."""
     if run < LONG:
         return [run] if run > 1 else []
-    first = min(
-        (part for part in range(1, run + 1) if run % part == 0), key=lambda part: abs(part * part - run)
-    )
+    first = next(part for part in range(math.isqrt(run), 0, -1) if run % part == 0)
     return [part for part in (first, run // first) if part > 1]
 
 

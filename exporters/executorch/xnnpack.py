@@ -1,7 +1,7 @@
 """A region of nodes as a graph for ExecuTorch's XNNPACK delegate, written node by node.
 
 The stock partitioner refuses products with weights that are computed or given; XNNPACK itself does not. A permutation is
-not run until something reads it as it is: products read transposed operands, convolutions read NHWC.
+not run until something reads it as it is: products read transposed operands.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def delegate(
     """``nodes`` (in order of execution) as one delegate; what others read of them is written out. The workspace has at
     least ``room`` bytes."""
     inside = set(nodes)
-    builder = Builder(module)
+    builder = Builder()
     inputs: list[fx.Node] = []
     outputs = [node for node in nodes if _is_read_outside(node, inside, results)]
 

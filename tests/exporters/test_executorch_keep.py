@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
+from edgefl.programs.contract import Function, Tensors, TensorSpec
 from exporters.capture import Captured
 from exporters.executorch import capture_for
 from exporters.executorch.emit import Program, emit
@@ -117,3 +118,21 @@ def test_the_first_delegate_asks_for_the_workspace_of_the_largest() -> None:
 
     assert 2 * most - 4 < found.workspace_bytes <= 2 * most + 128
     assert found.reserved
+
+
+def test_a_long_chain_of_cheap_ops_is_computed_again_whole() -> None:
+    """Longer than Python's stack is deep, one frame or more for each op."""
+
+    def step(t: Tensors) -> Tensors:
+        leaf = t["batch.0.x"].detach().requires_grad_()
+        x = leaf
+        for _ in range(500):
+            x = torch.sin(x)
+        loss = (x * x).mean()
+        return {"metric.loss": loss.detach(), "update.x": torch.autograd.grad(loss, leaf)[0]}
+
+    captured = capture_for(Function("f", step, {"batch.0.x": TensorSpec((32, 1024))}))
+    module = _rewritten(captured)
+
+    sines = [node for node in module.graph.nodes if node.target is torch.ops.aten.sin.default]
+    assert len(sines) > 600

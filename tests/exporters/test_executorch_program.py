@@ -122,6 +122,79 @@ def test_a_product_that_is_clamped_does_not_write_over_its_own_factor(name: str)
     np.testing.assert_allclose(found["state.w"], function(given)["state.w"].numpy(), rtol=1e-4, atol=1e-4)
 
 
+LATE_READERS = {
+    "a product": lambda w, h, x: (x @ w).relu(),
+    "a product, clamped twice": lambda w, h, x: (x @ w).clamp(-1.0, 1.0).relu(),
+    "a sum": lambda w, h, x: (x + w).relu(),
+    "a sum with the old state": lambda w, h, x: (h + x).relu(),
+    "clamps alone": lambda w, h, x: x.clamp(-1.0, 1.0).relu(),
+}
+
+
+@pytest.mark.parametrize("name", LATE_READERS)
+def test_state_that_is_clamped_is_not_written_before_others_have_read_the_old(name: str) -> None:
+    """XNNPACK runs a clamp as a part of what comes before it, and writes the state as early as that runs."""
+
+    def step(t: Tensors) -> Tensors:
+        w, h, x = t["batch.0.w"], t["state.h"], t["batch.0.x"]
+        first = {"a product": x @ w, "a sum": x + w}.get(name.partition(",")[0])
+        new = LATE_READERS[name](w, h, x)
+        drift = (h**2).mean() + (h.exp() * 0.5).sum() if first is None else (h**2 + first * 0.1).mean()
+        return {"state.h": new, "metric.drift": drift}
+
+    function = pointwise(step, state__h=(64, 64), batch__0__x=(64, 64), batch__0__w=(64, 64))
+    given = function.example(2)
+
+    found = runner_of("executorch", function)(given)
+
+    expected = function(given)
+    np.testing.assert_allclose(found["state.h"], expected["state.h"].numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["metric.drift"], expected["metric.drift"].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_clamp_that_writes_state_counts_from_where_its_product_runs() -> None:
+    def step(t: Tensors) -> Tensors:
+        y = t["batch.0.x"] @ t["batch.0.w"]
+        return {"state.h": y.relu(), "metric.drift": (t["state.h"] ** 2).mean()}
+
+    square = dict.fromkeys(("state__h", "batch__0__x", "batch__0__w"), (64, 64))
+    assert to_executorch(capture(pointwise(step, **square))).in_place == ()
+
+
+@pytest.mark.parametrize("shape", [(1001, 1001), (17, 4099), (131101,)])
+def test_sums_of_a_large_odd_count_take_no_constant_of_it(shape: tuple[int, ...]) -> None:
+    function = pointwise(lambda t: {"metric.y": (t["batch.0.x"] ** 2).mean()}, batch__0__x=shape)
+
+    made = to_executorch(capture(function))
+
+    assert len(made.model) < 100_000
+    assert verify(function, made.model, 1).worst < 5e-5
+
+
+def test_a_sum_over_a_single_number_is_that_number() -> None:
+    function = pointwise(
+        lambda t: {"metric.y": (t["batch.0.x"].mean().sum(0) * 2).mean(-1) + 1}, batch__0__x=(3, 4)
+    )
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst < 1e-6
+
+
+def test_an_input_that_is_turned_there_and_back_has_memory_of_its_own() -> None:
+    def fn(t: Tensors) -> Tensors:
+        x = t["batch.0.x"]
+        y = x * 2
+        return {
+            "metric.x": x.permute(0, 2, 1).permute(0, 2, 1),
+            "metric.y": y.permute(0, 2, 1).permute(0, 2, 1),
+            "metric.z": y,
+            "metric.pooled": F.max_pool2d(x[None], 1),
+        }
+
+    function = pointwise(fn, batch__0__x=(2, 3, 4))
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst == 0
+
+
 def test_a_call_that_only_orders_costs_nothing() -> None:
     function = pointwise(
         lambda t: {"metric.y": AFTER(t["batch.0.x"], t["batch.0.z"]) * 2}, batch__0__x=(3,), batch__0__z=(2,)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exporters.decompositions import core_table
-from exporters.executorch.rules import RULES, activation, convolution, normalization, pooling, table
+from exporters.executorch.rules import (
+    RULES,
+    activation,
+    convolution,
+    normalization,
+    pooling,
+    reduction,
+    table,
+)
 
 _aten = torch.ops.aten
 TOLERANCE = 2e-5
@@ -70,7 +78,7 @@ def test_a_transposed_convolution_and_its_gradients_are_those_of_torch(
     w = torch.randn(case["w"], generator=generator)
     x = torch.randn((2, w.shape[0], *case["x"][2:]), generator=generator)
     stride, padding, dilation = case["stride"], case["padding"], case["dilation"]
-    extra = [s - 1 for s in stride]
+    extra = [max(s, d) - 1 for s, d in zip(stride, dilation, strict=True)]
     sizes = zip(x.shape[2:], stride, padding, dilation, w.shape[2:], strict=True)
     assume(all((n - 1) * s - 2 * p + d * (k - 1) + 1 > 0 for n, s, p, d, k in sizes))
     moves = stride, padding, dilation, True, extra, case["groups"]
@@ -113,6 +121,20 @@ def test_average_pooling_and_its_gradient_are_those_of_torch(stride: int) -> Non
 
     _close([pooling.avg_pool2d(x, [2, 2], [stride] * 2)], [expected])
     _close([pooling.avg_pool2d_backward(*rest)], [_aten.avg_pool2d_backward(*rest)])
+
+
+def test_windows_of_more_places_than_some_are_not_written_out() -> None:
+    x = torch.randn(1, 2, 20, 20)
+    assert [pooling._covered(x, [size, size], [0, 0], False) for size in (8, 9, 20)] == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.int64, torch.float32])
+def test_products_along_an_axis_have_the_type_that_torch_gives_them(dtype: torch.dtype) -> None:
+    x = (torch.arange(15).remainder(4) + 1).to(dtype)
+    found, expected = reduction.cumprod(x, 0), torch.cumprod(x, 0)
+
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (8, 5, 7), (4, 5, 6, 3)])

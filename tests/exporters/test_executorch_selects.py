@@ -164,6 +164,11 @@ GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "a softmax behind a mask": lambda x: torch.where(
         x > 0, x.masked_fill(x <= 0, -math.inf).log_softmax(-1), ZERO
     ),
+    "a softmax of rows that are masked throughout": lambda x: torch.where(
+        x > 9, x.masked_fill(x <= 9, -math.inf).softmax(-1), ZERO
+    ),
+    "its logarithm": lambda x: torch.where(x > 9, x.masked_fill(x <= 9, -math.inf).log_softmax(-1), ZERO),
+    "zeros of a larger shape": lambda x: torch.where(x[0] > 0, x[1], torch.zeros(4, 6)),
     "an exponential that is too large": lambda x: x.relu() + torch.where(x > 0, ZERO, (x * 200).exp() - 1),
     "a sigmoid that is zero": lambda x: torch.where(x > 0, (x * 200).sigmoid().log(), ZERO),
     "what is no number": lambda x: torch.where(x.log() > 0, x, ZERO),
@@ -188,6 +193,21 @@ def test_what_a_selection_guards_against_does_not_come_through(name: str) -> Non
 
     assert expected.isfinite().all()
     torch.testing.assert_close(_run(GUARDS[name], x), expected)
+
+
+def test_a_logarithm_near_zero_of_a_weight_is_guarded_too() -> None:
+    """A weight is no variance: it may be negative."""
+    ports = {"state.weights.w": TensorSpec((4, 6))}
+
+    def fn(t: Tensors) -> Tensors:
+        w = t["state.weights.w"]
+        return {"metric.y": torch.where(w > 0, (w + 1e-6).log(), ZERO)}
+
+    function = Function("example", fn, ports)
+    w = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    found = load(function, to_executorch(capture_for(function)).model)({"state.weights.w": w.numpy()})
+
+    torch.testing.assert_close(torch.from_numpy(found[0]), fn({"state.weights.w": w})["metric.y"])
 
 
 def test_a_selection_of_what_is_finite_drops_what_is_not() -> None:

@@ -83,7 +83,8 @@ def convolution_backward(
         dw = _weight_gradient(small, large, kernel.shape, moves, groups).reshape(w.shape)
     if output_mask[0]:
         if transposed:
-            dx = _forward(g, kernel, moves, groups)
+            # With an output padding the gradient may reach further than the input.
+            dx = _forward(g, kernel, moves, groups)[:, : image.shape[2], : image.shape[3]]
         else:
             dx = _input_gradient(g, kernel, list(image.shape[2:]), moves, groups)
         dx = _unflat(dx.permute(_FIRST), rank)

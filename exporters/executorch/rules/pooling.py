@@ -21,6 +21,9 @@ from exporters.executorch.rules.shifts import place, taps, total
 _aten = torch.ops.aten
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
+MOST_PLACES = 64
+"""Of a window, each of which is some nodes: larger ones run on kernels."""
+
 
 def max_pool2d(
     x: Tensor,
@@ -34,7 +37,7 @@ def max_pool2d(
     kernel, stride, padding, dilation = (
         per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
     )
-    if not _covered(x, padding, ceil_mode):
+    if not _covered(x, kernel, padding, ceil_mode):
         return plain.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
     moves = _moves(stride, dilation)
     image = x.permute(_LAST)
@@ -64,7 +67,7 @@ def max_pool2d_backward(
     kernel, stride, padding, dilation = (
         per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
     )
-    if not _covered(x, padding, ceil_mode):
+    if not _covered(x, kernel, padding, ceil_mode):
         return plain.max_pool2d_backward(grad, x, kernel, stride, padding, dilation, ceil_mode, indices)
     moves = _moves(stride, dilation)
     image = x.permute(_LAST)
@@ -94,7 +97,7 @@ def avg_pool2d(
 ) -> Tensor:
     """y = sum over each window / its size."""
     kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
-    if not _covered(x, padding, ceil_mode):
+    if not _covered(x, kernel, padding, ceil_mode):
         return plain.avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
     parts = _windows(x.permute(_LAST), kernel, _moves(stride, [1, 1]))
     return (total(_flat(parts), ()) * (1.0 / (divisor or math.prod(kernel)))).permute(_FIRST)
@@ -112,7 +115,7 @@ def avg_pool2d_backward(
 ) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that hold q."""
     kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
-    if not _covered(x, padding, ceil_mode):
+    if not _covered(x, kernel, padding, ceil_mode):
         return plain.avg_pool2d_backward(
             grad, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor
         )
@@ -121,8 +124,9 @@ def avg_pool2d_backward(
     return place([[share] * kernel[1]] * kernel[0], x.shape[2:], moves.all_met(kernel)).permute(_FIRST)
 
 
-def _covered(x: Tensor, padding: Sequence[int], ceil_mode: bool) -> bool:
-    return x.dim() == 4 and not any(padding) and not ceil_mode and x.dtype == torch.float32
+def _covered(x: Tensor, kernel: Sequence[int], padding: Sequence[int], ceil_mode: bool) -> bool:
+    plain_sides = not any(padding) and not ceil_mode and math.prod(kernel) <= MOST_PLACES
+    return x.dim() == 4 and plain_sides and x.dtype == torch.float32
 
 
 def _moves(stride: Sequence[int], dilation: Sequence[int]) -> Moves:
