@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 and nothing else; everything is set up in .venv.
+# `make demo` needs Python 3.11 and nothing else, `make test` also g++ and chromium; the rest is set up in .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
