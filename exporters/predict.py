@@ -20,9 +20,9 @@ from exporters.arena import Arena
 from exporters.capture import Captured
 from exporters.memory import PRODUCTS, has_many, rewritable, size, timeline, workspace
 
-LOAD_BYTES, LOAD_NODE_BYTES = 10.2e6, 4400
+LOAD_BYTES, LOAD_NODE_BYTES = 11.4e6, 4400
 """While a graph is loaded: onnxruntime's code for that, and what is made of each node. The code is let go of again."""
-RUN_BYTES, NODE_BYTES = 2.5e6, 3600
+RUN_BYTES, NODE_BYTES = 0.3e6, 4400
 """While a loaded graph runs: what has been loaded for good, and the nodes."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""

@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from edgefl.bench.machine import quiet_environment
-from edgefl.bench.step_worker import Worker
+from edgefl.bench.step_worker import Worker, WorkerFailed
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
 from edgefl.lab.data import open_data, partition
 from edgefl.lab.lab import Lab, Said, completed
 from edgefl.wire import bundle as bundles
+from edgefl.wire.errors import EdgeflError
 from server.compose import build_model, submodel_of
 from server.training import program_of
 
@@ -214,13 +215,16 @@ def _time_ratio(path: Path, without: Path) -> float:
     """Fastest steps of the training graph with and without the measures for memory, by turns, a process each."""
     command = [sys.executable, "-m", "edgefl.bench.memory_worker", str(path), "1"]
     environment = quiet_environment() | {"OMP_NUM_THREADS": "1"}
-    with (
-        Worker(command, environment) as ours,
-        Worker([*command, str(without)], environment) as plain,
-    ):
-        for worker in (ours, plain):
-            worker.run(1, count=False)
-        for _ in range(TURNS):
-            ours.run(TURN_STEPS)
-            plain.run(TURN_STEPS)
+    try:
+        with (
+            Worker(command, environment) as ours,
+            Worker([*command, str(without)], environment) as plain,
+        ):
+            for worker in (ours, plain):
+                worker.run(1, count=False)
+            for _ in range(TURNS):
+                ours.run(TURN_STEPS)
+                plain.run(TURN_STEPS)
+    except WorkerFailed as error:
+        raise EdgeflError(f"a process that compares steps ended: {error}", log=error.log) from error
     return round(min(ours.times) / min(plain.times), 3)

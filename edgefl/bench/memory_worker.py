@@ -43,7 +43,8 @@ def load(path: Path, threads: int, plain: Path | None) -> Callable[[], object]:
     graph = bundle.manifest.graph(bundle.manifest.phases[0].graph)
     model = plain.read_bytes() if plain else bundle.blobs[graph.blob.sha256]
     if plain:
-        graph = msgspec.structs.replace(graph, in_place=(), blob=describe(model, Limits().chunk_bytes))
+        ref = describe(model, Limits().chunk_bytes)
+        graph = msgspec.structs.replace(graph, in_place=(), planned_bytes=0, blob=ref)
     engine = _engine(graph.format, threads, plain=plain is not None)
     loaded = engine.load(graph, model)
     random = np.random.default_rng(0)
