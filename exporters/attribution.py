@@ -143,9 +143,10 @@ def _making(value: str, maker: Mapping[str, Op]) -> set[str]:
 
 
 def _weight_of(port: str) -> str:
-    """``state.weights.layer1.conv.weight`` -> ``layer1.conv``; "" for a port that is no weight."""
+    """``state.weights.layer1.conv.weight``, ``update.c/layer1.conv.weight`` -> ``layer1.conv``; "" for a port that is of no
+    weight."""
     found = _WEIGHT.match(port)
-    return port[found.end() :].rpartition(".")[0] if found else ""
+    return port[found.end() :].rpartition("/")[2].rpartition(".")[0] if found else ""
 
 
 def _of_port(port: str, known: Collection[str]) -> str:

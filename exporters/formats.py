@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
-from itertools import chain
 from typing import Any, Protocol
 
 import onnx
@@ -30,7 +29,7 @@ from exporters.capture import Captured
 from exporters.memory import rewritable
 from exporters.onnx import to_onnx
 from exporters.predict import predicted_peak
-from exporters.recompute import Budget, leaner, too_small, within
+from exporters.recompute import Budget, within
 from exporters.sources import onnx_nodes
 from exporters.verify import Report
 
@@ -93,13 +92,8 @@ class Onnx:
         return Artifact(model, predicted_peak(captured), rewritable(captured), nodes)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
-        """Also what the device is told to have ready, which counts what onnxruntime does not compute in place, fits."""
         count = budget.of(captured)
-        fitting = within(captured, count)
-        for lean in chain([fitting], leaner(captured)):
-            if predicted_peak(lean) <= count:
-                return self.write(lean), count
-        raise too_small(captured, count, min(map(predicted_peak, leaner(captured))), predicted_peak(captured))
+        return self.write(within(captured, count)), count
 
     def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
         return checks.verify(function, model, seed, in_place)

@@ -3,8 +3,8 @@
 :func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes in
 place, the buffers of state that the device binds, and its arena (:mod:`exporters.arena`). What it needs beside tensors
 is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells prediction and
-measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. Budgets do not use
-this: :func:`exporters.recompute.peak_bytes` stays on the safe side.
+measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. A budget has to have room for
+this and for the bound :func:`exporters.recompute.peak_bytes`, which mostly is more.
 """
 
 from __future__ import annotations

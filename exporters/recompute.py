@@ -17,7 +17,7 @@ import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from torch import Tensor, fx
@@ -28,6 +28,7 @@ from edgefl.wire.errors import ConfigError, ExportError
 from exporters.capture import Captured
 from exporters.memory import Timeline, has_many, size, timeline
 from exporters.ordering import AFTER
+from exporters.predict import predicted_peak
 
 RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
@@ -112,33 +113,29 @@ def peak_bytes(captured: Captured) -> int:
     return timeline(captured.module).peak + beside_tensors(captured)
 
 
+def needed(captured: Captured) -> int:
+    """The bytes that a budget for ``captured`` has to have: our bound, or what is predicted of onnxruntime if that is more,
+    which does not compute all in place that could be."""
+    return max(peak_bytes(captured), predicted_peak(captured))
+
+
 def within(captured: Captured, budget: int) -> Captured:
     """``captured`` with as much recomputation as a peak of ``budget`` bytes over the idle process asks for.
 
-    Raises ExportError with the smallest peak that was found if none fits.
+    Raises ExportError with the smallest number of bytes that was found (:func:`needed`) if none fits.
     """
-    room = budget - beside_tensors(captured)
-    line = timeline(captured.module)
-    if line.peak <= room:
-        return captured
-    plans = list(_Planner(captured.module, line).plans())
-    fitting = [plan for plan in plans if plan.peak <= room]
-    if fitting:
-        return replace(captured, module=min(fitting, key=lambda plan: plan.cost).module)
-    smallest = min(line.peak, *(plan.peak for plan in plans)) + beside_tensors(captured)
-    raise too_small(captured, budget, smallest, peak_bytes(captured))
-
-
-def too_small(captured: Captured, budget: int, smallest: int, plain: int) -> ExportError:
-    """For a ``budget`` below the ``smallest`` peak that was found; ``plain`` is that without recomputation."""
-    return ExportError(
+    found: list[int] = []
+    for lean in chain([captured], leaner(captured)):
+        found.append(needed(lean))
+        if found[-1] <= budget:
+            return lean
+    raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {budget / 2**20:.1f} MiB: with all recomputation "
-        f"it needs {mib(smallest)} over the idle process, {mib(plain)} without; "
-        f"{mib(beside_tensors(captured))} of it are for onnxruntime and two sets of state. Give that much, a smaller batch, "
-        "or a later cut",
+        f"it needs {mib(min(found))} over the idle process, {mib(found[0])} without. Give that much, a smaller batch, or a "
+        "later cut",
         function=captured.name,
         budget=budget,
-        smallest=smallest,
+        smallest=min(found),
     )
 
 

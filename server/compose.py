@@ -18,7 +18,6 @@ from edgefl.programs.contract import Program, prefixed
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.output_side import OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.bundle import Bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Array, Arrays
 from server import memory
@@ -84,6 +83,9 @@ def compose(
     aggregate = _aggregate(federation)
     if aggregate.rule.buffered:
         emit(Warned(tier="", text=_memory_of(aggregate.rule, sum(array.size for array in initial.values()))))
+    for tier, table in tables.items():
+        for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
+            emit(warned)
     return Plan(
         federation=federation.federation.name,
         digest=run_digest(federation),
@@ -125,7 +127,6 @@ def _exchange(
             kept_bundle(federation, dataset, submodel, tier, name, folder, emit, format)
             for format in federation.formats_of(tier)
         )
-        _check_offer(federation.tiers.get(tier, TierTable()).memory_bytes, (bundle, *further), emit)
         finish = bundle.manifest.graph(bundle.manifest.finish)
         labels = [port.label for port in finish.outputs_of("update")]
         sends = (memory.WEIGHTS,) if exchange.form.sections else memory.memories(labels, kept)
@@ -135,16 +136,16 @@ def _exchange(
     return ExchangePlan(tiers, bundle.manifest.hyper, exchange.schedule, exchange.server)
 
 
-def _check_offer(offered: int, made: Sequence[Bundle], emit: Emit) -> None:
+def _offers(tier: str, offered: int, exchanges: Sequence[TierPlan]) -> Iterator[Warned]:
     """Devices that report just the memory that their tier asks for decline its rounds if a graph needs more."""
-    for manifest in (bundle.manifest for bundle in made) if offered else ():
-        needed = max(graph.planned_bytes for graph in manifest.of_round)
-        if needed > offered:
-            text = (
-                f"memory_bytes asks devices for {offered:,} bytes, and the largest graph for {manifest.format} needs "
-                f"{needed:,}: those that offer less decline; ask for as much, or set memory_budget"
-            )
-            emit(Warned(tier=manifest.tier, text=text))
+    made = [bundle.manifest for plan in exchanges for bundle in (plan.bundle, *plan.further)]
+    needed = max(graph.planned_bytes for manifest in made for graph in manifest.of_round)
+    if 0 < offered < needed:
+        text = (
+            f"memory_bytes asks devices for {offered:,} bytes, and the largest graph of a round needs {needed:,}: those "
+            "that offer less decline; ask for as much, or set memory_budget"
+        )
+        yield Warned(tier=tier, text=text)
 
 
 def _check_sent(federation: Federation, program: Program, submodel: Submodel, sends: Collection[str]) -> None:

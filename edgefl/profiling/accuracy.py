@@ -65,7 +65,6 @@ def tier_accuracy(run: Path) -> dict[str, float]:
     except (sqlite3.Error, ValueError, AttributeError) as error:
         raise DataError(f"the journal of {run} cannot be read: {error}", path=str(path)) from error
     found: dict[str, float] = {}
-    batch = _batch(run)
     for tier in {tier for tier, _, correct in told if correct is not None}:
         last = max(number for other, number, correct in told if other == tier and correct is not None)
         right = [
@@ -73,7 +72,7 @@ def tier_accuracy(run: Path) -> dict[str, float]:
             for other, number, correct in told
             if (other, number) == (tier, last) and correct is not None
         ]
-        found[tier] = sum(right) / len(right) / batch
+        found[tier] = sum(right) / len(right) / _batch(run)
     if not found:
         raise DataError(
             f"no device of {run} told how many of its samples were right; train a classifier", path=str(path)

@@ -53,10 +53,18 @@ def _fused(step: Step) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
     """Clamps, each before all that XNNPACK may run it as a part of: that writes its result, as early as it runs."""
     for node in step.nodes:
         chain = [node]
-        while chain[-1].target in VIEWS | CLAMPS and chain[-1].all_input_nodes[0] in step.nodes:
-            chain.append(chain[-1].all_input_nodes[0])
-        if node.target in CLAMPS:
-            yield node, chain
+        while (
+            chain[-1].target in CLAMPS and (made := _seen_through(chain[-1].all_input_nodes[0])) in step.nodes
+        ):
+            chain.append(made)
+        yield node, chain
+
+
+def _seen_through(node: fx.Node) -> fx.Node:
+    """What a view is of; any other node is its own."""
+    while node.op == "call_function" and node.target in VIEWS:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -16,8 +16,8 @@ from executorch.exir._serialize._program import deserialize_pte_binary, serializ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_runtime.engine.executorch import ExecuTorchEngine, buffers, build
-from device_runtime.engine.executorch.binding import Native, NativeError, Program
+from device_runtime.engine.executorch import ExecuTorchEngine, buffers
+from device_runtime.engine.executorch.binding import NativeError, Program
 from device_runtime.engine.select import ENGINES
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
@@ -280,15 +280,16 @@ def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_a
 
 
 def test_the_number_of_threads_stays_while_a_program_is_loaded() -> None:
-    native = Native(build.find_wheel(), str)
-    native.set_threads(1)
+    native = ENGINE._native
+    gc.collect()
+    before = native._threads
     held = Program(native, TRAIN_BYTES)
-    native.set_threads(1)
-    with pytest.raises(NativeError, match="1 programs are open that work with 1"):
-        native.set_threads(2)
+    native.set_threads(before)
+    with pytest.raises(NativeError, match=f"programs are open that work with {before}"):
+        native.set_threads(before + 1)
     del held
-    native.set_threads(2)
-    native.set_threads(1)
+    native.set_threads(before + 1)
+    native.set_threads(before)
 
 
 def test_a_program_that_planned_its_inputs_is_refused() -> None:

@@ -106,6 +106,7 @@ CLAMPED = {
     "clamp": lambda w, x: (w @ x).clamp(0.1, 2.0),
     "two clamps": lambda w, x: (w @ x).clamp(0.1, 2.0).clamp(0.2, 1.0),
     "linear": lambda w, x: F.linear(w, x).relu(),
+    "seen in another shape": lambda w, x: (w @ x).view(32, 128).relu().view(64, 64),
 }
 
 
@@ -125,6 +126,7 @@ def test_a_product_that_is_clamped_does_not_write_over_its_own_factor(name: str)
 LATE_READERS = {
     "a product": lambda w, h, x: (x @ w).relu(),
     "a product, clamped twice": lambda w, h, x: (x @ w).clamp(-1.0, 1.0).relu(),
+    "a product, seen in another shape": lambda w, h, x: (x @ w).view(4096).relu().view(64, 64),
     "a sum": lambda w, h, x: (x + w).relu(),
     "a sum with the old state": lambda w, h, x: (h + x).relu(),
     "clamps alone": lambda w, h, x: x.clamp(-1.0, 1.0).relu(),

@@ -229,4 +229,5 @@ def test_predictions_of_plain_steps_are_within_15_percent_of_what_a_device_takes
     done = list(runs(program, submodel, Settings(batch=16, steps=2), lambda _: None))
 
     [step] = [run for run in done if run.graph == "train"]
-    assert step.predicted == near(step.peak)
+    assert step.peak > 90 * MIB, "so that what a system keeps of a library does not decide"
+    assert step.predicted == pytest.approx(step.peak, rel=0.15)

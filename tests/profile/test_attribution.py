@@ -159,6 +159,14 @@ def test_what_is_kept_beside_a_weight_belongs_to_its_layer(format: str, kept: st
     assert len(products) >= 2
 
 
+def test_a_memory_that_is_sent_belongs_to_its_layer_also_where_no_weight_is_read() -> None:
+    ops = (Op("a", "Div", ("state.full.layer1.conv.weight", "state.seen"), ("out",)),)
+
+    found = Nodes(ops, {"update.c/layer1.conv.weight": "out"}).attributed()
+
+    assert found["a"].module == "layer1.conv"
+
+
 def test_recomputed_products_count_their_multiplications() -> None:
     """Their weights wait for a gradient, and then tell no shape."""
     spec = zoo.build("resnet8")

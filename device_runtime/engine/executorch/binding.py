@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Native:
         some that were opened with another number."""
         if count == self._threads:
             return
+        if self.opened:
+            gc.collect()  # an error that was handled may still hold one
         if self.opened:
             raise NativeError(f"{self.opened} programs are open that work with {self._threads}")
         if self.calls.edgefl_threads(count) != 0:
