@@ -11,9 +11,8 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,10 +28,10 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from edgefl.programs.contract import INPUT_ROLES, OUTPUT_ROLES, Function, Tensors, TensorSpec, role_of
+from edgefl.submodels.channels.watch import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
 from exporters.checks import check_constants, check_ops, drop_outside_writes, untraceable
 from exporters.decompositions import HIDDEN_MUTATIONS, core_table
@@ -90,7 +89,7 @@ def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]
         return tuple(result.values())
 
     arguments = tuple(example.values())
-    with _plain_attention():
+    with changed(), plain_attention():
         joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
     check_ops(function, joint)
     drop_outside_writes(function, joint)
@@ -116,22 +115,6 @@ def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]
         outputs=outputs,
         unused=tuple(name for name in function.inputs if name not in used),
     )
-
-
-@contextlib.contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Attention as matrix products and a softmax, not as the fused kernels that only torch has.
-
-    torch keeps that for the process: other threads that capture wait, as they do for what an export changes.
-    """
-    with changed():
-        before = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with sdpa_kernel(SDPBackend.MATH):
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(before)
 
 
 def exported_program(captured: Captured) -> ExportedProgram:
