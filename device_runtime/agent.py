@@ -17,26 +17,26 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime import data as local_data
-from device_runtime import job as jobs
-from device_runtime.carry import Kept
+from device_runtime.data import samples as local_data
 from device_runtime.engine.base import Engine
-from device_runtime.fetch import Fetcher
-from device_runtime.graphs import Step
 from device_runtime.host import agent_version, physical_memory
-from device_runtime.job import Job
-from device_runtime.keep import drop_abandoned
+from device_runtime.link.fetch import Fetcher
+from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.memory import peak_bytes, return_memory_early
-from device_runtime.outbox import Outbox, past_of
-from device_runtime.profile_child import Child
-from device_runtime.profile_request import Measure, ProfileDesk
-from device_runtime.store import DECLINED, Outgoing, PastRound, Store
-from device_runtime.work import Work
+from device_runtime.profile.child import Child
+from device_runtime.profile.request import Measure, ProfileDesk
+from device_runtime.round import job as jobs
+from device_runtime.round.graphs import Step
+from device_runtime.round.job import Job
+from device_runtime.round.resume import drop_abandoned
+from device_runtime.round.work import Work
+from device_runtime.store.carry import Kept
+from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import Ack, Decline, Hello, Progress, Round, Status, Task, decode, encode
-from edgefl.wire.session import Address, Down, Incoming, Session, Up, Will
-from edgefl.wire.topics import Topics
+from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Round, Status, Task, decode, encode
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.topics import Topics
 
 _PROGRESS_PERIOD_S = 0.2
 _WORKER_END_S = 30.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.wire.address import Address
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
     from device_runtime.agent import AgentEvent

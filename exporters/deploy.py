@@ -13,13 +13,13 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from edgefl.programs.contract import TensorSpec
-from edgefl.programs.forward import chunk_forward
+from edgefl.contract.tensors import TensorSpec
+from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.wire.errors import ExportError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.rounding import Array
-from exporters.verify import ABSOLUTE, FACTOR, RELATIVE, verify
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import ABSOLUTE, FACTOR, RELATIVE, verify
+from exporters.verify.rounding import Array
 
 INPUT, OUTPUT = "x", "logits"
 _SEED = 1

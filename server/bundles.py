@@ -10,18 +10,18 @@ import torch
 
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
+from edgefl.setup.training import exchange_of, fetched, functions, reads
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire import bundle as bundles
-from edgefl.wire.bundle import Bundle
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import BundleError
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
-from exporters.formats import format_of
-from exporters.recompute import Budget
-from server.checkpoints import write_whole
+from exporters.bundle.build import Label, build_bundle
+from exporters.bundle.formats import format_of
+from exporters.memory.recompute import Budget
 from server.digests import code_of, digest_of
 from server.events import Event, Exporting
-from server.training import exchange_of, fetched, functions, reads
+from server.storage.checkpoints import write_whole
 
 Emit = Callable[[Event], None]
 

@@ -11,25 +11,13 @@ import numpy as np
 import torch
 
 from edgefl.config import Federation, TierTable
+from edgefl.contract import server_state as memory
+from edgefl.contract.program import Program
+from edgefl.contract.tensors import prefixed
 from edgefl.data.dataset import Dataset
-from edgefl.models import zoo
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Program, prefixed
-from edgefl.submodels import catalog as submodels
-from edgefl.submodels.output_side import OutputSide
-from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError, ModelError
-from edgefl.wire.tensors import Array, Arrays
-from server import memory
-from server.bundles import Emit, kept_bundle
-from server.coordinator import Rules
-from server.digests import run_digest
-from server.downlink import check_counting
-from server.events import Warned
-from server.plan import AggregatePlan, DownlinkPlan, Evaluate, ExchangePlan, Plan, TierPlan
-from server.robust import Rule, buffered_bytes
-from server.roster import TierRule
-from server.training import (
+from edgefl.models.zoo import catalog as zoo
+from edgefl.setup.training import (
     check_lies_like_weights,
     exchange_names,
     exchange_of,
@@ -37,6 +25,19 @@ from server.training import (
     reads,
     trained_names,
 )
+from edgefl.submodels import catalog as submodels
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.wire.tensors import Array, Arrays
+from server.aggregate.robust import Rule, buffered_bytes
+from server.bundles import Emit, kept_bundle
+from server.coordinator.machine import Rules
+from server.coordinator.roster import TierRule
+from server.digests import run_digest
+from server.events import Warned
+from server.publish.downlink import check_counting
+from server.run_spec import AggregatePlan, DownlinkPlan, Evaluate, ExchangePlan, Plan, TierPlan
 
 EVALUATION_BATCH = 500
 """Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.config import Federation
-from edgefl.programs import own
+from edgefl.programs import user_programs as own
 from edgefl.wire.errors import ModelError
 
 

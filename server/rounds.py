@@ -11,27 +11,28 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from edgefl.programs.contract import MEAN
-from edgefl.submodels.submodel import Entries, Placement, Region, extract
-from edgefl.wire import manifest as manifests
+from edgefl.contract import server_state as memory
+from edgefl.contract.server import MEAN
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import Bundle
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StepError, StoreError
-from edgefl.wire.messages import Offer, Round, Task, encode
-from edgefl.wire.session import Session
-from edgefl.wire.signatures import Signer
+from edgefl.wire.mqtt.messages import Offer, Round, Task, encode
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.regions import Entries, Placement, Region, extract
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.topics import Topics
-from server import coordinator, memory
-from server.accumulator import Accumulator
-from server.aggregator import Aggregator, Clip, layout_of
-from server.checkpoints import Checkpoints
-from server.coordinator import Assignment, OpenRound, State
-from server.downlink import Downlink, Part, check_counting
-from server.journal import Journal, Run
-from server.plan import ExchangePlan, Plan, Reading, TierPlan
-from server.publisher import Publisher, of_units, unit_blobs, version_of
-from server.shelf import Shelf
+from server.aggregate.accumulator import Accumulator
+from server.aggregate.aggregator import Aggregator, Clip, layout_of
+from server.coordinator import machine as coordinator
+from server.coordinator.machine import Assignment, OpenRound, State
+from server.publish.downlink import Downlink, Part, check_counting
+from server.publish.publisher import Publisher, of_units, unit_blobs, version_of
+from server.run_spec import ExchangePlan, Plan, Reading, TierPlan
+from server.storage.checkpoints import Checkpoints
+from server.storage.journal import Journal, Run
+from server.storage.published import Shelf
 
 _Units = dict[str, BlobRef]
 
@@ -291,7 +292,7 @@ class Rounds:
         share = {"share": reports / max(reports, self._devices())}
         hyper = {**self._plan.hyper_at(ended.number, ended.position), **share}
         weights = self.weights
-        # Whoever measures how far updates went has to begin where the devices began (server.downlink).
+        # Whoever measures how far updates went has to begin where the devices began (server.publish.downlink).
         began = weights if self._exact(exchange) else self._downlink.given(weights, self._parts())
         mean = {**began, **aggregator.result(began)}
         after = memory.stepped(exchange.server, began, mean, hyper)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from edgefl.wire.tensors import Arrays
-from server.plan import Evaluate
+from server.run_spec import Evaluate
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,26 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.wire import session as broker
+from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
-from edgefl.wire.messages import NO_CARRY, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
-from edgefl.wire.packets import Traffic
-from edgefl.wire.session import Address, Down, Incoming, Up
-from edgefl.wire.signatures import Signer
+from edgefl.wire.mqtt import session as broker
+from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
+from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.topics import Topics
-from server import coordinator, events
-from server.checkpoints import Checkpoints
-from server.claims import addressed
-from server.coordinator import Actions, OpenRound, State
-from server.intake import Intake
-from server.journal import Journal
-from server.plan import Plan
+from server import events
+from server.announcer import Speaker
+from server.coordinator import machine as coordinator
+from server.coordinator.claims import addressed
+from server.coordinator.machine import Actions, OpenRound, State
+from server.coordinator.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
+from server.intake.updates import Intake
 from server.rounds import Ended, Rounds
+from server.run_spec import Plan
 from server.scoring import Scored, Scorer
-from server.speaker import Speaker
-from server.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
+from server.storage.checkpoints import Checkpoints
+from server.storage.journal import Journal
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
-from edgefl.wire.session import Address, Session
+from edgefl.wire.mqtt.session import Address, Session
 
 START_S = 120.0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgefl.wire.manifest import Graph
+from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Array, Arrays
 
 State = dict[str, Any]

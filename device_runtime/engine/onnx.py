@@ -10,8 +10,8 @@ import onnxruntime as ort
 
 from device_runtime.engine.base import Outputs, State
 from device_runtime.memory import release_code
+from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError
-from edgefl.wire.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 
 _DEVICE = "cpu"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from device_runtime.engine.base import Engine
+from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.formats import FORMATS
 
 ENGINES: tuple[str, ...] = FORMATS
 """Names of the engines; each runs the artifacts of the format of its name."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.memory import return_memory_early
-from device_runtime.profile.folder import BundleFolder
-from device_runtime.profile.graph import profile_graph
-from device_runtime.profile.parent import end_with_parent
-from device_runtime.profile.parts import GRAPH, ROUND, Part
-from device_runtime.profile.round import profile_round
+from device_runtime.profile.measure.folder import BundleFolder
+from device_runtime.profile.measure.graph import profile_graph
+from device_runtime.profile.measure.parent import end_with_parent
+from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
+from device_runtime.profile.measure.round import profile_round
 from edgefl.wire.errors import EdgeflError
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.host import physical_memory
-from device_runtime.profile.energy import open_meter
-from device_runtime.profile.folder import BundleFolder
-from device_runtime.profile.graph import kinds
-from device_runtime.profile.parent import sign_of_life
-from device_runtime.profile.parts import GRAPH, ROUND, Part
-from edgefl.wire.bundle import Bundle
+from device_runtime.profile.measure.energy import open_meter
+from device_runtime.profile.measure.folder import BundleFolder
+from device_runtime.profile.measure.graph import kinds
+from device_runtime.profile.measure.parent import sign_of_life
+from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Machine
 from edgefl.wire.errors import BundleError, ConfigError, DataError, EdgeflError
-from edgefl.wire.manifest import Manifest
-from edgefl.wire.profiles import BundleProfile, GraphProfile, Machine
 
 _ERRORS: dict[int, type[EdgeflError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, BundleError)

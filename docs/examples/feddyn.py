@@ -5,11 +5,12 @@ From the round's model x, device k minimises ``L_k(w) - <dual_k, w> + alpha/2 |w
 part of all devices that reported, and the next model is ``mean(w_k) - h / alpha``. Duals and h begin with 0.
 """
 
-from edgefl.programs import contract
-from edgefl.programs.contract import Function, Phase, Program, Scalars, Tensors, prefixed, select
-from edgefl.programs.derivatives import gradient
-from edgefl.programs.objective import Objective
-from edgefl.programs.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
+from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
+from edgefl.contract.tensors import Tensors, prefixed, select
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
 from edgefl.wire.errors import ConfigError
 
 
@@ -38,10 +39,10 @@ def feddyn(
         return finish(objective)(given) | prefixed("carry.dual", dual)
 
     def server(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-        scale, h = hyper["alpha"] * hyper["share"], contract.memory_of(before, "h")
+        scale, h = hyper["alpha"] * hyper["share"], memory_of(before, "h")
         h = {name: h[name] - scale * (mean[name] - before[name]) for name in h}
         model = {name: mean[name] - h[name] / hyper["alpha"] for name in h}
-        return model | contract.beside("h", h)
+        return model | beside("h", h)
 
     like = {name: objective.weights[name] for name in objective.trainable}
     begins = prefixed("weights", objective.carrier.payload) | prefixed("carry.dual", like)
@@ -54,5 +55,5 @@ def feddyn(
         finish=Function("finish", end, held_ports(objective) | ends),
         evaluate=evaluate(objective, batch),
         hyper={"lr": lr, "alpha": alpha},
-        server=contract.ServerOpt("feddyn", memory={"h": 0.0}, step=server),
+        server=ServerOpt("feddyn", memory={"h": 0.0}, step=server),
     )

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import psutil
 
-from edgefl.bench.machine import quiet_environment
+from edgefl.bench.common.machine import quiet_environment
 from edgefl.config import parse
-from edgefl.lab.data import open_data, partition
 from edgefl.lab.lab import Lab, Said, completed
+from edgefl.setup.data import open_data, partition
 
 
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ def measure(*, devices: int, model: str = "resnet20", rounds: int = 8, broker: s
     tables: dict[str, Any] = {
         "federation": {"name": "bench-round", "rounds": rounds},
         "model": {"name": model},
-        "program": {"name": "edgefl.bench.echo:echo", "steps": 0},
+        "program": {"name": "edgefl.bench.common.echo:echo", "steps": 0},
         "data": {"name": "random", "partition": "iid", "train_samples": 32 * devices},
         "round": {"evaluate_every": 0},
         "tiers": {"strong": {"cut": 0, "count": devices}},

@@ -1,7 +1,7 @@
 """What each kind of submodel costs a device at matched parameter counts: bytes, memory predicted and measured, time.
 
 Every graph of a submodel's training runs in a fresh process of its own, on the device's engine (the worker of
-:mod:`edgefl.bench.train_step`): what a process needed before has no say.
+:mod:`edgefl.bench.train_step.rows`): what a process needed before has no say.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from typing import Any, Literal
 import msgspec
 
 from edgefl import programs
-from edgefl.bench.device_graph import payload, worker, write_arrays, write_graph
-from edgefl.bench.step_worker import Worker, WorkerFailed
-from edgefl.models import zoo
+from edgefl.bench.common.device_graph import payload, worker, write_arrays, write_graph
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.carrier import Thresholded
-from edgefl.programs.contract import Function, Program, Tensors, prefixed, role_of
-from edgefl.programs.forward import chunk_forward
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.carrier import Thresholded
+from edgefl.objective.objective import Objective
+from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import EdgeflError, ModelError
-from exporters.artifact import Artifact
-from exporters.capture import capture
-from exporters.memory import rewritable
-from exporters.onnx import to_onnx
-from exporters.predict import predicted_alone
+from exporters.bundle.artifact import Artifact
+from exporters.capture.trace import capture
+from exporters.memory.predict import predicted_alone
+from exporters.memory.usage import rewritable
+from exporters.onnx.model import to_onnx
 
 GAMMAS = FOUR_SIZES
 Match = Literal["parameters", "macs"]

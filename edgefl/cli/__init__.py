@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edgefl.cli import apart
-from edgefl.lab.family import die_with_parent
+from edgefl.cli.device import isolated as apart
+from edgefl.system.parent import die_with_parent
 from edgefl.wire.errors import EdgeflError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _run(arguments: list[str]) -> None:
 
 def _device() -> typer.Typer:
     """The command line with this command alone."""
-    from edgefl.cli import device
+    from edgefl.cli.device import agent as device
     from edgefl.cli.empty import empty
 
     made = empty()

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from edgefl.cli import (
-    bench,
-    broker,
-    catalog,
-    deploy,
-    device,
-    export,
-    heterogeneity,
-    personalize,
-    plan,
-    profile,
-    reproduce,
-    run,
-    server,
-    verify,
-)
+from edgefl.cli.analysis import heterogeneity, personalize, reproduce
+from edgefl.cli.bench import measure as bench
+from edgefl.cli.catalog import look as catalog
+from edgefl.cli.device import agent as device
 from edgefl.cli.empty import empty
+from edgefl.cli.federation import broker, run, server
+from edgefl.cli.models import deploy, export, plan, profile, verify
 
 app = empty()
 for module in (

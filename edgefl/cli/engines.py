@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from edgefl.wire.formats import FORMATS
+from edgefl.wire.bundle.formats import FORMATS
 
 Engine = StrEnum("Engine", FORMATS)

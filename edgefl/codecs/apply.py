@@ -11,12 +11,13 @@ from torch import Tensor
 
 from edgefl.codecs.codec import Codec
 from edgefl.codecs.coder import Change, Coded, Coder, flat, parted
-from edgefl.codecs.form import Codes, Form, Sparse
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed, role_of, select
-from edgefl.programs.objective import Objective
-from edgefl.programs.parts import held_ports
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import held_ports
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.update.form import Codes, Form, Sparse
 
 
 def applied(codec: Codec, program: Program, objective: Objective) -> Program:

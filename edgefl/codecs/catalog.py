@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from edgefl.codecs.codec import STATISTICS_BITS, Codec, Training
-from edgefl.codecs.form import CHANGE_LIMIT, Sparse, Values
 from edgefl.codecs.levels import NearestLevels, StochasticLevels
 from edgefl.codecs.signs import FixedSign, MeanSign, NoisySign, ScaledSign, Sign0, StochasticSign
-from edgefl.options import check_options
+from edgefl.contract.options import check_options
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.update.form import CHANGE_LIMIT, Sparse, Values
 
 _LEAST = 2.0**-126
 """The smallest number that float32 holds with all its digits; engines may take smaller ones for 0."""
@@ -156,7 +156,7 @@ def fedbat(
     binarize_1d: bool = True,
 ) -> Codec:
     """FedBAT: the update is binarized while it is trained, by step sizes that are learned
-    (:func:`edgefl.programs.fedbat.fedbat` explains the options)."""
+    (:func:`edgefl.programs.quantized.fedbat.fedbat` explains the options)."""
     options = {
         "rho": rho,
         "phi": phi,

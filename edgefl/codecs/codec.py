@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgefl.codecs.coder import Coder
-from edgefl.codecs.form import VERSION, Sparse, Values
+from edgefl.wire.update.form import VERSION, Sparse, Values
 
 STATISTICS_BITS = 6
 """Of a moving statistic. They are 1 % of a ResNet's entries, and as float32 would be a fifth of a one-bit update."""

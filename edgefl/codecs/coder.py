@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from edgefl.codecs.form import Encoding
+from edgefl.wire.update.form import Encoding
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.coder import Change, Coded
-from edgefl.codecs.form import Codes
 from edgefl.codecs.signs import above_zero
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.update.form import Codes
 
 
 def even_levels(bits: int) -> Codes:

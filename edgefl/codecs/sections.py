@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.coder import Change, Coder, flat, parted, shaped
-from edgefl.codecs.form import Codes, Encoding, Form, Section, Sparse, Values
 from edgefl.codecs.levels import NearestLevels
 from edgefl.codecs.packing import bfloat16_bits, pack_codes
-from edgefl.programs.contract import Tensors
-from edgefl.programs.objective import Objective
+from edgefl.contract.tensors import Tensors
+from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
 
 FLOATS = 32
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.coder import Change, Coded
-from edgefl.codecs.form import SIGNS, Codes
+from edgefl.wire.update.form import SIGNS, Codes
 
 Sign0 = Literal["random", "plus"]
 

@@ -20,10 +20,10 @@ from edgefl.config.tables import (
     Table,
     TierTable,
 )
+from edgefl.wire.bundle.formats import FORMATS, FormatName
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.formats import FORMATS, FormatName
 from edgefl.wire.limits import Limits
-from edgefl.wire.topics import checked_name
+from edgefl.wire.mqtt.topics import checked_name
 
 
 class Federation(Table):

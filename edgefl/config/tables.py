@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.formats import FormatName
-from edgefl.wire.topics import checked_name
+from edgefl.wire.mqtt.topics import checked_name
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(?:%|B|[KMG]i?B|)", re.IGNORECASE)
 
@@ -206,7 +206,7 @@ class TierTable(Table):
     @field_validator("memory_budget")
     @classmethod
     def _a_size_or_a_share(cls, text: str) -> str:
-        """The same words as exporters.recompute.Budget takes, which a federation file must not import."""
+        """The same words as exporters.memory.recompute.Budget takes, which a federation file must not import."""
         found = _BUDGET.fullmatch(text.strip())
         if text and (found is None or float(found[1]) <= 0):
             raise ValueError("a memory budget is a size such as 48MiB or a share such as 50%")

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from edgefl.config import Federation, TierTable
 from edgefl.data.dataset import Dataset
-from edgefl.models.layers import BatchNorm
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.cost import macs_by_weight
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
 from edgefl.submodels.statistics import by_batch, collect, frozen, norms
 from edgefl.submodels.structured.submodel import Structured

@@ -66,7 +66,7 @@ def completed(federation: Federation, per_tier: int = 2) -> Federation:
 
 
 def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
-    from edgefl.submodels.output_side import TIERS
+    from edgefl.submodels.output_side.submodel import TIERS
 
     presets = TIERS.get(model)
     if presets is None:

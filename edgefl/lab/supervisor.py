@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.lab.family import PARENT
+from edgefl.system.parent import PARENT
 from edgefl.wire.errors import EdgeflError
 
 _RESTARTS = 20

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edgefl.config import load, without_devices
 from edgefl.data.dataset import Dataset
-from edgefl.lab.data import open_data
 from edgefl.lab.deployment import ROWS, Workshop, chosen
 from edgefl.lab.lab import CONFIG_NAME
-from edgefl.wire import bundle as bundles
+from edgefl.setup.data import open_data
 from edgefl.wire import tensors
+from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import DataError
 from server.bundles import data_spec
 from server.compose import build_model

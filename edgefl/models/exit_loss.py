@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.loss import Loss, OfClasses
-from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
 
 TEMPERATURE = 3.0

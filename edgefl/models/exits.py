@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgefl.models import zoo
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exit_loss import ExitLoss
-from edgefl.models.initial import initialised
+from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, output_spec, sequential
-from edgefl.programs.contract import TensorSpec
+from edgefl.models.zoo import catalog as zoo
 from edgefl.wire.errors import ModelError
 
 SUFFIX = "_exit"
@@ -162,7 +162,7 @@ def early_exits(
     seed: int = 0,
     **options: Any,
 ) -> ExitSpec:
-    """The model ``base`` (as :func:`edgefl.models.zoo.build` has it) with exits: a factory for federation files.
+    """The model ``base`` (as :func:`edgefl.models.zoo.catalog.build` has it) with exits: a factory for federation files.
 
     ``[model] name = "edgefl.models.exits:early_exits"``, with ``options.base``, ``options.after`` and the options of
     the base model. What is None is not told to the base model.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.programs.contract import TensorSpec
+from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ModelError
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.blame import blamed
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.loss import CROSS_ENTROPY, Loss
-from edgefl.programs.contract import TensorSpec
+from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ModelError
 
 

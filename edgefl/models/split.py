@@ -9,15 +9,16 @@ from typing import Literal
 
 from torch import Tensor, fx, nn
 
-from edgefl.models import autocut, chance
-from edgefl.models.flow import Flow
-from edgefl.models.graph import paths_of
-from edgefl.models.layers import visible
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph import autocut
+from edgefl.models.graph import hidden_dropout as chance
+from edgefl.models.graph.flow import Flow
+from edgefl.models.graph.plain import paths_of
+from edgefl.models.graph.tracing import trace
+from edgefl.models.graph.units import Stretch
+from edgefl.models.layers.explicit import visible
 from edgefl.models.loss import CrossEntropy, Loss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
-from edgefl.models.tracing import trace
-from edgefl.models.units import Stretch
-from edgefl.programs.contract import TensorSpec
 from edgefl.wire.errors import ModelError
 
 TAIL = "tail"
@@ -47,7 +48,8 @@ def split(
     Inside a unit, tensors keep their paths; a unit that is exactly one submodule drops that path, so
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
-    The module is copied; batch norm and dropout, ``F.dropout`` too, become those of :mod:`edgefl.models.layers`. Raises
+    The module is copied; batch norm and dropout, ``F.dropout`` too, become those of
+    :mod:`edgefl.models.layers.explicit`. Raises
     ModelError,
     naming the cut and the tensors, where more than one tensor crosses or weights are needed on both sides, and with
     torch's reason and the line of code where the module cannot be traced.

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from edgefl.contract.ranges import above_zero, below_one
+from edgefl.contract.server import ServerOpt
 from edgefl.optimizers.change import on_change
-from edgefl.programs.contract import ServerOpt
-from edgefl.programs.ranges import above_zero, below_one
 from edgefl.wire.errors import ConfigError
 
 LR, TAU = 0.0316, 0.01

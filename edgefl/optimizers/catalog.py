@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from edgefl.contract.options import check_options
+from edgefl.contract.program import Program
+from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.optimizers.adaptive import fedadagrad, fedadam, fedams, fedyogi
 from edgefl.optimizers.momentum import server_momentum
-from edgefl.options import check_options
-from edgefl.programs.contract import MEAN, Program, ServerOpt
 from edgefl.wire.errors import ConfigError
 
 OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from edgefl.programs.contract import Scalars, ServerOpt, Tensors, beside, memory_of
+from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
+from edgefl.contract.tensors import Tensors
 
 Rule = Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 """(Delta, what is kept by the name of the memory) -> (the step to take, what is kept from now on), of one parameter."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from edgefl.contract.ranges import above_zero, below_one
+from edgefl.contract.server import ServerOpt
 from edgefl.optimizers.change import on_change
-from edgefl.programs.contract import ServerOpt
-from edgefl.programs.ranges import above_zero, below_one
 
 
 def server_momentum(*, lr: float = 1.0, beta: float = 0.9) -> ServerOpt:

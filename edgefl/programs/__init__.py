@@ -1,6 +1,6 @@
 """Local algorithms as pure functions of named tensors.
 
-``programs.build("sgd", objective, batch=32, steps=10)`` gives a :class:`~edgefl.programs.contract.Program`;
+``programs.build("sgd", objective, batch=32, steps=10)`` gives a :class:`~edgefl.contract.program.Program`;
 ``build("package.module:factory", ...)`` loads a method from a package of your own, ``"file.py:factory"`` from a file.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgefl.programs.contract import Program
-    from edgefl.programs.objective import Objective
+    from edgefl.contract.program import Program
+    from edgefl.objective.objective import Objective
 
 
 def build(name: str, objective: Objective, **options: object) -> Program:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from edgefl.options import check_options
-from edgefl.programs.adamw import adamw
-from edgefl.programs.adapted import adapted
-from edgefl.programs.binary import binary
-from edgefl.programs.contract import Program
-from edgefl.programs.fafed import fafed
-from edgefl.programs.fedavg import fedavg, fedavg_matched, fedavg_update
-from edgefl.programs.fedbat import fedbat
-from edgefl.programs.fedopt import fedadagrad, fedadam, fedams, fedyogi
-from edgefl.programs.fedprox import fedprox
-from edgefl.programs.local import local
-from edgefl.programs.local_amsgrad import local_amsgrad
-from edgefl.programs.mime import mimeadam, mimelite
-from edgefl.programs.multi_exit import multi_exit
-from edgefl.programs.naive_adaptive import naive_adaptive
-from edgefl.programs.objective import Objective
-from edgefl.programs.own import factory_of
-from edgefl.programs.per_fedavg import per_fedavg
-from edgefl.programs.scaffold import scaffold
-from edgefl.programs.sgd import sgd
-from edgefl.programs.stem import stem
-from edgefl.programs.swat import swat
-from edgefl.programs.tcbgd import tcbgd
+from edgefl.contract.options import check_options
+from edgefl.contract.program import Program
+from edgefl.objective.objective import Objective
+from edgefl.programs.adaptive.fafed import fafed
+from edgefl.programs.adaptive.local_amsgrad import local_amsgrad
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.programs.adaptive.stem import stem
+from edgefl.programs.baselines.adamw import adamw
+from edgefl.programs.baselines.fedavg import fedavg, fedavg_matched, fedavg_update
+from edgefl.programs.baselines.fedopt import fedadagrad, fedadam, fedams, fedyogi
+from edgefl.programs.baselines.fedprox import fedprox
+from edgefl.programs.baselines.local_only import local
+from edgefl.programs.baselines.mime import mimeadam, mimelite
+from edgefl.programs.baselines.scaffold import scaffold
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.programs.personal.adapted import adapted
+from edgefl.programs.personal.per_fedavg import per_fedavg
+from edgefl.programs.quantized.binary import binary
+from edgefl.programs.quantized.fedbat import fedbat
+from edgefl.programs.quantized.swat import swat
+from edgefl.programs.submodels.multi_exit import multi_exit
+from edgefl.programs.submodels.tcbgd import tcbgd
+from edgefl.programs.user_programs import factory_of
 from edgefl.wire.errors import ConfigError
 
 PROGRAMS: Mapping[str, Callable[..., Program]] = {
@@ -64,7 +64,8 @@ PERSONAL = "personal"
 def build(name: str, objective: Objective, **options: object) -> Program:
     """The program ``name`` for ``objective``. Raises ConfigError, with what exists, for a wrong name or option.
 
-    ``personal``, which no factory needs to know, adds the graph of :func:`edgefl.programs.adapted.adapted` to any program
+    ``personal``, which no factory needs to know, adds the graph of :func:`edgefl.programs.personal.adapted.adapted`
+    to any program
     that has none. It is left out otherwise, since it costs each bundle a graph and each export the time to make it.
     """
     factory = factory_of(name) if ":" in name else PROGRAMS.get(name)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Tensors
-from edgefl.submodels.submodel import Region, pieces
+from edgefl.contract.tensors import Tensors
+from edgefl.wire.regions import Region, pieces
 
 Upload = tuple[Mapping[str, Region], Mapping[str, Tensor]]
 

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, beside, role_of
+from edgefl.contract.program import Function, Program
+from edgefl.contract.server import beside
+from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import Feed, run_round
 from edgefl.wire.errors import ConfigError

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Function, Phase, Program, Tensors, prefixed, role_of, select
+from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.tensors import Tensors, prefixed, role_of, select
 
 # (step function, step over all phases) -> its batch.* and noise.* inputs.
 Feed = Callable[[Function, int], Tensors]
@@ -28,7 +29,8 @@ class RoundResult:
 def multi_step_forward(chunks: Sequence[Function], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """EmbracingFL Algorithm 1: the record of all rows of ``x`` (n, *sample), one row per sample, in order.
 
-    ``chunks`` come from :func:`edgefl.programs.forward.chunk_forward`. Rows go through in consecutive groups of the
+    ``chunks`` come from :func:`edgefl.programs.submodels.frozen_forward.chunk_forward`. Rows go through in
+    consecutive groups of the
     chunk's batch; the last group is filled by wrap-around (rows 0, 1, ...), which matters for static batch norm.
     """
     record = x

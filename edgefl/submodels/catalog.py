@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edgefl.contract.options import check_options
 from edgefl.models.spec import ModelSpec
-from edgefl.options import check_options
 from edgefl.submodels.early_exit.fit import early_exit
 from edgefl.submodels.importance.submodel import importance
-from edgefl.submodels.output_side import output_side
+from edgefl.submodels.output_side.submodel import output_side
 from edgefl.submodels.structured.submodel import importance_structured
 from edgefl.submodels.submodel import Submodel
-from edgefl.submodels.width import width
+from edgefl.submodels.width.submodel import width
 from edgefl.wire.errors import ConfigError
 
 KINDS: Mapping[str, Callable[..., Submodel]] = {

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec, on_meta
-from edgefl.programs.contract import TensorSpec
-from edgefl.submodels.channels.watch import plain_attention
-from edgefl.submodels.submodel import Entries, Placement, Region, Submodel, extract, pieces
+from edgefl.submodels.channels.trace import plain_attention
+from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
+from edgefl.wire.regions import Entries, Placement, Region, extract, pieces
 from edgefl.wire.tensors import Array
 
 TRAINING = 3

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from edgefl.contract.tensors import Tensors
 from edgefl.models.loss import Loss
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Tensors
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array

@@ -15,7 +15,7 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers import BatchNorm, BnMode
+from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.wire.errors import DataError
 
 

@@ -1,70 +1,20 @@
-"""The one shape of a submodel: which entries of which global tensors a tier holds, and how they travel.
-
-This file imports no torch: the server reads placements and regions only.
-"""
+"""The one shape of a submodel: which entries of which global tensors a tier holds, and how they travel."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from edgefl.wire.errors import ModelError
-from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.regions import Placement
+from edgefl.wire.tensors import Array
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from edgefl.contract.tensors import TensorSpec
     from edgefl.models.spec import ModelSpec
-    from edgefl.programs.carrier import Carrier
-    from edgefl.programs.contract import TensorSpec
-
-Positions = npt.NDArray[np.int64]
-Axis = range | tuple[int, ...] | None
-"""Indices of one dimension that are held, in local order; None is all of them."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Part of one global tensor: the held indices of each dimension. The local shape is their counts."""
-
-    axes: tuple[Axis, ...]
-
-    @classmethod
-    def leading(cls, *stops: int) -> Block:
-        """The first ``stops`` entries along each dimension."""
-        return cls(tuple(range(stop) for stop in stops))
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(size if axis is None else len(axis) for axis, size in zip(self.axes, whole, strict=True))
-
-    def positions(self, whole: tuple[int, ...]) -> Positions:
-        """Row-major positions in a tensor of shape ``whole``, in local order."""
-        stride, found = math.prod(whole), np.zeros(1, np.int64)
-        for axis, size in zip(self.axes, whole, strict=True):
-            stride //= size
-            held = np.arange(size) if axis is None else np.asarray(axis, np.int64)
-            found = (found[:, None] + held[None, :] * stride).reshape(-1)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Entries:
-    """Single entries of several global tensors, held as one flat local tensor.
-
-    ``positions`` (int64, ascending) count through the tensors ``names``, flattened row-major, one after the other.
-    """
-
-    names: tuple[str, ...]
-    positions: Positions
-
-
-Region = Block | Entries | None
-"""Where a local tensor lies: a part of the global tensor of its name, entries of several, or (None) all of its own."""
+    from edgefl.objective.carrier import Carrier
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,21 +26,6 @@ class Chunk:
     # One row of what the chunk reads, and of what it leaves behind; no batch dimension.
     sample: TensorSpec
     result: TensorSpec
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A tier's share of one round's global weights.
-
-    ``payload`` is what its devices get under its own name, by local tensor name; empty where they read the model's
-    units; ``masks`` names those of its arrays that are packed bits, with the number of bits. ``regions`` names each
-    tensor of an update and the entries it holds: a global entry becomes the mean over the updates that hold it, and
-    keeps its value if there are none. Nothing else is needed to average any mixture.
-    """
-
-    regions: Mapping[str, Region]
-    payload: Arrays = field(default_factory=dict)
-    masks: Mapping[str, int] = field(default_factory=dict)
 
 
 class Submodel(Protocol):
@@ -147,78 +82,3 @@ class Submodel(Protocol):
         A pure function: the same weights and number give the same bytes.
         """
         ...
-
-
-def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape of the local tensor ``name`` that holds ``region`` of global tensors of these ``shapes``."""
-    if region is None:
-        return shapes[name]
-    return region.shape(shapes[name]) if isinstance(region, Block) else region.positions.shape
-
-
-def pieces(
-    name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, Positions | None]]:
-    """(global tensor, row-major positions in it) of a local tensor's entries, in local order; None for all of them."""
-    if region is None:
-        yield name, None
-    elif isinstance(region, Block):
-        yield name, region.positions(shapes[name])
-    else:
-        start = 0
-        for part in region.names:
-            size = math.prod(shapes[part])
-            first, last = np.searchsorted(region.positions, (start, start + size))
-            yield part, region.positions[first:last] - start
-            start += size
-
-
-def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
-    """The local tensors that ``regions`` describe, out of the global ones; copies where they are cut."""
-    shapes = {name: array.shape for name, array in weights.items()}
-    local: Arrays = {}
-    for name, region in regions.items():
-        parts = [
-            weights[part].reshape(-1) if positions is None else weights[part].reshape(-1)[positions]
-            for part, positions in pieces(name, region, shapes)
-        ]
-        flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        local[name] = flat.reshape(local_shape(name, region, shapes))
-    return local
-
-
-def check_regions(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """ModelError unless every region lies inside the global tensors of these ``shapes`` and names no entry twice."""
-    for name, region in regions.items():
-        parts = region.names if isinstance(region, Entries) else (name,)
-        missing = [part for part in parts if part not in shapes]
-        if missing:
-            raise ModelError(
-                f"the region of {name!r} names {missing[0]!r}, which the model does not have", name=name
-            )
-        whole = shapes[name] if isinstance(region, Block) else ()
-        if isinstance(region, Block) and not _inside(region, whole):
-            raise ModelError(
-                f"the region {region.axes} of {name!r} does not lie in its shape {whole}",
-                name=name,
-                shape=whole,
-            )
-        if isinstance(region, Entries):
-            _check_entries(name, region, sum(math.prod(shapes[part]) for part in parts))
-
-
-def _inside(region: Block, whole: tuple[int, ...]) -> bool:
-    return len(region.axes) == len(whole) and all(
-        axis is None
-        or (len(axis) > 0 and min(axis) >= 0 and max(axis) < size and len(set(axis)) == len(axis))
-        for axis, size in zip(region.axes, whole, strict=True)
-    )
-
-
-def _check_entries(name: str, region: Entries, size: int) -> None:
-    positions = region.positions
-    rising = bool((np.diff(positions) > 0).all())
-    if not rising or (positions.size and not 0 <= positions[0] <= positions[-1] < size):
-        raise ModelError(
-            f"the entries of {name!r} must be ascending positions in 0..{size - 1}", name=name, size=size
-        )

@@ -1,4 +1,4 @@
-"""Batch normalization, in training and frozen, in the two forms that :mod:`exporters.onnx_ops` writes as one node.
+"""Batch normalization, in training and frozen, in the two forms that :mod:`exporters.onnx.ops` writes as one node.
 
 PyTorch's own op hides a write to the running statistics in its schema. Here the batch statistics come out of a
 functional op, and the running ones follow from them.

@@ -1,4 +1,4 @@
-"""Recurrent layers: each operator of :mod:`edgefl.models.cells` as one ONNX Scan, whatever the length.
+"""Recurrent layers: each operator of :mod:`edgefl.models.layers.cells` as one ONNX Scan, whatever the length.
 
 The formulas are those of the operators. A node in the body of a Scan costs some microseconds a step whatever it does,
 so the steps are written with few nodes.
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from onnxscript import opset18 as op
 
-import edgefl.models.cells  # noqa: F401 - registers the operators
-from exporters.scan import scan
+import edgefl.models.layers.cells  # noqa: F401 - registers the operators
+from exporters.decompositions.scan import scan
 
 Value = Any  # a tensor of the graph under construction
 Values = Sequence[Value]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from edgefl.programs.contract import Function
-from exporters.capture import Captured, capture
-from exporters.executorch import quiet  # noqa: F401 - first, so that the others are loaded in silence
-from exporters.executorch.rewrite import rewritten
+from edgefl.contract.program import Function
+from exporters.capture.trace import Captured, capture
+from exporters.executorch import silent_import as quiet  # noqa: F401 - first, so that the others are loaded in silence
+from exporters.executorch.passes.rewrite import rewritten
 from exporters.executorch.rules import table
 
 
 def capture_for(function: Function) -> Captured:
     """``function`` as a graph for ExecuTorch: its own rules, transpositions where they cost least.
 
-    Raises ExportError as :func:`exporters.capture.capture` does.
+    Raises ExportError as :func:`exporters.capture.trace.capture` does.
     """
     return rewritten(capture(function, table()))

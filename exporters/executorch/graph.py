@@ -7,9 +7,9 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from exporters.capture import Captured
+from exporters.capture.ordering import AFTER
+from exporters.capture.trace import Captured
 from exporters.executorch.rules.kernels import FORMS
-from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.bench.aggregate import Settings, build, measure, too_large
-from edgefl.bench.aggregate_on_device import row_of
-from edgefl.bench.aggregate_ours import Ours
-from edgefl.bench.coded import CODECS, CodedModel, sized
-from edgefl.bench.copy_speed import CpuCopy
+from edgefl.bench.aggregate.copy_speed import CpuCopy
+from edgefl.bench.aggregate.on_device import row_of
+from edgefl.bench.aggregate.ours import Ours
+from edgefl.bench.aggregate.rows import Settings, build, measure, too_large
+from edgefl.bench.common.coded import CODECS, CodedModel, sized
 from edgefl.cli import app
-from edgefl.codecs.decode import split
-from edgefl.models import zoo
+from edgefl.models.zoo import catalog as zoo
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.update.decode import split
 from tests.cli.runner import runner
 
 FIELDS = [

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.bench.as_written import as_written, check_as_written
-from edgefl.bench.step_model import built
-from edgefl.bench.train_step import Settings, measure
-from edgefl.models.layers import BatchNorm, visible
-from edgefl.models.recurrent import BiLstm, Gru, Lstm
+from edgefl.bench.common.as_written import as_written, check_as_written
+from edgefl.bench.train_step.model import built
+from edgefl.bench.train_step.rows import Settings, measure
+from edgefl.models.layers.explicit import BatchNorm, visible
+from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from edgefl import programs
-from edgefl.bench import device_graph, device_table, device_table_report
-from edgefl.bench.device_table import EMBRACING, SGD, TIERS, WIDTH, Times
-from edgefl.models import zoo
-from edgefl.programs.contract import prefixed
-from edgefl.programs.objective import Objective
+from edgefl.bench.common import device_graph
+from edgefl.bench.device_table import report as device_table_report
+from edgefl.bench.device_table import rows as device_table
+from edgefl.bench.device_table.rows import EMBRACING, SGD, TIERS, WIDTH, Times
+from edgefl.contract.tensors import prefixed
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from exporters.formats import format_of
+from exporters.bundle.formats import format_of
 
 BATCH = 4
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.coded import CodedModel
-from edgefl.bench.encode import Settings, build, measure, write_graph
-from edgefl.bench.encode_device import load
+from edgefl.bench.common.coded import CodedModel
+from edgefl.bench.encode.device import load
+from edgefl.bench.encode.rows import Settings, build, measure, write_graph
 from edgefl.cli import app
-from edgefl.models import zoo
+from edgefl.models.zoo import catalog as zoo
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
@@ -78,7 +78,7 @@ def test_steps_go_on_from_each_other(tmp_path: Path) -> None:
 
 
 def test_the_worker_imports_no_torch() -> None:
-    script = "import sys, edgefl.bench.encode_device; sys.exit('torch' in sys.modules)"
+    script = "import sys, edgefl.bench.encode.device; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from edgefl.bench import footprint, footprint_idle
-from edgefl.bench.footprint_idle import Idle
+from edgefl.bench.footprint import idle as footprint_idle
+from edgefl.bench.footprint import rows as footprint
+from edgefl.bench.footprint.idle import Idle
 from edgefl.wire.errors import EdgeflError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.memory import plain_graph
-from edgefl.bench.memory_worker import load
+from edgefl.bench.memory.rows import plain_graph
+from edgefl.bench.memory.worker import load
 from edgefl.config import Federation, parse
-from edgefl.lab.data import open_data
-from edgefl.wire import bundle as bundles
-from edgefl.wire.bundle import Bundle
+from edgefl.setup.data import open_data
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import Bundle
 from server.bundles import export
 from server.compose import build_model, submodel_of
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from edgefl.bench.program_figures import FIGURES, ROUND
-from edgefl.bench.programs import Settings, build, everything, measure, parsed
+from edgefl.bench.programs.figures import FIGURES, ROUND
+from edgefl.bench.programs.rows import Settings, build, everything, measure, parsed
 from edgefl.cli import app
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.wire.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.bench.submodels import Settings, build, kinds_of, matched, measure
 from edgefl.cli import app
-from edgefl.models import zoo
+from edgefl.models.zoo import catalog as zoo
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.wire.errors import ConfigError, ModelError

@@ -15,26 +15,26 @@ import torch
 from torch import Tensor, nn
 
 from edgefl import programs
-from edgefl.bench import step_et_training
-from edgefl.bench.as_written import as_written, loss_as_written
-from edgefl.bench.step_eager import optimizer, stepper
-from edgefl.bench.step_model import built
-from edgefl.bench.step_worker import Worker, WorkerFailed
-from edgefl.bench.train_step import Settings, compiled, measure
-from edgefl.models.layers import BatchNorm
+from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.train_step import et_training as step_et_training
+from edgefl.bench.train_step.eager import optimizer, stepper
+from edgefl.bench.train_step.model import built
+from edgefl.bench.train_step.rows import Settings, compiled, measure
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.recurrent import BiLstm, Lstm
 from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
-from edgefl.models.recurrent import BiLstm, Lstm
-from edgefl.programs.contract import TensorSpec
-from edgefl.programs.objective import Objective
+from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ConfigError, ModelError
-from exporters.formats import format_of
-from exporters.recompute import Budget, beside_tensors, peak_bytes
+from exporters.bundle.formats import format_of
+from exporters.memory.recompute import Budget, beside_tensors, peak_bytes
 
 FIELDS = [
     *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
     *("peak_over_idle_bytes", "eager_peak_over_idle_bytes"),
 ]
-STEPPING = "from edgefl.bench.step_worker import serve; "
+STEPPING = "from edgefl.bench.common.worker import serve; "
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,7 @@ def test_an_unknown_tier_lists_the_known_ones() -> None:
 
 
 def test_the_device_worker_imports_no_torch() -> None:
-    script = "import sys, edgefl.bench.step_device; sys.exit('torch' in sys.modules)"
+    script = "import sys, edgefl.bench.train_step.device; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -166,7 +166,7 @@ def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
 
 def test_the_idle_torch_process_has_loaded_no_optimizer() -> None:
     """What torch loads on first use counts as what training takes, as for the device's runtime."""
-    script = "import sys, edgefl.bench.step_eager; sys.exit('torch._dynamo' in sys.modules)"
+    script = "import sys, edgefl.bench.train_step.eager; sys.exit('torch._dynamo' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -227,7 +227,7 @@ def test_the_baseline_has_torchs_own_layers() -> None:
 
     kinds = [type(part) for part in as_written(module).modules()]
 
-    assert not [kind for kind in kinds if kind.__module__.startswith("edgefl.models.recurrent")]
+    assert not [kind for kind in kinds if kind.__module__.startswith("edgefl.models.layers.recurrent")]
     assert kinds.count(nn.LSTM) == 2 and nn.Dropout in kinds
     assert as_written(module[:2])(torch.zeros(2, 6, 3)).shape == (2, 10)
 

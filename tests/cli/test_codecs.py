@@ -12,7 +12,7 @@ import typer
 
 from edgefl.cli import app
 from edgefl.codecs.catalog import CODECS, build
-from edgefl.lab.named import parse_named
+from edgefl.setup.one_line import parse_named
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
 from edgefl.lab.lab import completed, device_names
-from edgefl.wire import bundle as bundles
+from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import BundleError, ConfigError
-from server.roster import TierRule, tier_of
+from server.coordinator.roster import TierRule, tier_of
 
 WITHOUT_COUNTS = """
 [model]

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from edgefl.cli import app
 from edgefl.config import load
 from edgefl.config.text import dump
-from edgefl.models.zoo import build
+from edgefl.models.zoo.catalog import build
 from edgefl.wire.errors import ConfigError, EdgeflError
 from tests.cli.runner import runner
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from edgefl.cli import live
-from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section
-from edgefl.codecs.size import update_size
+from edgefl.cli.federation import live
 from edgefl.config import parse
 from edgefl.lab.lab import Said
+from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
+from edgefl.wire.update.size import update_size
 
 SHAPES = {"head.weight": (80, 100), "norm.running_mean": (1024,)}
 SIGNED = Form(

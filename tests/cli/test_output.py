@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edgefl.bench.train_step import StepRow
-from edgefl.cli import bench, output, verify
+from edgefl.bench.train_step.rows import StepRow
+from edgefl.cli import output
+from edgefl.cli.bench import measure as bench
+from edgefl.cli.models import verify
 
 NAME = "somebody.package.models:two"
 OUTPUT = "state.momentum.encoder.layers.11.attention.output.dense.weight"

@@ -11,10 +11,10 @@ import pytest
 import typer
 
 from edgefl.cli import app
-from edgefl.cli.fit import Wishes, rate, read_device, read_hello
-from edgefl.wire import bundle as bundles
+from edgefl.cli.models.fit import Wishes, rate, read_device, read_hello
+from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import ConfigError, ModelError
-from edgefl.wire.messages import Hello, encode
+from edgefl.wire.mqtt.messages import Hello, encode
 from tests.cli.runner import runner
 
 SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from edgefl.cli import app
-from edgefl.cli.programs import for_people, summary
+from edgefl.cli.catalog.programs import for_people, summary
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
-from edgefl.programs.swat import swat
+from edgefl.programs.quantized.swat import swat
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import typer
 
+from edgefl.analysis.reproduce import catalog, counterexample
+from edgefl.analysis.reproduce.report import Report, holds, near
 from edgefl.cli import app
-from edgefl.cli.reproduce import conclude
-from edgefl.reproduce import catalog, counterexample
-from edgefl.reproduce.report import Report, holds, near
+from edgefl.cli.analysis.reproduce import conclude
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 

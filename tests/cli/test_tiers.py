@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgefl.config import parse
-from edgefl.lab.tiers import parse_tiers
+from edgefl.setup.tier_text import parse_tiers
 from edgefl.wire.errors import ConfigError
 
 

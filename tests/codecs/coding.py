@@ -13,16 +13,17 @@ import torch
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.codecs.codec import Codec
-from edgefl.codecs.decode import decode
-from edgefl.models import zoo
+from edgefl.contract.program import Program
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.programs import catalog as programs
-from edgefl.programs.contract import Program, Tensors, TensorSpec, prefixed, select
-from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.tensors import Array, Arrays
-from server.aggregator import Aggregator, layout_of
+from edgefl.wire.update.decode import decode
+from server.aggregate.aggregator import Aggregator, layout_of
 
 Reals = npt.NDArray[np.float64]
 

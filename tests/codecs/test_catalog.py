@@ -6,11 +6,11 @@ import pytest
 from torch import nn
 
 from edgefl.codecs.catalog import CODECS
-from edgefl.codecs.form import Sparse, Values
 from edgefl.codecs.sections import Parts
-from edgefl.models.norms import make_norm
+from edgefl.models.layers.norms import make_norm
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.wire.update.form import Sparse, Values
 from tests.codecs.coding import Coding, small
 
 

@@ -11,16 +11,16 @@ import pytest
 
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
-from edgefl.models import zoo
+from edgefl.contract.program import Program
 from edgefl.models.exits import early_exits
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
-from edgefl.programs.contract import Program
-from edgefl.programs.objective import Objective
+from edgefl.setup.training import program_of
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
-from server.training import program_of
 
 ALL = frozenset
 CODEC, KIND, PROGRAM = ALL(CODECS), ALL(KINDS) | {"rolling"}, ALL(PROGRAMS)

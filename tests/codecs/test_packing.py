@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.codecs import decode
 from edgefl.codecs.packing import bfloat16_bits, pack_codes
+from edgefl.wire.update import decode
 
 
 def torch_bits(x: torch.Tensor) -> list[int]:

@@ -7,9 +7,9 @@ import pytest
 from edgefl import programs
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
-from edgefl.programs.contract import select
-from edgefl.programs.objective import Objective
-from edgefl.submodels.output_side import OutputSide
+from edgefl.contract.tensors import select
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
 from tests.codecs.coding import small
 

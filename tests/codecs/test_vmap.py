@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgefl.programs.contract import Function
+from edgefl.contract.program import Function
 from tests.codecs.coding import Coding
 
 ALL: list[tuple[str, dict[str, Any]]] = [

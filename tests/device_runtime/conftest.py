@@ -10,9 +10,9 @@ import pytest
 from edgefl.wire.limits import Limits
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny
-from tests.device_runtime.agents import LONG, StartAgent
+from tests.device_runtime.agent.agents import LONG, StartAgent
+from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.rounds import Device
-from tests.device_runtime.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
 
 

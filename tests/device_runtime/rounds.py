@@ -9,13 +9,13 @@ from pathlib import Path
 
 from device_runtime.engine.base import LoadedGraph, Outputs, State
 from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.graphs import Settings, Step
-from device_runtime.job import Job
-from device_runtime.profiler import Profiler
-from device_runtime.runner import RoundResult, RoundRunner
-from device_runtime.store import Store
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Settings, Step
+from device_runtime.round.job import Job
+from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.store.database import Store
 from edgefl.wire import tensors
-from edgefl.wire.manifest import Graph
+from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import ROWS, STEPS, World

@@ -23,7 +23,7 @@ HEAVY = (
     "server",
     "exporters",
 )
-MODULES = ["edgefl.wire.session", "edgefl.wire.bundle"] + [
+MODULES = ["edgefl.wire.mqtt.session", "edgefl.wire.bundle.archive"] + [
     module.name for module in pkgutil.walk_packages(device_runtime.__path__, "device_runtime.")
 ]
 
@@ -44,7 +44,7 @@ def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
     "name",
     [
         "device_runtime.agent",
-        "device_runtime.runner",
+        "device_runtime.round.runner",
         "device_runtime.engine.onnx",
         "device_runtime.engine.executorch",
     ],

@@ -12,12 +12,13 @@ from executorch.exir import ExecutorchBackendConfig, to_edge
 from executorch.exir.passes import MemoryPlanningPass
 from torch import Tensor
 
-from edgefl.programs.contract import Function, Tensors, TensorSpec
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import Bundle
-from edgefl.wire.manifest import Graph, Port
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import Graph, Port
 from exporters.executorch import capture_for
-from exporters.executorch.program import to_executorch
+from exporters.executorch.program.write import to_executorch
 from tests.device_runtime import tiny
 
 Body = Callable[..., tuple[Tensor, ...]]

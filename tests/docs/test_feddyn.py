@@ -14,16 +14,17 @@ from torch.nn import functional as F
 
 from docs.examples.feddyn import feddyn
 from edgefl import programs
-from edgefl.models import zoo
-from edgefl.programs.contract import Program, Tensors, TensorSpec
-from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import sgd
+from edgefl.contract.program import Program
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import Client, Completed, federated
 from edgefl.submodels import catalog
 from edgefl.wire.errors import ConfigError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SAMPLES, FEATURES, CLASSES = 12, 3, 2

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.ports import free_port
-from edgefl.wire import bundle as bundles
+from edgefl.wire.bundle import archive as bundles
 from tests.e2e.runs import EDGEFL, SMALL, Run, run_to_the_end
 
 pytestmark = pytest.mark.e2e

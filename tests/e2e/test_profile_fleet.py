@@ -13,18 +13,18 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from edgefl.wire import bundle as bundles
 from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, ParticipationError
-from edgefl.wire.messages import encode
-from edgefl.wire.profiling import ProfileOffer, ProfileRequest
-from edgefl.wire.topics import Topics
-from server.profile_rows import DeviceReport, FleetReport
+from edgefl.wire.mqtt.messages import encode
+from edgefl.wire.mqtt.profile_messages import ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.topics import Topics
+from server.profiling.rows import DeviceReport, FleetReport
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.runs import EDGEFL
 from tests.e2e.runs import PATIENCE_S as RUN_S
 from tests.e2e.test_torch_free import CONFIG
-from tests.wire.events import PATIENCE_S, wait_message, wait_up
+from tests.wire.mqtt.events import PATIENCE_S, wait_message, wait_up
 
 pytestmark = pytest.mark.e2e
 ENGINES = ("onnx", "executorch")

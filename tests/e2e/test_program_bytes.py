@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.bench.program_figures import FIGURES, ROUND
+from edgefl.bench.programs.figures import FIGURES, ROUND
 from tests.conftest import BrokerProcess
 from tests.e2e.runs import on_both_engines, run_to_the_end
 from tests.e2e.tap import Tap

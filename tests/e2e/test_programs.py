@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgefl import programs
-from edgefl.models import zoo
+from edgefl.contract.program import Program
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
-from edgefl.programs.contract import Program
-from edgefl.programs.objective import Objective
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from tests.e2e.runs import Run, run_to_the_end
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -12,8 +12,8 @@ import pytest
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.ports import free_port
-from edgefl.wire.formats import FORMATS
-from edgefl.wire.signatures import Signer
+from edgefl.wire.bundle.formats import FORMATS
+from edgefl.wire.bundle.signatures import Signer
 from tests.e2e.runs import EDGEFL, PATIENCE_S
 from tests.e2e.test_torch_free import CONFIG
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.codecs.form import DENSE, SIGNS, Codes, Form, Section
-from edgefl.submodels.submodel import Placement
 from edgefl.wire.limits import Limits
-from edgefl.wire.session import Incoming
-from server.coordinator import Rules
+from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.regions import Placement
+from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
+from server.coordinator.machine import Rules
+from server.coordinator.roster import TierRule
 from server.events import DeviceSeen, RoundClosed
-from server.plan import DownlinkPlan, Plan, TierPlan
-from server.roster import TierRule
+from server.run_spec import DownlinkPlan, Plan, TierPlan
 from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime import tiny, tiny_pte
-from tests.device_runtime.scripted import DEVICE, RunningAgent
+from tests.device_runtime.agent.scripted import DEVICE, RunningAgent
 from tests.e2e.tap import Publish, Tap
 from tests.server.fleet import RunningServer
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from edgefl.programs.contract import Function, Tensors, TensorSpec, prefixed, select
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 
 BATCH = 4
 

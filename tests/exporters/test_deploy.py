@@ -20,11 +20,11 @@ from edgefl.config import load
 from edgefl.data.dataset import Dataset
 from edgefl.data.datasets import digits
 from edgefl.lab.deployment import Workshop, chosen
-from edgefl.models.resnet import resnet8
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import build
+from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels import catalog
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
 from edgefl.wire.tensors import Array, Arrays
@@ -301,7 +301,7 @@ def command(folder: Path, *options: str) -> str:
 def trained(folder: Path, config: str = MLP) -> Path:
     """A folder as a run leaves it; its weights."""
     (folder / "run.toml").write_text(config)
-    from edgefl.lab.data import open_data
+    from edgefl.setup.data import open_data
     from server.compose import build_model
 
     federation = load(folder / "run.toml")

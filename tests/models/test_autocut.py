@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.autocut import grouped
-from edgefl.models.layers import BatchNorm, Dropout, visible
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph.autocut import grouped
+from edgefl.models.layers.explicit import BatchNorm, Dropout, visible
 from edgefl.models.loss import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.models.zoo import build
-from edgefl.programs.contract import TensorSpec
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo.catalog import build
+from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 from tests.models import plain
 

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.chance import dropping
-from edgefl.models.layers import Dropout, visible
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph.hidden_dropout import dropping
+from edgefl.models.layers.explicit import Dropout, visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.programs.contract import TensorSpec
-from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import sgd
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
 from tests.models.plain import Dropping
 
 SAMPLE = TensorSpec((6,))

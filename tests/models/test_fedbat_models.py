@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from edgefl import programs
-from edgefl.models.layers import BatchNorm
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import build
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo.catalog import build
+from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build as cut
-from edgefl.submodels.output_side import OutputSide
-from edgefl.submodels.width import Width
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
 
 # Model and options; parameters, tensors, bytes of one bit per parameter, bytes of the moving statistics.
 PAPER = {

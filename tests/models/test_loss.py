@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl import programs
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.programs.contract import TensorSpec
-from edgefl.programs.objective import Objective
+from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 
 Case = tuple[Loss, tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]

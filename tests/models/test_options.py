@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edgefl import programs
-from edgefl.models.zoo import build
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo.catalog import build
+from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.errors import ConfigError
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.models.basic import bilstm, cnn, mlp
-from edgefl.models.convnext import convnext
-from edgefl.models.elu_mlp import elu_mlp
-from edgefl.models.language import lstm_lm
-from edgefl.models.layers import Dropout, visible
-from edgefl.models.mobilenet import mobilenet
-from edgefl.models.resnet import resnet8, resnet18, resnet20
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.explicit import Dropout, visible
 from edgefl.models.spec import ModelSpec
-from edgefl.models.transformer import Attention, bert, vit
-from edgefl.models.zoo import MODELS, build
-from edgefl.programs.contract import TensorSpec
+from edgefl.models.zoo.basic import bilstm, cnn, mlp
+from edgefl.models.zoo.catalog import MODELS, build
+from edgefl.models.zoo.convnext import convnext
+from edgefl.models.zoo.elu_mlp import elu_mlp
+from edgefl.models.zoo.language import lstm_lm
+from edgefl.models.zoo.mobilenet import mobilenet
+from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
+from edgefl.models.zoo.transformer import Attention, bert, vit
 from edgefl.wire.errors import ModelError
 
 

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from edgefl.config import Federation, parse
-from edgefl.models import zoo
 from edgefl.models.exits import early_exits
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import catalog as zoo
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 

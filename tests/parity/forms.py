@@ -10,12 +10,13 @@ import pytest
 
 from device_runtime.engine.base import Engine
 from device_runtime.engine.select import open_engine
-from edgefl.programs.contract import Function, Tensors
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors
 from edgefl.wire.blobs import describe
-from edgefl.wire.manifest import Graph
-from exporters.bundle import ports
-from exporters.formats import format_of
-from exporters.verify import Report
+from edgefl.wire.bundle.manifest import Graph
+from exporters.bundle.build import ports
+from exporters.bundle.formats import format_of
+from exporters.verify.graphs import Report
 
 NAMES = ("onnx", "executorch")
 on_both = pytest.mark.parametrize("form", NAMES)

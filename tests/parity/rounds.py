@@ -10,25 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_runtime.checkpoint import Checkpoint
-from device_runtime.data import Batches, FittedData, LabelSpec, LocalData
-from device_runtime.graphs import Residency, Settings
-from device_runtime.job import Job
-from device_runtime.profiler import Profiler
-from device_runtime.runner import RoundResult, RoundRunner
+from device_runtime.data.samples import Batches, FittedData, LabelSpec, LocalData
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Residency, Settings
+from device_runtime.round.job import Job
+from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.store.checkpoint import Checkpoint
 from edgefl import programs
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Function, Program, Tensors
-from edgefl.programs.forward import chunk_forward
-from edgefl.programs.objective import Objective
+from edgefl.objective.objective import Objective
+from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.simulation import round as simulation
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle import Bundle
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, Prefix, build_bundle
-from exporters.formats import format_of
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import DataSpec
+from exporters.bundle.build import Label, Prefix, build_bundle
+from exporters.bundle.formats import format_of
 from tests.parity.forms import engine_of
 
 CHUNK_BYTES = 4096

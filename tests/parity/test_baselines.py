@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from edgefl import programs
-from edgefl.models import zoo
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Function, Program, Tensors, role_of
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, federated
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel

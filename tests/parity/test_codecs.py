@@ -8,24 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime import data as local
-from device_runtime.data import Batches, LabelSpec
-from device_runtime.graphs import Settings
-from device_runtime.job import Job
-from device_runtime.profiler import Profiler
-from device_runtime.runner import RoundResult, RoundRunner
-from edgefl.codecs.decode import decode
-from edgefl.programs.contract import Function, Program, Tensors, select
-from edgefl.programs.objective import Objective
+from device_runtime.data import samples as local
+from device_runtime.data.samples import Batches, LabelSpec
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Settings
+from device_runtime.round.job import Job
+from device_runtime.round.runner import RoundResult, RoundRunner
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, select
+from edgefl.objective.objective import Objective
+from edgefl.setup.training import fetched, program_of
 from edgefl.submodels import catalog as kinds
-from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import Bundle
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
-from exporters.formats import format_of
-from server.training import fetched, program_of
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.regions import Placement
+from edgefl.wire.update.decode import decode
+from exporters.bundle.build import Label, build_bundle
+from exporters.bundle.formats import format_of
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data

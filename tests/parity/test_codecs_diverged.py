@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.codecs.decode import widen
-from edgefl.programs.contract import Tensors
-from server.training import program_of
+from edgefl.contract.tensors import Tensors
+from edgefl.setup.training import program_of
+from edgefl.wire.update.decode import widen
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import on_both, runner_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.submodels.output_side import OutputSide
-from tests.invariants.embracingfl import tiny
+from edgefl.submodels.output_side.submodel import OutputSide
+from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.forms import on_both
 from tests.parity.rounds import exported, in_torch, local_data, on_device
 

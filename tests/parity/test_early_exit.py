@@ -9,24 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from device_runtime.data import Batches, LabelSpec
-from device_runtime.graphs import Settings
-from device_runtime.job import Job
-from device_runtime.profiler import Profiler
-from device_runtime.runner import RoundRunner
-from edgefl.models import zoo
+from device_runtime.data.samples import Batches, LabelSpec
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Settings
+from device_runtime.round.job import Job
+from device_runtime.round.runner import RoundRunner
+from edgefl.contract.program import Function
 from edgefl.models.exits import ExitSpec, with_exits
-from edgefl.programs.contract import Function
-from edgefl.programs.multi_exit import multi_exit
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.programs.submodels.multi_exit import multi_exit
 from edgefl.simulation.round import run_round
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
-from exporters.formats import format_of
-from tests.invariants.embracingfl import tiny
+from edgefl.wire.bundle.manifest import DataSpec
+from exporters.bundle.build import Label, build_bundle
+from exporters.bundle.formats import format_of
+from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 

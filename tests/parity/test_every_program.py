@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from edgefl import programs
-from edgefl.models import zoo
+from edgefl.contract.program import Function, Program
 from edgefl.models.exits import early_exits
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
-from edgefl.programs.contract import Function, Program
-from edgefl.programs.objective import Objective
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from tests.parity.forms import checked, on_both

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers import BatchNorm, Dropout
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec
-from edgefl.programs.fafed import fafed
-from edgefl.programs.naive_adaptive import naive_adaptive
-from edgefl.programs.objective import Objective
-from edgefl.programs.stem import stem
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.layers.explicit import BatchNorm, Dropout
+from edgefl.objective.objective import Objective
+from edgefl.programs.adaptive.fafed import fafed
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client, federated
 from tests.parity.forms import checked, on_both, runner_of, written
 

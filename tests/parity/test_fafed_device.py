@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime import data as local
-from device_runtime.data import Batches, LabelSpec
-from device_runtime.graphs import Settings
-from device_runtime.job import Job
-from device_runtime.profiler import Profiler
-from device_runtime.runner import RoundResult, RoundRunner
-from edgefl.programs.contract import Function, Program, Tensors, beside
-from edgefl.programs.fafed import fafed
+from device_runtime.data import samples as local
+from device_runtime.data.samples import Batches, LabelSpec
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Settings
+from device_runtime.round.job import Job
+from device_runtime.round.runner import RoundResult, RoundRunner
+from edgefl.contract.program import Function, Program
+from edgefl.contract.server import beside
+from edgefl.contract.tensors import Tensors
+from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation import round as simulation
 from edgefl.simulation.round import Feed
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import Bundle
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
-from exporters.formats import format_of
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import DataSpec
+from exporters.bundle.build import Label, build_bundle
+from exporters.bundle.formats import format_of
 from tests.parity.forms import engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective

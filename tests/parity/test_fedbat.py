@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime import data as local
+from device_runtime.data import samples as local
 from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.models.exits import with_exits
-from edgefl.programs.contract import Function, Tensors, prefixed
-from edgefl.programs.objective import Objective
+from edgefl.objective.objective import Objective
+from edgefl.setup.training import fetched
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
-from exporters.formats import format_of
-from server.training import fetched
-from tests.invariants.fiarse_training import (
+from edgefl.wire.bundle.manifest import DataSpec
+from exporters.bundle.build import Label, build_bundle
+from exporters.bundle.formats import format_of
+from tests.invariants.fiarse.training import (
     BATCH,
     arrays_of,
     blobs_for,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from edgefl import programs
-from edgefl.models import zoo
-from edgefl.programs.objective import Objective
-from edgefl.submodels.output_side import OutputSide, tiers
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.parity.forms import checked, on_both
 
 TIERS = ("strong", "moderate", "weak")

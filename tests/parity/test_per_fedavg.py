@@ -11,23 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from device_runtime.data import Batches
-from edgefl.models.resnet import resnet8
+from device_runtime.data.samples import Batches
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.models.transformer import vit
-from edgefl.programs.contract import Function, Program, Tensors, TensorSpec, prefixed, role_of, select
-from edgefl.programs.derivatives import product
-from edgefl.programs.objective import Objective
-from edgefl.programs.parts import step_ports
-from edgefl.programs.per_fedavg import per_fedavg
+from edgefl.models.zoo.resnet import resnet8
+from edgefl.models.zoo.transformer import vit
+from edgefl.objective.derivatives import product
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import step_ports
+from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ModelError
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
-from exporters.formats import format_of
-from tests.invariants.embracingfl import tiny
+from exporters.bundle.build import Label, build_bundle
+from exporters.bundle.formats import format_of
+from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.forms import checked, on_both
 from tests.parity.rounds import Exported, local_data, on_device
 

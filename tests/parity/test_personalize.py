@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data import LocalData
-from device_runtime.offline import offline
-from device_runtime.personalize import Personalizer, Wanted
-from device_runtime.support import Protocol, batch_rows, held_out
-from edgefl.personal.evaluate import Setting, User, evaluate_user
-from edgefl.programs.contract import prefixed
+from device_runtime.data.samples import LocalData
+from device_runtime.data.support import Protocol, batch_rows, held_out
+from device_runtime.personal.offline import offline
+from device_runtime.personal.personalize import Personalizer, Wanted
+from edgefl.analysis.personal.evaluate import Setting, User, evaluate_user
+from edgefl.contract.tensors import prefixed
 from edgefl.wire import tensors
-from exporters.formats import format_of
-from tests.invariants.embracingfl import samples
+from exporters.bundle.formats import format_of
+from tests.analysis.personal.tiers import BATCH, Tier, tier_of
+from tests.invariants.embracingfl.tiny import samples
 from tests.parity.forms import engine_of, on_both
-from tests.personal.tiers import BATCH, Tier, tier_of
 
 KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("mlp", "output_side", {"cut": 0}),

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from edgefl import programs
-from edgefl.models import zoo
-from edgefl.models.layers import visible
-from edgefl.programs.contract import Function, Tensors, TensorSpec, prefixed, select
-from edgefl.programs.objective import Objective
-from edgefl.submodels.output_side import tiers
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.layers.explicit import visible
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import tiers
 from edgefl.wire.errors import ExportError
-from exporters.capture import capture
+from exporters.bundle.formats import format_of
+from exporters.capture.trace import capture
 from exporters.executorch.rules.recurrent import STEPS
-from exporters.formats import format_of
-from exporters.onnx import to_onnx
+from exporters.onnx.model import to_onnx
 from tests.parity.forms import on_both, written
 
 E, H, B, T = 5, 4, 3, 6

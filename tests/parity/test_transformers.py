@@ -10,13 +10,13 @@ import torch
 import transformers
 from torch import nn
 
-from edgefl.models.layers import visible
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.explicit import visible
 from edgefl.models.loss import CrossEntropy, Loss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.programs.contract import TensorSpec
-from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import sgd
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
 from tests.parity.forms import checked, on_both
 
 BATCH = 3

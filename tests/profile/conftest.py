@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from device_runtime.profile.whole import Settings, profile_bundle
-from edgefl.wire.profiles import BundleProfile
+from edgefl.wire.bundle.profiles import BundleProfile
 from tests.device_runtime import tiny
 from tests.profile.browser import Browser
 

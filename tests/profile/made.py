@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.wire import bundle as bundles
-from edgefl.wire.profiles import BundleProfile, GraphProfile, Peak, Split, Times
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Peak, Split, Times
 from tests.device_runtime import tiny
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from device_runtime.profile.parts import GRAPH
-from tests.wire.events import PATIENCE_S, wait_until
+from device_runtime.profile.measure.parts import GRAPH
+from tests.wire.mqtt.events import PATIENCE_S, wait_until
 
 ENDLESS = "100000000"
 """Repeats that take the smallest graph the better part of an hour: a round, which comes first, has none."""

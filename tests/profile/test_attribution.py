@@ -7,21 +7,22 @@ import torch
 from torch import nn
 
 from edgefl import programs
-from edgefl.models import zoo
-from edgefl.programs.contract import Function, Tensors, TensorSpec
-from edgefl.programs.objective import Objective
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from edgefl.wire import sources
+from edgefl.wire.bundle import sources
+from edgefl.wire.bundle.sources import Node, Row, Sources
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError
-from edgefl.wire.sources import Node, Row, Sources
-from exporters.artifact import Artifact
-from exporters.attribution import Nodes, Op
-from exporters.capture import capture
-from exporters.formats import format_of
-from exporters.onnx import to_onnx
-from exporters.recompute import leaner
-from exporters.sources import graph_nodes, onnx_nodes, packed_sources
+from exporters.bundle.artifact import Artifact
+from exporters.bundle.formats import format_of
+from exporters.capture.trace import capture
+from exporters.memory.recompute import leaner
+from exporters.onnx.model import to_onnx
+from exporters.sources.attribution import Nodes, Op
+from exporters.sources.blob import graph_nodes, onnx_nodes, packed_sources
 from tests.exporters.examples import BATCH, step_of
 
 WIDTH, HIDDEN, CLASSES = 6, 5, 3

@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.profile.folder import BundleFolder
-from device_runtime.profile.parts import GRAPH, Part
+from device_runtime.profile.measure.folder import BundleFolder
+from device_runtime.profile.measure.parts import GRAPH, Part
 from edgefl.cli import app
-from edgefl.wire import bundle as bundles
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError, DataError
-from edgefl.wire.profiles import BundleProfile
 from tests.cli.runner import runner
 from tests.device_runtime import tiny
 from tests.profile import made
 from tests.profile.processes import ENDLESS, measuring, runs
-from tests.wire.events import PATIENCE_S, wait_until
+from tests.wire.mqtt.events import PATIENCE_S, wait_until
 
 INTERRUPTIBLE = """
 import signal
@@ -32,7 +32,7 @@ main()
 AGENT = """
 import math, sys
 from pathlib import Path
-from device_runtime.profile_child import Child
+from device_runtime.profile.child import Child
 Child(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), lambda: False, math.inf)
 """
 

@@ -12,15 +12,15 @@ import pytest
 
 from device_runtime.engine.base import LoadedGraph, Outputs
 from device_runtime.engine.executorch import ExecuTorchEngine
-from device_runtime.profile.executorch_trace import trace
-from device_runtime.profile.inputs import Inputs
+from device_runtime.profile.measure.executorch_trace import trace
+from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.whole import Settings, profile_bundle
-from edgefl.wire import manifest as manifests
-from edgefl.wire import profiles
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import Bundle
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle import profiles
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError
-from edgefl.wire.profiles import BundleProfile
 from tests.device_runtime import tiny, tiny_pte
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.profiling import rows
-from edgefl.profiling.accuracy import Accuracy
-from edgefl.profiling.page import page
-from edgefl.wire.profiles import BundleProfile, Split, Timeline
+from edgefl.analysis.profiles import rows
+from edgefl.analysis.profiles.accuracy import Accuracy
+from edgefl.analysis.profiles.page import page
+from edgefl.wire.bundle.profiles import BundleProfile, Split, Timeline
 from tests.profile import made
 from tests.profile.browser import Browser, Page
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.profile import ops
-from device_runtime.profile.energy import Battery, Counters, Nothing, open_meter
-from device_runtime.profile.graph import summary
-from device_runtime.profile.inputs import Inputs
-from device_runtime.profile.onnx_trace import read
-from device_runtime.profile.ops import Timed
-from device_runtime.profile.sampler import MemorySampler, thinned
+from device_runtime.profile.measure import ops
+from device_runtime.profile.measure.energy import Battery, Counters, Nothing, open_meter
+from device_runtime.profile.measure.graph import summary
+from device_runtime.profile.measure.inputs import Inputs
+from device_runtime.profile.measure.onnx_trace import read
+from device_runtime.profile.measure.ops import Timed
+from device_runtime.profile.measure.sampler import MemorySampler, thinned
+from edgefl.analysis.profiles.accuracy import accuracy_of, tier_accuracy
 from edgefl.config import load, without_devices
-from edgefl.lab.data import open_data
-from edgefl.profiling.accuracy import accuracy_of, tier_accuracy
-from edgefl.wire import bundle as bundles
+from edgefl.setup.data import open_data
 from edgefl.wire import tensors
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.profiles import MOMENTS, Moment, Times
+from edgefl.wire.bundle.sources import Node
 from edgefl.wire.errors import DataError
-from edgefl.wire.profiles import MOMENTS, Moment, Times
-from edgefl.wire.sources import Node
 from server.compose import build_model
 from tests.device_runtime import tiny
 from tests.profile import made
@@ -171,7 +171,7 @@ def test_a_long_watch_keeps_its_peak_and_little_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         MemorySampler, "_resident", lambda _: asked.append(1) or (9 << 20 if len(asked) == 50 else 1 << 20)
     )
-    monkeypatch.setattr("device_runtime.profile.sampler._PERIOD_S", 0.0)
+    monkeypatch.setattr("device_runtime.profile.measure.sampler._PERIOD_S", 0.0)
     with MemorySampler() as sampler:
         wait_for(lambda: len(asked) > 20_000)
 

@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl import programs
-from edgefl.models import zoo
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Function, Tensors, TensorSpec
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 
 STEPS, LR, DECAY = 4, 3e-3, 0.3
 

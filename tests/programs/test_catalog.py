@@ -11,8 +11,8 @@ import torch
 
 from edgefl import programs
 from edgefl.config import parse
+from edgefl.contract.tensors import prefixed, select
 from edgefl.optimizers import with_optimizer
-from edgefl.programs.contract import prefixed, select
 from edgefl.wire.errors import ConfigError
 from tests.programs.users import Users, flat
 

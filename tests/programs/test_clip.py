@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from edgefl import programs
-from edgefl.models import zoo
-from edgefl.programs.objective import Objective
-from edgefl.submodels.output_side import OutputSide
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
 from tests.programs.users import Users, Vector, flat
 
 BATCH, STEPS, LR, ROUNDS, CLIP = 4, 3, 0.02, 3, 3.0

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from edgefl import programs
-from edgefl.models import zoo
-from edgefl.programs.contract import memory_of
-from edgefl.programs.derivatives import counting
-from edgefl.programs.objective import Objective
+from edgefl.contract.server import memory_of
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.derivatives import counting
+from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, drawn
 from edgefl.simulation.round import RoundResult, run_round
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from tests.programs.users import SEED, Users, flat
 
 

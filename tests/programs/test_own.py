@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from edgefl import programs
-from edgefl.lab.named import parse_program
-from edgefl.programs import own
+from edgefl.programs import user_programs as own
+from edgefl.setup.one_line import parse_program
 from edgefl.wire.errors import ConfigError
 from tests.programs.users import Users
 
 SOURCE = """
 from dataclasses import replace
-from edgefl.programs.fedavg import fedavg
+from edgefl.programs.baselines.fedavg import fedavg
 
 def mine(objective, *, batch: int = 4, lr: float = 0.1):
     return replace(fedavg(objective, batch=batch, lr=lr), name="{name}")
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_used_is_told_with_its_line_or_what_it_defines(
             r"cannot load program 'no/such/file\.py:mine': /.*/no/such/file\.py: No such file",
         ),
         ("no_such_package:mine", "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("edgefl.programs.fedavg:mine", r"has no function 'mine'; it defines .*fedavg_update"),
+        ("edgefl.programs.baselines.fedavg:mine", r"has no function 'mine'; it defines .*fedavg_update"),
         (":mine", "cannot load program ':mine'"),
         ("nothing", r"no program 'nothing'; there are: .*'path/to/file\.py:factory'"),
     ],

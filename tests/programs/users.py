@@ -15,12 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from edgefl.contract.program import Program
+from edgefl.contract.server import memory_of
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.loss import SquaredError
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Program, Tensors, TensorSpec, memory_of
-from edgefl.programs.objective import Objective
+from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, Completed, draw, federated
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 
 Vector = npt.NDArray[np.float64]
 FEATURES = 3

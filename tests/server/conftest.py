@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from edgefl.wire.limits import Limits
-from server.profile_rows import by_tier
-from server.profiling import Wanted
+from server.profiling.fleet import Wanted
+from server.profiling.rows import by_tier
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import (
     RunningServer,
     ScriptedDevice,
     plan_for,
 )
-from tests.server.phones import WEAK, Behaviour, MakePhone, Phone
-from tests.server.served import MakeDevice
+from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone
+from tests.server.service.served import MakeDevice
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.submodels.submodel import Placement
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe, split, verified
-from edgefl.wire.bundle import Bundle
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
-from edgefl.wire.manifest import DataSpec, Graph, Manifest
-from edgefl.wire.messages import (
+from edgefl.wire.mqtt.messages import (
     Ack,
     Hello,
     Message,
@@ -33,13 +32,14 @@ from edgefl.wire.messages import (
     decode,
     encode,
 )
-from edgefl.wire.session import Address, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.topics import Topics
-from server.coordinator import Rules
+from server.coordinator.machine import Rules
+from server.coordinator.roster import TierRule
 from server.events import Event
-from server.plan import Place, Plan, TierPlan
-from server.roster import TierRule
+from server.run_spec import Place, Plan, TierPlan
 from server.service import Service
 
 PATIENCE_S = 50.0

@@ -15,7 +15,7 @@ import pytest
 
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
-from edgefl.wire.session import Address, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
 from server.broker import LeanBroker, check_port, mosquitto_command, run_amqtt
 from tests.conftest import find_mosquitto, require_mosquitto
 from tests.server.fleet import PATIENCE_S

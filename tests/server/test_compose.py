@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.cli.live import View
-from edgefl.cli.server import _say
+from edgefl.cli.federation.live import View
+from edgefl.cli.federation.server import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said
-from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import sgd
-from edgefl.submodels.output_side import OutputSide
-from edgefl.wire import bundle as bundles
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import ConfigError, ModelError
-from exporters.recompute import Budget
+from exporters.memory.recompute import Budget
 from server.bundles import bundle_digest
 from server.compose import _rules, build_model, compose, evaluation
+from server.coordinator.roster import tier_of
 from server.digests import run_digest
 from server.events import Event, Warned
-from server.plan import DownlinkPlan, Plan
-from server.roster import tier_of
+from server.run_spec import DownlinkPlan, Plan
 
 DATASET = digits().limited(train=40, test=70)
 
@@ -329,7 +329,7 @@ def test_a_model_with_labels_of_another_kind_is_named(
 
 ANSWERS = """
 from dataclasses import replace
-from edgefl.models.basic import mlp
+from edgefl.models.zoo.basic import mlp
 from edgefl.models.loss import BinaryCrossEntropy
 def model(in_channels, size, classes):
     return replace(mlp(in_channels=in_channels, size=size, classes=classes), loss=BinaryCrossEntropy())
@@ -349,7 +349,7 @@ def test_a_tensor_name_that_blobs_cannot_hold_is_refused_before_anything_is_expo
 TILDE = """
 from torch import nn
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.programs.contract import TensorSpec
+from edgefl.contract.program import TensorSpec
 def model(in_channels, size, classes):
     units = [("flat", nn.Flatten()), ("head~a", nn.Linear(in_channels * size * size, classes))]
     return ModelSpec("tilde", sequential(units), TensorSpec((in_channels, size, size)), classes)

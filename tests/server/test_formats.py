@@ -10,20 +10,20 @@ import msgspec
 import pytest
 
 from edgefl.config import Federation, parse
-from edgefl.wire import manifest as manifests
-from edgefl.wire import signatures
-from edgefl.wire.bundle import Bundle
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle import signatures
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.messages import NO_FORMAT, Decline
-from edgefl.wire.signatures import Signer
+from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
 from server.bundles import bundle_name
 from server.digests import run_digest
 from server.events import Declined, RoundClosed
-from server.plan import Plan, TierPlan
+from server.run_spec import Plan, TierPlan
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, bundle, fetch, placed, plan_for, retained
-from tests.server.served import MakeDevice
+from tests.server.service.served import MakeDevice
 
 
 def written(tier: str, format: str) -> Bundle:

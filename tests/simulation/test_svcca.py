@@ -7,15 +7,15 @@ import torch
 
 from edgefl.data.datasets import digits
 from edgefl.data.partition import dirichlet
-from edgefl.models.resnet import resnet8, resnet18, resnet20
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import build
+from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
+from edgefl.simulation.partial_synchronization import Samples, averaged, half_cut, partial_sync, synchronised
 from edgefl.simulation.svcca import matrix, similarities, svcca
-from edgefl.simulation.synchronised import Samples, averaged, half_cut, partial_sync, synchronised
-from edgefl.submodels.submodel import Block, check_regions
-from edgefl.submodels.width import Width
+from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
-from tests.invariants.embracingfl import samples, tiny
+from edgefl.wire.regions import Block, check_regions
+from tests.invariants.embracingfl.tiny import samples, tiny
 
 
 def test_the_half_of_resnet20_ends_with_block_four() -> None:

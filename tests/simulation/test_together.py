@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgefl.programs.contract import Phase, Program
-from edgefl.programs.fafed import fafed
-from edgefl.programs.naive_adaptive import naive_adaptive
-from edgefl.programs.sgd import sgd
-from edgefl.programs.stem import stem
+from edgefl.contract.program import Phase, Program
+from edgefl.programs.adaptive.fafed import fafed
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.programs.adaptive.stem import stem
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
-from edgefl.simulation.together import rescheduled, together
-from tests.invariants.fafed import Bowls, X, whole
+from tests.invariants.fafed.tiny import Bowls, X, whole
 
 PROBLEM = Bowls.drawn(clients=4, d=3, seed=2)
 START = {X: torch.ones(3, dtype=torch.float64)}

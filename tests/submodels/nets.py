@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.loss import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.split import split
-from edgefl.models.zoo import build
-from edgefl.programs.contract import TensorSpec
+from edgefl.models.zoo.catalog import build
 from tests.models import plain
 
 IMAGE = TensorSpec((3, 8, 8))

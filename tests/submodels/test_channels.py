@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.models.resnet import resnet18
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.resnet import resnet18
 from edgefl.submodels.channels.axes import (
     ONE,
     Atom,
@@ -28,9 +28,9 @@ from edgefl.submodels.channels.axes import (
 )
 from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.selection import Channels, Selection, indices, kept, regions
-from edgefl.submodels.channels.watch import watch
-from edgefl.submodels.submodel import Block, extract
-from edgefl.submodels.width import channels_of
+from edgefl.submodels.channels.trace import watch
+from edgefl.submodels.width.submodel import channels_of
+from edgefl.wire.regions import Block, extract
 from tests.submodels.nets import MODELS, Sorted, model, rows, whole
 
 

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.layers import BatchNorm
-from edgefl.models.resnet import resnet8
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.programs.contract import Function, Tensors, TensorSpec
+from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels.compaction.compact import Compacted, compact
 from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.submodel import importance
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Arrays
-from exporters.capture import capture
-from exporters.onnx import to_onnx
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
 from tests.submodels.nets import model, rows
 
 Masks = dict[str, npt.NDArray[np.bool_]]

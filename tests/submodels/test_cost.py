@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from torch import nn
 
-from edgefl.models import zoo
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import TensorSpec
+from edgefl.models.zoo import catalog as zoo
 from edgefl.submodels import catalog
 from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.cost import NO_WEIGHT, cost, entries, macs_by_weight, whole
 from edgefl.submodels.sizes import GAMMAS, Size, sizes
-from edgefl.submodels.submodel import Block, Entries
 from edgefl.wire import bits, tensors
+from edgefl.wire.regions import Block, Entries
 
 
 @pytest.fixture(scope="module")

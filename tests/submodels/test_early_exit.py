@@ -11,32 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.config import parse
+from edgefl.contract.tensors import Tensors
 from edgefl.data.datasets import digits
-from edgefl.models import zoo
-from edgefl.models.basic import mlp
 from edgefl.models.exit_loss import ExitLoss, divergence
 from edgefl.models.exits import Exit, ExitSpec, with_exits
 from edgefl.models.loss import CROSS_ENTROPY, SquaredError
-from edgefl.models.resnet import resnet8, resnet18
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Tensors
-from edgefl.programs.derivatives import gradient
-from edgefl.programs.multi_exit import multi_exit
-from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import sgd
+from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.basic import mlp
+from edgefl.models.zoo.resnet import resnet8, resnet18
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.programs.submodels.multi_exit import multi_exit
+from edgefl.setup.training import functions
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.early_exit.fit import early_exit
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.submodels.importance.maskable import maskable
-from edgefl.submodels.output_side import OutputSide
-from edgefl.submodels.submodel import Block, Submodel, check_regions, extract
-from edgefl.submodels.width import Width
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.submodel import Submodel
+from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Block, check_regions, extract
 from server.compose import build_model, submodel_of
-from server.training import functions
-from tests.invariants.embracingfl import samples, tiny, walk
+from tests.invariants.embracingfl.tiny import samples, tiny, walk
 
 # -- exits -----------------------------------------------------------------------------------------------------
 
@@ -257,7 +258,10 @@ def test_a_federation_file_names_the_model_the_levels_and_the_program() -> None:
     options = {"base": "resnet8", "widths": [4, 6, 8], "after": ["block2"]}
     tables = {
         "model": {"name": "edgefl.models.exits:early_exits", "options": options},
-        "program": {"name": "edgefl.programs.multi_exit:multi_exit", "options": {"kd_weight": 0.05}},
+        "program": {
+            "name": "edgefl.programs.submodels.multi_exit:multi_exit",
+            "options": {"kd_weight": 0.05},
+        },
         "tiers": {"strong": {"kind": "early_exit"}, "weak": {"kind": "early_exit", "gamma": 0.1}},
     }
     federation = parse(tables, source="the test")

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from device_runtime.data import Batches, LabelSpec, LocalData, noise
+from device_runtime.data.samples import Batches, LabelSpec, LocalData, noise
+from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.tensors import Tensors, role_of, select
 from edgefl.models.loss import CrossEntropy, SequenceCrossEntropy, SquaredError, without_absent
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import build as build_model
+from edgefl.models.zoo.catalog import build as build_model
+from edgefl.objective.objective import Objective
 from edgefl.programs import catalog as programs
-from edgefl.programs.contract import Function, Phase, Program, Tensors, role_of, select
-from edgefl.programs.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.submodels.width import Width, width
+from edgefl.submodels.width.submodel import Width, width
+from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import BundleError, ModelError
-from edgefl.wire.manifest import DataSpec
-from exporters.bundle import Label, build_bundle
+from exporters.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device
 from tests.submodels.nets import rows
 

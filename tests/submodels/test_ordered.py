@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from edgefl.contract.tensors import Tensors, select
 from edgefl.models.loss import SquaredError
-from edgefl.models.resnet import resnet8
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import build as build_model
-from edgefl.programs.contract import Tensors, select
-from edgefl.programs.objective import Objective
-from edgefl.programs.sgd import sgd
+from edgefl.models.zoo.catalog import build as build_model
+from edgefl.models.zoo.resnet import resnet8
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels import catalog
-from edgefl.submodels.ordered import NOISE
-from edgefl.submodels.submodel import Block, Region, extract
-from edgefl.submodels.width import Width, width
+from edgefl.submodels.width.ordered import NOISE
+from edgefl.submodels.width.submodel import Width, width
 from edgefl.wire.errors import ModelError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from edgefl.wire.regions import Block, Region, extract
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
 from tests.submodels.nets import model, rows
 
 WIDTHS = (0.25, 0.5, 0.75)

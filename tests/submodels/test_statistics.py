@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers import BatchNorm
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.loss import CROSS_ENTROPY
-from edgefl.models.resnet import resnet8
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import build as build_model
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo.catalog import build as build_model
+from edgefl.models.zoo.resnet import resnet8
+from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from edgefl.submodels.output_side import OutputSide
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
 from edgefl.submodels.statistics import by_batch, collect, frozen, norms
-from edgefl.submodels.submodel import Block
 from edgefl.wire.errors import DataError, ModelError
+from edgefl.wire.regions import Block
 from edgefl.wire.tensors import Arrays
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import Function, Tensors
-from edgefl.programs.objective import Objective
+from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels.catalog import build
 from edgefl.submodels.channels.cost import macs
@@ -27,8 +28,8 @@ from edgefl.submodels.structured.carrier import THETA
 from edgefl.submodels.structured.counts import cost_of, layouts, search
 from edgefl.submodels.structured.scores import Score, strongest
 from edgefl.submodels.structured.submodel import Structured, importance_structured
-from edgefl.submodels.submodel import Block, check_regions, extract
 from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.wire.regions import Block, check_regions, extract
 from edgefl.wire.tensors import Arrays
 from tests.submodels.nets import MODELS, model, rows
 from tests.submodels.nets import whole as one_unit

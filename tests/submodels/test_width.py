@@ -12,20 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl import programs
-from edgefl.models.basic import bilstm
-from edgefl.models.resnet import resnet8, resnet18
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.programs.contract import Function, Tensors
-from edgefl.programs.objective import Objective
+from edgefl.models.zoo.basic import bilstm
+from edgefl.models.zoo.resnet import resnet8, resnet18
+from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels.channels.cost import macs
-from edgefl.submodels.submodel import Block, check_regions, pieces
-from edgefl.submodels.width import Width, channels_of, width
+from edgefl.submodels.width.submodel import Width, channels_of, width
 from edgefl.wire.errors import ModelError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.verify import verify
+from edgefl.wire.regions import Block, check_regions, pieces
+from exporters.capture.trace import capture
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
 from tests.submodels.nets import IMAGE, MODELS, Grey, HeadSized, Kept, Sorted, Written, model, rows, whole
 
 # r, fraction of the maskable parameters, fraction of the multiplications (FIARSE spec 3 and 8).

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from exporters.verify import Run
+from exporters.verify.graphs import Run
 
 HERE = Path(__file__).parent
 INSTALL_S, RUN_S = 300.0, 120.0
@@ -87,7 +87,7 @@ def run(model: bytes, arrays: Mapping[str, Array], folder: Path, steps: int = 1)
 
 
 def runtime(model: bytes, folder: Path) -> Run:
-    """``model`` as :func:`exporters.verify.compare` wants it."""
+    """``model`` as :func:`exporters.verify.graphs.compare` wants it."""
 
     def call(arrays: Mapping[str, Array]) -> Sequence[Array]:
         return run(model, arrays, folder).outputs

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from edgefl import programs
-from edgefl.models import zoo
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.programs.contract import Function, TensorSpec
-from edgefl.programs.objective import Objective
-from edgefl.submodels.output_side import OutputSide
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
-from exporters.capture import capture
-from exporters.onnx import to_onnx
-from exporters.recompute import Budget, within
-from exporters.verify import compare
+from exporters.capture.trace import capture
+from exporters.memory.recompute import Budget, within
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import compare
 from tests.web import node
 
 BATCH = 4

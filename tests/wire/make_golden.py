@@ -16,11 +16,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edgefl.wire import bundle, manifest, messages, patches, profiles, tensors
+from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle import Bundle
-from edgefl.wire.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.messages import (
+from edgefl.wire.bundle import archive as bundle
+from edgefl.wire.bundle import manifest, profiles
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
     Hello,
@@ -34,9 +37,9 @@ from edgefl.wire.messages import (
     Update,
     UpdateChunk,
 )
-from edgefl.wire.profiling import ProfileAnswer, ProfileOffer, ProfileRequest
-from edgefl.wire.topics import Topics
-from tests.wire.example_profile import example_profile
+from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.topics import Topics
+from tests.wire.bundle.example_profile import example_profile
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -10,13 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire import bundle, manifest, messages, patches, tensors
+from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle import archive as bundle
+from edgefl.wire.bundle import manifest
+from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
-from edgefl.wire.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.messages import Message, Profile, Round, Task, Update
-from edgefl.wire.topics import Topics
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.messages import Message, Profile, Round, Task, Update
+from edgefl.wire.mqtt.topics import Topics
 from tests.wire import make_golden
 from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, TENSORS
 

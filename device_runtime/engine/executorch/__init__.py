@@ -11,8 +11,8 @@ from device_runtime.engine.executorch.binding import Native, NativeError, Progra
 from device_runtime.engine.executorch.buffers import checked, new_buffer, owned_copy, readable
 from device_runtime.engine.executorch.build import Wheel, find_wheel
 from edgefl.wire.blobs import verified
+from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError
-from edgefl.wire.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from device_runtime.engine.executorch.build import LIBRARIES, Wheel, binding, build
+from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.formats import EXECUTORCH_DTYPES
 
 _ALIGNMENT = 16
 """What ExecuTorch wants of a program in memory."""

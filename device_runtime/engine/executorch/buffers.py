@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.errors import BundleError
-from edgefl.wire.manifest import Port
 from edgefl.wire.tensors import Array
 
 _ALIGNMENT: Final = 64

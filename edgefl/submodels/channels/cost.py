@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import on_meta
-from edgefl.programs.contract import TensorSpec
-from edgefl.submodels.channels.watch import plain_attention
+from edgefl.submodels.channels.trace import plain_attention
 
 _ROWS = 2
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.fx.node import Argument
 
-from edgefl.models.layers import BatchNorm
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.submodels.channels.axes import Axes, Axis, atoms, size
 from edgefl.submodels.channels.selection import Channels, Selection, indices, kept
-from edgefl.submodels.channels.watch import Place
+from edgefl.submodels.channels.trace import Place
 
 Sizes = dict[str, Any]
 Norm = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm

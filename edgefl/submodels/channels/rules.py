@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import edgefl.models.cells  # noqa: F401  makes torch.ops.edgefl.lstm_cells and gru_cells
+import edgefl.models.layers.cells  # noqa: F401  makes torch.ops.edgefl.lstm_cells and gru_cells
 from edgefl.submodels.channels.axes import (
     ONE,
     Atom,
@@ -30,7 +30,7 @@ from edgefl.submodels.channels.axes import (
     take,
     unify,
 )
-from edgefl.submodels.channels.book import Op
+from edgefl.submodels.channels.operations import Op
 
 Rule = Callable[[Op], Axes | list[Axes]]
 _RULES: dict[Any, Rule] = {}
@@ -354,7 +354,7 @@ def _gru(op: Op) -> list[Axes]:
 
 
 def _cells(op: Op, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
-    """One block of every weight's rows for each gate, alike in all gates (:mod:`edgefl.models.cells`)."""
+    """One block of every weight's rows for each gate, alike in all gates (:mod:`edgefl.models.layers.cells`)."""
     (steps, batch, features), kernel, recurrent = op.axes("x"), op.axes("kernel"), op.axes("recurrent")
     hidden = op.axes("h")[1]
     rows = Concat((hidden,) * gates)

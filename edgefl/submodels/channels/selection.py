@@ -10,8 +10,8 @@ from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from edgefl.submodels.channels.axes import Atom, Axes, Axis, Product, atoms, is_pinned, resolve, size
-from edgefl.submodels.channels.watch import Place, Watched
-from edgefl.submodels.submodel import Block, Region
+from edgefl.submodels.channels.trace import Place, Watched
+from edgefl.wire.regions import Block, Region
 
 Indices: TypeAlias = range | tuple[int, ...]
 Selection: TypeAlias = Mapping[Atom, Indices]

@@ -31,7 +31,7 @@ from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection
-from edgefl.submodels.channels.watch import watch
+from edgefl.submodels.channels.trace import watch
 from edgefl.submodels.compaction.branches import without_constants
 from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
 from edgefl.submodels.compaction.folding import fold

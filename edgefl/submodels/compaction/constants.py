@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from edgefl.models.flow import Flow
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph.flow import Flow
+from edgefl.models.graph.tracing import trace
+from edgefl.models.graph.units import Stretch
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.models.tracing import trace
-from edgefl.models.units import Stretch
-from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.compaction.ops import (
     CONVOLUTIONS,
     KERNELS,

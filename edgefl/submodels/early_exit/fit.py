@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.early_exit.submodel import EarlyExit, branching
-from edgefl.submodels.width import Rounding
+from edgefl.submodels.width.submodel import Rounding
 from edgefl.wire.errors import ModelError
 
 

@@ -10,14 +10,15 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import Branched, ExitSpec, branched
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.importance.maskable import maskable
-from edgefl.submodels.submodel import Chunk, Placement, Region, extract, local_shape
-from edgefl.submodels.width import Rounding, Width
+from edgefl.submodels.submodel import Chunk
+from edgefl.submodels.width.submodel import Rounding, Width
 from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Placement, Region, extract, local_shape
 from edgefl.wire.tensors import Array
 
 _LEVEL = "level"
@@ -44,7 +45,7 @@ def branching(spec: ModelSpec) -> ExitSpec:
 @dataclass(frozen=True, eq=False)
 class EarlyExit:
     """The units of ``spec`` up to its exit ``exit`` (counted from 1, the model's own head is the last), trained on all
-    the exits in them; of each layer the leading ``width`` of the channels, as :class:`edgefl.submodels.width.Width`
+    the exits in them; of each layer the leading ``width`` of the channels, as :class:`edgefl.submodels.width.submodel.Width`
     keeps them. The level is evaluated at its last exit.
 
     At full width devices read the model's units, as output sides do; a narrower level has a payload of its own.

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Tensors, TensorSpec, select
+from edgefl.contract.tensors import Tensors, TensorSpec, select
 
 MASK, VALUES, THETA = "submodel.mask", "submodel.values", "submodel.theta"
 """Names of the payload's own tensors; an update carries VALUES only."""

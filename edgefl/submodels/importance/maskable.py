@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from edgefl.models.recurrent import LstmDirection, Stack
+from edgefl.models.layers.recurrent import LstmDirection, Stack
 from edgefl.models.spec import ModelSpec
 
 # Layers all of whose own parameters are kernels, embeddings, or biases added to a kernel's product.

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.guards import Guards, scales
-from edgefl.submodels.importance.liveness import as_options, liveness, remedies
+from edgefl.submodels.importance.learnable import as_options, liveness, remedies
 from edgefl.submodels.importance.maskable import dense, frozen, maskable
 from edgefl.submodels.importance.strategy import Groups, Kind, Strategy
 from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, check_gamma, count, cut
-from edgefl.submodels.submodel import Chunk, Entries, Placement, Region
+from edgefl.submodels.submodel import Chunk
 from edgefl.wire import bits
 from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Entries, Placement, Region
 from edgefl.wire.tensors import Array, Arrays
 
 

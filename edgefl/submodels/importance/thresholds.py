@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.submodels.importance.guards import Guards
-from edgefl.submodels.submodel import Entries
 from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Array, Arrays
 
 Mask = npt.NDArray[np.bool_]

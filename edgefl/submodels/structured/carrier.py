@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from edgefl.programs.carrier import Whole
-from edgefl.programs.contract import Tensors, TensorSpec
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.objective.carrier import Whole
 from edgefl.submodels.structured.gradient import Measure, direction, slope
 from edgefl.submodels.structured.groups import Group, Part
 

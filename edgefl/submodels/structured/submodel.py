@@ -18,8 +18,8 @@ from typing import Literal, get_args
 import numpy as np
 from torch import nn
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.contract import TensorSpec
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.channels.selection import Selection, leading, regions
 from edgefl.submodels.importance.thresholds import check_gamma
@@ -28,8 +28,9 @@ from edgefl.submodels.structured.counts import Budget, Layout, cost_of, even, la
 from edgefl.submodels.structured.gradient import Measure
 from edgefl.submodels.structured.groups import Group, Source, groups
 from edgefl.submodels.structured.scores import Score, strongest
-from edgefl.submodels.submodel import Chunk, Placement, Region, extract
+from edgefl.submodels.submodel import Chunk
 from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array, Arrays
 
 Policy = Literal["threshold", "even"]

@@ -43,6 +43,6 @@ RULES: dict[OpOverload, Callable[..., object]] = {
 
 
 def table() -> dict[OpOverload, Callable[..., object]]:
-    """The table of the second pass of :func:`exporters.capture.capture` for ExecuTorch."""
+    """The table of the second pass of :func:`exporters.capture.trace.capture` for ExecuTorch."""
     kept = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
     return {**kept, **RULES}

@@ -1,4 +1,5 @@
-"""Recurrent layers: each operator of :mod:`edgefl.models.cells` step by step, because ExecuTorch has no loop over rows.
+"""Recurrent layers: each operator of :mod:`edgefl.models.layers.cells` step by step, because ExecuTorch has no loop
+over rows.
 
 The formulas are those of the operators. The graph grows with the sequence: :data:`STEPS` bounds it.
 """
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-import edgefl.models.cells  # noqa: F401 - registers the operators
+import edgefl.models.layers.cells  # noqa: F401 - registers the operators
 from edgefl.wire.errors import ExportError
 
 STEPS = 512

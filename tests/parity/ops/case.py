@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.programs.contract import Function, Tensors, TensorSpec, prefixed, select
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from tests.parity.forms import NAMES, made, runner
 
 SEEDS = (1, 2, 3)

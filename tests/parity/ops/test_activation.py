@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.layers import Dropout
+from edgefl.models.layers.explicit import Dropout
 from tests.parity.ops.case import Case, Family, Uniform, agrees, every, gradients
 
 ROWS = (4, 6)
@@ -53,7 +53,7 @@ CASES: Family = {
         "channels": Case(nn.LogSoftmax(dim=1), (2, 3, 4, 5)),
     },
     "logsumexp": {"": Case(lambda x: torch.logsumexp(x, 1), ROWS)},
-    "edgefl.models.layers.Dropout": {
+    "edgefl.models.layers.explicit.Dropout": {
         "training": Case(dropout, ROWS, Uniform(ROWS)),
         "inference": Case(Dropout(0.3).eval(), ROWS),
     },

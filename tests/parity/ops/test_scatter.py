@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.programs.contract import Function, Tensors, TensorSpec
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
 from exporters.decompositions.indexing import PRODUCT_ROWS
 from tests.parity.forms import on_both, runner_of, written
 from tests.parity.ops.case import lossy

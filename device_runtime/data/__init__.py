@@ -1,0 +1,1 @@
+"""Local data: samples, batches, and which of them judge a personal model."""

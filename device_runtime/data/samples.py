@@ -1,0 +1,239 @@
+"""Local data: npz, idx files or a folder, checked against the manifest, and the batches drawn from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
+
+from edgefl.wire.bundle.manifest import DataSpec, Manifest
+from edgefl.wire.errors import DataError
+from edgefl.wire.idx import read_idx
+from edgefl.wire.tensors import Array
+
+
+@dataclass(frozen=True)
+class LabelSpec:
+    """One sample's label: integers are class numbers (one, or one per token), floats are answers or targets."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "int64"
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> LabelSpec:
+        """What the bundle's graphs read as labels; one class number where none of them reads any."""
+        graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
+        for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
+            if port.label.endswith(".y"):
+                return cls(port.shape[1:], port.dtype)
+        return cls()
+
+    def fitted(self, y: Array, classes: int, source: str) -> Array:
+        """``y`` (n, *shape) in this dtype; DataError says what differs."""
+        if y.shape[1:] != self.shape:
+            wanted = f"{self.dtype} {self.shape}" if self.shape else "one number"
+            raise DataError(
+                f"{source}: labels have shape {y.shape}, the model takes {wanted} per sample",
+                found=y.shape,
+                expected=self.shape,
+            )
+        if np.issubdtype(self.dtype, np.floating):
+            return self._numbers(y, source)
+        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
+            raise DataError(
+                f"{source}: labels are {y.dtype} from {y.min()} to {y.max()}, "
+                f"the model takes integers from 0 to {classes - 1}",
+                classes=classes,
+            )
+        return y.astype(self.dtype)
+
+    def _numbers(self, y: Array, source: str) -> Array:
+        kind = y.dtype.kind
+        if kind not in "biuf" or not np.isfinite(y).all():
+            raise DataError(
+                f"{source}: labels are {y.dtype}, the model takes finite numbers", found=str(y.dtype)
+            )
+        return y.astype(self.dtype)
+
+
+ONE_CLASS = LabelSpec()
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """Samples x, shape (n, *sample), and labels y, shape (n, *label), as they lie in the file."""
+
+    x: Array
+    y: Array
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS) -> FittedData:
+        """The data as the manifest wants it; DataError says what differs."""
+        x = self.x
+        if x.shape[1:] != spec.shape and (x.shape[0], *spec.shape) == (x.shape[0], 1, *x.shape[1:]):
+            x = x[:, None]  # grey images are often stored without their single channel
+        if x.shape[1:] != spec.shape:
+            raise DataError(
+                f"{self.source}: samples have shape {x.shape[1:]}, the model takes {spec.shape}: "
+                "convert the data, or join a federation that trains on it",
+                found=x.shape[1:],
+                expected=spec.shape,
+            )
+        if x.dtype != np.dtype(spec.dtype) and not np.issubdtype(x.dtype, np.integer):
+            raise DataError(
+                f"{self.source}: samples are {x.dtype}, the model takes {spec.dtype} or integers to be scaled",
+                found=str(x.dtype),
+                expected=spec.dtype,
+            )
+        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec)
+
+
+@dataclass(frozen=True)
+class FittedData:
+    """Data that fits the model. Integer samples are scaled when a batch is drawn, not before."""
+
+    x: Array
+    y: Array
+    spec: DataSpec
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, indices: Array) -> Array:
+        """Batch of spec.dtype, shape (len(indices), *spec.shape)."""
+        picked = self.x[indices]
+        wanted = np.dtype(self.spec.dtype)
+        if picked.dtype == wanted or np.issubdtype(wanted, np.integer):
+            return picked.astype(wanted, copy=False)
+        floats = picked.astype(wanted)
+        floats *= self.spec.scale
+        floats += self.spec.shift
+        return floats
+
+    def labels(self, indices: Array) -> Array:
+        return self.y[indices]
+
+    def facts(self) -> dict[str, Array]:
+        """What a program may ask about these samples as a whole, by the label of its ``data`` port.
+
+        ``class_counts``: int64 (classes,), how often each class occurs among the labels; absent where they are no classes.
+        """
+        if not np.issubdtype(self.y.dtype, np.integer):
+            return {}
+        counts = np.bincount(self.y.reshape(-1), minlength=self.spec.classes)
+        return {"class_counts": counts.astype(np.int64)}
+
+    def first(self, samples: int) -> FittedData:
+        """At most ``samples`` rows; all of them for 0."""
+        return FittedData(self.x[:samples], self.y[:samples], self.spec) if samples else self
+
+
+def load(path: Path) -> LocalData:
+    """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx
+    files, or a folder with one sub-folder of .npy samples per class. DataError if there is none of these.
+    """
+    try:
+        data = _load(path)
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
+        raise DataError(f"{path} cannot be read as training data: {error}", path=str(path)) from error
+    if data.x.ndim == 0 or data.y.ndim == 0:
+        raise DataError(f"{path} should hold arrays of samples and labels, found single values")
+    if len(data.x) != len(data.y) or len(data.y) == 0:
+        raise DataError(
+            f"{path} has {len(data.x)} samples and {len(data.y)} labels: it needs as many, and at least one"
+        )
+    return data
+
+
+def _load(path: Path) -> LocalData:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return LocalData(archive["x"], archive["y"], str(path))
+    if (path / "x.npy").is_file():
+        return LocalData(np.load(path / "x.npy", mmap_mode="r"), np.load(path / "y.npy"), str(path))
+    if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
+        labels = _idx_file(path, "labels-idx1-ubyte")
+        if labels is None:
+            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
+        return LocalData(read_idx(images), read_idx(labels), str(path))
+    if path.is_dir() and (classes := sorted(child for child in path.iterdir() if child.is_dir())):
+        return _load_classes(path, classes)
+    raise DataError(
+        f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, "
+        "a folder with idx files, or a folder with one sub-folder of .npy samples per class",
+        path=str(path),
+    )
+
+
+def _load_classes(path: Path, classes: list[Path]) -> LocalData:
+    files = [(label, file) for label, folder in enumerate(classes) for file in sorted(folder.glob("*.npy"))]
+    samples = [np.load(file, allow_pickle=False) for _, file in files]
+    return LocalData(np.stack(samples), np.array([label for label, _ in files], dtype=np.int64), str(path))
+
+
+def _idx_file(folder: Path, ending: str) -> Path | None:
+    """The training file of that kind, else the only one there is."""
+    found = sorted(file for file in folder.iterdir() if ending in file.name)
+    return next((file for file in found if file.name.startswith("train")), found[0] if found else None)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Mini-batches of a round, ``batch`` rows each; with replacement if data are short.
+
+    "walk": shuffled once per stream, walked through, wrapped around. "draw": each on its own, without replacement inside.
+    A pure function of (seed, stream, step), so a round can be taken up at any step.
+    """
+
+    seed: int
+    samples: int
+    batch: int
+    draws: Literal["walk", "draw"] = "walk"
+
+    def indices(self, stream: int, step: int) -> Array:
+        """Row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
+        if self.samples < self.batch:
+            return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
+        if self.draws == "draw":
+            return _generator(self.seed, stream, step).choice(self.samples, self.batch, replace=False)
+        order = _generator(self.seed, stream).permutation(self.samples)
+        return np.take(order, np.arange(step * self.batch, (step + 1) * self.batch), mode="wrap")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the data in their order, ``batch`` rows at a time; the last batch is filled from the first rows."""
+
+    samples: int
+    batch: int
+
+    def indices(self, step: int) -> Array:
+        """Row numbers, int64, shape (batch,)."""
+        return self._rows(step) % self.samples
+
+    def mask(self, step: int) -> Array:
+        """float32 (batch,): 1 where a row is met for the first time, 0 where it only fills the batch."""
+        return (self._rows(step) < self.samples).astype(np.float32)
+
+    def _rows(self, step: int) -> Array:
+        return np.arange(step * self.batch, (step + 1) * self.batch)
+
+
+def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """Uniform [0, 1) for one noise input of one step."""
+    drawn = _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32)
+    return np.asarray(drawn, dtype)  # of shape () numpy draws a bare number
+
+
+def _generator(*key: int) -> Generator:
+    return Generator(Philox(SeedSequence(key)))

@@ -1,0 +1,195 @@
+"""Fetching blobs: subscribe to the chunks that are missing, a window at a time, check each, keep it on disk."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from device_runtime.store.database import Store
+from edgefl.wire.blobs import BlobRef, verified
+from edgefl.wire.compression import unpacked
+from edgefl.wire.errors import BundleError, RoundAborted
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import Topics
+
+
+class Subscriber(Protocol):
+    """The part of a broker session that fetching needs."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    def subscribe(self, topics: Sequence[str], qos: int = 1, *, standing: bool = True) -> None: ...
+
+    def unsubscribe(self, topics: Sequence[str]) -> None: ...
+
+
+@dataclass
+class _Window:
+    """Chunks still to ask for, chunks asked for, and bad answers per chunk."""
+
+    waiting: list[tuple[BlobRef, int]]
+    asked: dict[str, tuple[BlobRef, int]] = field(default_factory=dict)
+    bad: dict[str, int] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+
+
+_QOS = 0  # a chunk that is lost is asked for again
+_POKE = ("", b"")
+_SILENCE = ("", b"silence")
+
+
+class Fetcher:
+    """Brings blobs from the broker into the store. ``deliver`` is called by whoever reads the session's inbox."""
+
+    def __init__(
+        self, session: Subscriber, topics: Topics, store: Store, limits: Limits, aborted: Callable[[], bool]
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._store = store
+        self._limits = limits
+        self._aborted = aborted
+        self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._received = Traffic()
+        self._counting = threading.Lock()
+        self.fetches = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Payloads of all messages on blob topics since they were last taken."""
+        return self._received.payload
+
+    def take_received(self) -> Traffic:
+        """What came on blob topics since this was last asked: second copies and what was refused count too."""
+        with self._counting:
+            taken, self._received = self._received, Traffic()
+        return taken
+
+    def deliver(self, topic: str, payload: bytes) -> None:
+        """A message on a blob topic arrived."""
+        with self._counting:
+            self._received += Traffic.of(topic, len(payload), qos=_QOS)
+        self._arrived.put((topic, payload))
+
+    def poke(self) -> None:
+        """The connection came back: what was asked for must be asked for again."""
+        self._arrived.put(_POKE)
+
+    def get(self, ref: BlobRef) -> bytes:
+        """The blob ``ref``, from the store or the broker, unfolded if it travelled compressed."""
+        return next(self.get_all([ref]))
+
+    def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
+        """The blobs ``refs``, whole and checked: all are in the store before this returns, and are read one by one.
+
+        BundleError if the broker keeps giving wrong or no bytes, or if they do not unfold to what they should.
+        """
+        limit = self._limits.max_blob_bytes
+        for ref in refs:
+            ref.check(limit)
+        self._bring(refs)
+        return (unpacked(ref, self._whole(ref, refs), limit) for ref in refs)
+
+    def _bring(self, refs: Sequence[BlobRef]) -> None:
+        """Have all chunks of ``refs`` in the store."""
+        once = {ref.sha256: ref for ref in refs}.values()
+        missing = [(ref, index) for ref in once for index in self._store.missing_chunks(ref)]
+        if missing:
+            self._store.make_room(list(once))
+            self._collect(_Window(waiting=missing))
+
+    def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
+        """The blob as it travels. If it has to be fetched again, those ``beside`` it stay."""
+        for _ in range(self._limits.fetch_retries):
+            try:
+                return verified(ref, self._store.blob(ref))
+            except BundleError:
+                self._store.drop_blob(ref)
+                self._bring([*beside, ref])
+        raise BundleError(f"blob {ref.sha256[:12]} is damaged on every attempt; it is refused")
+
+    def _collect(self, window: _Window) -> None:
+        self.fetches += 1
+        self._forget_the_past()
+        silences, deadline = 0, self._patience()
+        try:
+            while window.waiting or window.asked:
+                self._ask(window)
+                topic, payload = self._next(deadline)
+                if topic:
+                    if self._take(window, topic, payload):
+                        silences, deadline = 0, self._patience()
+                    continue
+                deadline = self._patience()
+                self._session.subscribe(list(window.asked), qos=_QOS, standing=False)
+                silences += self._session.connected and payload == _SILENCE[1]
+                if silences > self._limits.fetch_retries:
+                    ref, index = next(iter(window.asked.values()))
+                    raise BundleError(
+                        f"chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
+                        f"{self._limits.fetch_timeout_s:g} s; is the server up?"
+                    )
+        finally:
+            self._session.unsubscribe([*window.asked, *window.finished])
+
+    def _forget_the_past(self) -> None:
+        """A poke from before the first chunk is asked for would have the whole window sent twice."""
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
+
+    def _ask(self, window: _Window) -> None:
+        """Fill the window once half of it is free; leave the topics that are done."""
+        if len(window.asked) > self._limits.fetch_window // 2 or not window.waiting:
+            return
+        fresh: list[str] = []
+        while window.waiting and len(window.asked) < self._limits.fetch_window:
+            ref, index = window.waiting.pop(0)
+            topic = self._topics.blob_chunk(ref.sha256, index)
+            window.asked[topic] = (ref, index)
+            fresh.append(topic)
+        self._session.unsubscribe(window.finished)
+        window.finished.clear()
+        self._session.subscribe(fresh, qos=_QOS, standing=False)
+
+    def _take(self, window: _Window, topic: str, payload: bytes) -> bool:
+        """Whether the message answers what was asked for, well or badly; anything else is as good as silence."""
+        if topic not in window.asked or not payload:
+            return False
+        ref, index = window.asked[topic]
+        if not ref.accepts(index, payload):
+            self._refuse(window, topic, ref, index)
+            return True
+        self._store.put_chunk(ref, index, payload)
+        del window.asked[topic]
+        window.finished.append(topic)
+        return True
+
+    def _refuse(self, window: _Window, topic: str, ref: BlobRef, index: int) -> None:
+        window.bad[topic] = window.bad.get(topic, 0) + 1
+        if window.bad[topic] >= self._limits.fetch_retries:
+            raise BundleError(
+                f"chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; it is refused",
+                sha256=ref.sha256,
+                index=index,
+            )
+        self._session.unsubscribe([topic])
+        self._session.subscribe([topic], qos=_QOS, standing=False)
+
+    def _patience(self) -> float:
+        return time.monotonic() + self._limits.fetch_timeout_s
+
+    def _next(self, deadline: float) -> tuple[str, bytes]:
+        while (left := deadline - time.monotonic()) > 0:
+            if self._aborted():
+                raise RoundAborted("the round ended while its blobs were fetched")
+            try:
+                return self._arrived.get(timeout=min(left, 0.25))
+            except queue.Empty:
+                continue
+        return _SILENCE

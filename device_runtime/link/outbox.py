@@ -1,0 +1,161 @@
+"""The durable outbox: an update is sent, and sent again, until the server has spoken on it."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+
+from device_runtime.store.database import Outgoing, PastRound, Store
+from edgefl.wire.blobs import split
+from edgefl.wire.errors import ProtocolError, StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.session import Delivery, Session
+from edgefl.wire.mqtt.topics import DeviceTopics
+
+
+def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
+    """What a device remembers of an update that the server accepted or refused."""
+    past = PastRound(
+        run=outgoing.run,
+        round=outgoing.round,
+        tier="",
+        nonce=outgoing.nonce,
+        outcome=ack.status,
+        reason=ack.reason,
+        up_bytes=len(outgoing.data),
+    )
+    with suppress(ProtocolError):  # another release of the runtime may have computed it
+        update = decode(Update, outgoing.data)
+        past = msgspec.structs.replace(
+            past,
+            tier=update.tier,
+            loss=update.metrics.get("loss", float("nan")),
+            step_ms=update.profile.step_ms,
+            peak_bytes=update.profile.peak_bytes,
+            down_bytes=update.profile.down_bytes,
+        )
+    return past
+
+
+class Outbox:
+    """One thread that empties the store's outbox, oldest first. ``settled`` is told each final word."""
+
+    def __init__(
+        self,
+        session: Session,
+        topics: DeviceTopics,
+        store: Store,
+        limits: Limits,
+        settled: Callable[[Outgoing, Ack], None],
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._store = store
+        self._limits = limits
+        self._settled = settled
+        self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
+        self._work = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self.sent_bytes = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.send_again()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def wake(self) -> None:
+        """There is something to send. If it is being sent already, this changes nothing."""
+        self._work.set()
+
+    def send_again(self) -> None:
+        """There is a reason to send what waits once more: what was sent may be lost."""
+        self._acks.put(None)
+        self._work.set()
+
+    def deliver(self, ack: Ack) -> None:
+        """The server's word arrived."""
+        self._acks.put(ack)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                outgoing = self._store.outgoing() if self._session.connected else None
+                if outgoing is not None:
+                    self._send_until_settled(outgoing)
+                    continue
+            except (
+                StoreError
+            ):  # a full disk: the update waits, and with it the server's word is asked for again
+                self._stopping.wait(self._limits.retry_pause_s)
+                continue
+            self._work.wait(timeout=1.0)
+            self._work.clear()
+
+    def _send_until_settled(self, outgoing: Outgoing) -> None:
+        room = max(self._limits.chunk_bytes // 2, self._limits.chunk_bytes - ENVELOPE_BYTES)
+        pieces = list(split(outgoing.data, room))
+        sha256 = hashlib.sha256(outgoing.data).hexdigest()
+        wanted: Iterable[int] = range(len(pieces))
+        while not self._stopping.is_set() and self._session.connected:
+            self._drain()
+            self._send(outgoing, sha256, pieces, wanted)
+            ack = self._wait_for(outgoing.nonce)
+            if ack is None:
+                wanted = range(len(pieces))
+            elif ack.status == "missing":
+                wanted = [index for index in ack.missing if 0 <= index < len(pieces)]
+            else:
+                self._settled(outgoing, ack)
+                return
+
+    def _send(self, outgoing: Outgoing, sha256: str, pieces: list[bytes], wanted: Iterable[int]) -> None:
+        """Publish chunks, at most a window of them ahead of the broker."""
+        flying: deque[Delivery] = deque()
+        for index in wanted:
+            chunk = UpdateChunk(
+                nonce=outgoing.nonce,
+                sha256=sha256,
+                index=index,
+                count=len(pieces),
+                size=len(outgoing.data),
+                data=pieces[index],
+            )
+            payload = encode(chunk)
+            self.sent_bytes += len(payload)
+            flying.append(self._session.publish(self._topics.update(outgoing.round, index), payload))
+            while len(flying) >= self._limits.upload_window and not self._stopping.is_set():
+                if flying[0].wait(1.0):
+                    flying.popleft()
+                elif not self._session.connected:
+                    return
+
+    def _wait_for(self, nonce: str) -> Ack | None:
+        """The server's word on ``nonce``; None when it is time to send again."""
+        try:
+            while (ack := self._acks.get(timeout=self._limits.ack_timeout_s)) is not None:
+                if ack.nonce == nonce:
+                    return ack
+        except queue.Empty:
+            pass
+        return None
+
+    def _drain(self) -> None:
+        """Forget reasons to send again that came before this sending, but no words of the server."""
+        kept = []
+        while not self._acks.empty():
+            if (ack := self._acks.get_nowait()) is not None:
+                kept.append(ack)
+        for ack in kept:
+            self._acks.put(ack)

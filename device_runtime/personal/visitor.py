@@ -1,0 +1,138 @@
+"""A visit to a federation's broker: what is announced, and the blobs it names. A guest says nothing and takes no task."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from device_runtime.link.fetch import Fetcher
+from device_runtime.round.job import Job
+from device_runtime.store.database import Store
+from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Round, decode
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Up
+from edgefl.wire.mqtt.topics import Topics
+
+_POLL_S = 0.1
+
+
+class Guest:
+    """A connection beside the device's agent, which may go on meanwhile; ``folder`` keeps what was fetched for next time.
+
+    ::
+
+        with Guest("demo", "phone-7", address, folder, limits) as guest:
+            job = job_of(guest.announced(), tier="")
+            data = guest.blobs.get(job.bundle)
+    """
+
+    def __init__(self, federation: str, device: str, broker: Address, folder: Path, limits: Limits) -> None:
+        self._federation, self._broker, self._limits = federation, broker, limits
+        self._topics = Topics(federation)
+        # Not the agent's client id: a broker would end its connection for ours.
+        self._session = Session(broker, f"edgefl-guest-{federation}-{device}", limits=limits)
+        self._store = Store(
+            folder,
+            limit_bytes=limits.store_bytes,
+            history_rounds=limits.history_rounds,
+            federation=federation,
+            device=device,
+        )
+        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False)
+        self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._trouble = ""
+        self._reader = threading.Thread(target=self._read, name="guest", daemon=True)
+
+    def __enter__(self) -> Guest:
+        self._session.subscribe([self._topics.current_round])
+        self._session.start()
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The broker keeps our session: without a subscription nothing piles up in it.
+        self._session.unsubscribe([self._topics.current_round])
+        self._session.stop()
+        self._ending.set()
+        self._reader.join()
+        self._store.close()
+
+    def announced(self) -> Round:
+        """The round that the server announced last, open or not. BrokerError where nothing is announced in time."""
+        patience = self._limits.fetch_timeout_s * self._limits.fetch_retries
+        try:
+            return decode(Round, self._rounds.get(timeout=patience))
+        except queue.Empty:
+            why = self._trouble or "no round was ever announced there"
+            raise BrokerError(
+                f"nothing is known of federation {self._federation!r} at {self._broker} after {patience:g} s: {why}; is "
+                "the server up, and is this the federation's name?",
+                federation=self._federation,
+            ) from None
+
+    def _read(self) -> None:
+        while not self._ending.is_set():
+            with suppress(queue.Empty):
+                self._take(self._session.inbox.get(timeout=_POLL_S))
+
+    def _take(self, event: Up | Down | Incoming) -> None:
+        if isinstance(event, Up):
+            self._trouble = ""
+            self.blobs.poke()
+        elif isinstance(event, Down):
+            self._trouble = event.reason
+        elif event.topic == self._topics.current_round:
+            if event.payload:
+                self._rounds.put(event.payload)
+        else:
+            with suppress(ProtocolError):
+                self._topics.parse_blob(event.topic)
+                self.blobs.deliver(event.topic, event.payload)
+
+
+def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
+    """The announced model as ``tier`` has it ("": the only one there is), for an engine that runs ``format``.
+
+    ConfigError lists the tiers, or the formats in which there are any.
+    """
+    offer = announced.offer(format)
+    offered = sorted(offer.bundles)
+    others = [name for name in ("onnx", *sorted(announced.formats)) if announced.offer(name).bundles]
+    if not offered and others:
+        raise ConfigError(
+            f"round {announced.round} offers nothing in format {format}, but in {', '.join(others)}: choose another "
+            f'--engine, or have the server export it (formats = ["{format}"] in [export])',
+            format=format,
+            offered=others,
+        )
+    chosen = tier or (offered[0] if len(offered) == 1 else "")
+    if chosen not in offered:
+        asked = f"no tier {tier!r}" if tier else "several tiers"
+        raise ConfigError(
+            f"round {announced.round} offers {asked} in format {format}: choose one of {', '.join(offered) or 'none'} by "
+            "--tier",
+            tier=tier,
+            offered=offered,
+        )
+    return Job(
+        run=announced.run,
+        round=announced.round,
+        tier=chosen,
+        seed=0,
+        nonce="",
+        samples=0,
+        model_version=announced.model_version,
+        bundle=offer.bundles[chosen],
+        units=announced.units,
+        hyper=announced.hyper,
+        signature=offer.signatures.get(chosen, b""),
+        lines=announced.lines,
+        format=format,
+    )

@@ -1,0 +1,1 @@
+"""What one measured process does: graphs, a round, memory, energy, traces."""

@@ -1,0 +1,69 @@
+"""A bundle unpacked into a folder, from which a measured process reads only what it works with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle import sources
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.sources import Node
+from edgefl.wire.compression import unpacked
+from edgefl.wire.limits import Limits
+
+_MANIFEST = "manifest"
+
+
+class BundleFolder:
+    """Blobs by their digest, each a file. Notes what is read, and for how long."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reads: list[tuple[int, float]] = []
+        """Bytes and milliseconds of each, in their order."""
+        self.asked = 0.0
+        """When blobs were last asked for together (``time.perf_counter``): the start of a chunk."""
+
+    @classmethod
+    def unpacked(cls, bundle: Bundle, path: Path) -> BundleFolder:
+        """``bundle`` written into ``path``."""
+        folder = cls(path)
+        for sha256, data in bundle.blobs.items():
+            (path / sha256).write_bytes(data)
+        (path / _MANIFEST).write_bytes(bundle.encoded)
+        return folder
+
+    @property
+    def manifest(self) -> Manifest:
+        return manifests.decode((self.path / _MANIFEST).read_bytes())
+
+    @property
+    def digest(self) -> str:
+        """The bundle's name."""
+        return describe((self.path / _MANIFEST).read_bytes(), Limits().chunk_bytes).sha256
+
+    def get(self, ref: BlobRef) -> bytes:
+        start = time.perf_counter()
+        data = unpacked(ref, (self.path / ref.sha256).read_bytes(), Limits().max_blob_bytes)
+        self.reads.append((len(data), 1e3 * (time.perf_counter() - start)))
+        return data
+
+    def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
+        self.asked = time.perf_counter()
+        return (self.get(ref) for ref in refs)
+
+    def add(self, data: bytes) -> BlobRef:
+        ref = describe(data, Limits().chunk_bytes)
+        (self.path / ref.sha256).write_bytes(data)
+        return ref
+
+    def nodes(self, manifest: Manifest, graph: str) -> dict[str, Node]:
+        """Where the graph's nodes come from; empty if the bundle does not tell, or its sources were not fetched."""
+        ref = manifest.sources
+        if not isinstance(ref, BlobRef) or not (self.path / ref.sha256).exists():
+            return {}
+        return sources.decode(self.get(ref)).nodes(graph)

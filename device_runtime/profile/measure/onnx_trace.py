@@ -1,0 +1,102 @@
+"""What ONNX Runtime's own profiler tells of a graph: the time of each node and what its arena held."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from device_runtime.engine.base import LoadedGraph
+from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
+from device_runtime.profile.measure.ops import Timed, Trace
+from edgefl.wire.bundle.manifest import Graph
+
+_KERNEL = "_kernel_time"
+_WARM = 1
+_WITH_BODY = frozenset({"Scan", "Loop", "If"})
+"""Ops that run a graph of their own. Its nodes are listed too, and their time is that of the op already."""
+
+
+def trace(
+    graph: Graph, artifact: bytes, threads: int, run: Callable[[LoadedGraph], None], calls: int
+) -> Trace:
+    """Run the graph ``calls`` times under the profiler, after one call that is not counted."""
+    with tempfile.TemporaryDirectory(prefix="edgefl-trace-") as folder:
+        loaded = _ProfilingEngine(threads, Path(folder) / "trace").load(graph, artifact)
+        for _ in range(calls + _WARM):
+            run(loaded)
+        return read(json.loads(loaded.end_profiling().read_text()), calls)
+
+
+def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
+    """The trace in the profiler's events of ``calls`` calls and one before them. Times are medians over the calls.
+
+    Nodes of the body of another one are left out: their time is in its own.
+    """
+    kernels = [
+        event
+        for event in events
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL)
+    ]
+    times: dict[str, list[float]] = {}
+    ops: dict[str, str] = {}
+    for event in _outermost(kernels):
+        name = str(event["name"]).removesuffix(_KERNEL)
+        times.setdefault(name, []).append(float(event.get("dur", 0)) / 1e3)
+        ops[name] = _op(event) or name
+    nodes = tuple(Timed(name, ops[name], _of_a_call(seen, calls)) for name, seen in times.items())
+    return Trace(nodes, max(map(_held, kernels), default=0))
+
+
+def _outermost(kernels: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Those that do not begin while a node with a body runs. Nodes run one after another, and are told as they end."""
+    body_ends = -math.inf
+    for event in sorted(kernels, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):
+        began = event.get("ts", 0)
+        if began >= body_ends:
+            yield event
+            if _op(event) in _WITH_BODY:
+                body_ends = began + event.get("dur", 0)
+
+
+def _op(event: Mapping[str, Any]) -> str:
+    return str(event.get("args", {}).get("op_name", ""))
+
+
+def _held(event: Mapping[str, Any]) -> int:
+    told = event.get("args", {})
+    return int(told.get("mem_arena_held", told.get("mem_in_use_peak", 0)))
+
+
+def _of_a_call(seen: list[float], calls: int) -> float:
+    """Milliseconds of a node in one call; it may run several times in each, as in the body of a loop."""
+    each = len(seen) // (calls + _WARM) or 1
+    kept = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
+    return kept[len(kept) // 2] if kept else sum(seen)
+
+
+class _ProfiledGraph(OnnxGraph):
+    def end_profiling(self) -> Path:
+        """The file with all events since the session began."""
+        return Path(self._session.end_profiling())
+
+
+class _ProfilingEngine(OnnxEngine):
+    """Sessions as on the device in training, but for their profiler."""
+
+    def __init__(self, threads: int, prefix: Path) -> None:
+        super().__init__(threads)
+        self._prefix = prefix
+
+    def load(self, graph: Graph, artifact: bytes) -> _ProfiledGraph:
+        loaded = super().load(graph, artifact)
+        return _ProfiledGraph(graph, loaded._session)
+
+    def _options(self) -> Any:
+        options = super()._options()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(self._prefix)
+        return options

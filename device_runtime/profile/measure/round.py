@@ -1,0 +1,137 @@
+"""One short round in this process, on random data: the I/O of the multi-step forward pass, and memory over time."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+import msgspec
+import numpy as np
+
+from device_runtime.data.samples import FittedData
+from device_runtime.engine.base import Engine
+from device_runtime.memory import peak_bytes, resident_bytes, trim_memory
+from device_runtime.profile.measure.folder import BundleFolder
+from device_runtime.profile.measure.inputs import Inputs
+from device_runtime.profile.measure.sampler import MemorySampler
+from device_runtime.profile.measure.watched import NoMemory, Stage, WatchedEngine
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Settings
+from device_runtime.round.job import Job
+from device_runtime.round.runner import RoundRunner
+from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import Manifest, Port
+from edgefl.wire.bundle.profiles import ChunkProfile, Timeline
+from edgefl.wire.tensors import Arrays
+
+STEPS = 4
+"""Most training steps of each phase: memory reaches its peak in the second at the latest."""
+
+
+class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the round showed. ``idle_bytes`` is the process with its engine open."""
+
+    idle_bytes: int
+    peak_bytes: int
+    io: tuple[ChunkProfile, ...]
+    timeline: Timeline
+
+
+def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfile:
+    """Run one round over ``rows`` samples (0: two batches) whose weights and graphs come from files."""
+    idle, whole = resident_bytes(), folder.manifest
+    manifest = _shortened(whole)
+    inputs = Inputs(whole)
+    job = _job(folder, whole, inputs)
+    data = inputs.samples(rows or 2 * whole.batch)
+    trim_memory()
+    profiler = Profiler()
+    with MemorySampler() as sampler:
+        watched = WatchedEngine(engine, folder, sampler)
+        settings = Settings(folder.path, checkpoint_steps=1 << 30)
+        runner = RoundRunner(
+            engine=watched,
+            manifest=manifest,
+            blobs=folder,
+            memory=NoMemory(),
+            profiler=profiler,
+            settings=settings,
+        )
+        runner.run(job, data, _no_carry(manifest))
+        watched.stages[-1].end_ms = sampler.now_ms
+        peak = peak_bytes()
+    return RoundProfile(
+        idle_bytes=idle,
+        peak_bytes=peak,
+        io=_chunks(manifest, watched.stages, profiler, data),
+        timeline=Timeline(moments=sampler.moments, spans=watched.spans(manifest)),
+    )
+
+
+def _shortened(manifest: Manifest) -> Manifest:
+    phases = tuple(msgspec.structs.replace(phase, steps=min(phase.steps, STEPS)) for phase in manifest.phases)
+    return msgspec.structs.replace(manifest, phases=phases)
+
+
+def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
+    """A round's task, with random weights written where the blobs of a bundle lie."""
+    masks = {
+        port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
+    }
+    units = {
+        unit: folder.add(tensors.dump(held, {name: masks[name] for name in held.keys() & masks.keys()}))
+        for unit, held in inputs.weights(manifest).items()
+    }
+    scalars = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}
+    return Job(
+        run="profile",
+        round=1,
+        tier=manifest.tier,
+        seed=0,
+        nonce="profile",
+        samples=0,
+        model_version="random",
+        bundle=folder.add(b"profile"),
+        units=units,
+        hyper={label: manifest.hyper.get(label, 0.0) for label in scalars},
+    )
+
+
+def _no_carry(manifest: Manifest) -> Arrays:
+    """What a first round goes on from: nothing, which reads as zeros."""
+    ports = [port for graph in manifest.graphs for port in graph.inputs_of("carry")]
+    return {port.label: np.zeros(port.shape, port.dtype) for port in ports}
+
+
+def _chunks(
+    manifest: Manifest, stages: list[Stage], profiler: Profiler, data: FittedData
+) -> tuple[ChunkProfile, ...]:
+    by_graph = {stage.graph: stage for stage in stages}
+    forward, written = (iter(profiler.times_ms.get(name, [])) for name in ("forward", "write"))
+    found = []
+    for chunk in manifest.prefix:
+        spec, stage = manifest.graph(chunk.graph), by_graph[chunk.graph]
+        (port,), (out,) = spec.inputs_of("batch"), spec.outputs_of("record")
+        groups = math.ceil(len(data) / port.shape[0])
+        reading = sum(islice(forward, groups)) - stage.run_ms
+        writing = sum(islice(written, groups + 2))  # the record is made, filled and sealed
+        found.append(
+            ChunkProfile(
+                graph=chunk.graph,
+                units=chunk.units,
+                rows=len(data),
+                fetch_bytes=stage.fetch_bytes,
+                fetch_ms=round(stage.fetch_ms, 3),
+                load_ms=round(stage.load_ms, 3),
+                read_bytes=groups * port.nbytes,
+                read_ms=round(max(0.0, reading), 3),
+                forward_ms=round(stage.run_ms, 3),
+                write_bytes=len(data) * _row_bytes(out),
+                write_ms=round(writing, 3),
+            )
+        )
+    return tuple(found)
+
+
+def _row_bytes(port: Port) -> int:
+    return port.nbytes // max(1, port.shape[0])

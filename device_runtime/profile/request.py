@@ -1,0 +1,305 @@
+"""Requests for profiles: one at a time, only while no round is worked on, each answered by its nonce.
+
+A request lasts as long as its offer lies at the broker. One that arrives when nobody waits any more, as after days without
+a connection, is dropped without a word, and a measurement whose asker leaves is stopped.
+
+::
+
+    desk = ProfileDesk(work, session, topics, Child(engine="onnx", threads=4).measure, say)
+    desk.take(payload)       # a request came
+    desk.step(busy=False)    # at each turn of the agent's loop: begins, stops and ends measurements
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from device_runtime.link.fetch import Fetcher
+from device_runtime.round.work import Work
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle import signatures
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.profiles import BundleProfile
+from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
+from edgefl.wire.mqtt.messages import decode, encode
+from edgefl.wire.mqtt.profile_messages import (
+    BUSY,
+    FAILED,
+    LATE,
+    NO_BUNDLE,
+    SIGNATURE,
+    ProfileAnswer,
+    ProfileRequest,
+    declined,
+)
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import Topics
+
+_MOST_WAITING = 4
+"""Requests with an offer, and as many without one."""
+_MOST_ANSWERS = 4
+"""Answers kept for requests that come again; with a profile each takes up to one message."""
+_SETTLED_S = 1.0
+"""How long after a round a measurement begins: rounds that follow at once leave no time for one."""
+
+
+class Measure(Protocol):
+    """Profiles the bundle in a file; stops with RoundAborted when told so."""
+
+    def __call__(
+        self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float
+    ) -> BundleProfile: ...
+
+
+@dataclass
+class _Asked:
+    """``offered``: somebody waits for the answer, as the broker's retained offer says; ``gone``: nobody does."""
+
+    request: ProfileRequest
+    came: float
+    offered: bool = False
+    gone: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+    answer: ProfileAnswer | None = None
+
+    @property
+    def nonce(self) -> str:
+        return self.request.nonce
+
+    @property
+    def until(self) -> float:
+        return self.came + self.request.within_s
+
+
+class ProfileDesk:
+    """``take``, ``deliver``, ``step`` and ``stop`` are called by one thread; a measurement has another."""
+
+    def __init__(
+        self,
+        work: Work,
+        session: Session,
+        topics: Topics,
+        measure: Measure,
+        say: Callable[[str, str], None],
+    ) -> None:
+        self._work = work
+        self._session = session
+        self._topics = topics
+        self._mine = topics.device(work.device)
+        self._measure = measure
+        self._say = say
+        self._folder = work.folder / "profile"
+        self._waiting: list[_Asked] = []
+        self._answers: dict[str, ProfileAnswer] = {}
+        self._worker: threading.Thread | None = None
+        self._fetcher: Fetcher | None = None
+        self._busy_until = -math.inf
+        self._clear()  # of a process that was killed
+
+    @property
+    def topic(self) -> str:
+        """Where requests come in."""
+        return self._mine.profile_requests
+
+    def owns(self, topic: str) -> bool:
+        """Whether a message on ``topic`` is for :meth:`deliver`."""
+        return topic.startswith(f"{self._topics.root}/profiles/")
+
+    def deliver(self, topic: str, payload: bytes) -> None:
+        """A chunk of a bundle arrived, or an offer, which is empty once its asker left."""
+        for asked in self._waiting:
+            if topic == self._offer(asked.nonce):
+                self._offered(asked, there=bool(payload))
+                return
+        if self._fetcher is not None:
+            self._fetcher.deliver(topic, payload)
+
+    def poke(self) -> None:
+        """The connection came back."""
+        if self._fetcher is not None:
+            self._fetcher.poke()
+
+    def take(self, payload: bytes) -> None:
+        """A request came, maybe not for the first time. ProtocolError if it is malformed."""
+        request = decode(ProfileRequest, payload)
+        known = self._answers.get(request.nonce)
+        if known is not None:
+            self._send(known)
+        elif twin := next((asked for asked in self._waiting if asked.nonce == request.nonce), None):
+            if twin.offered:
+                self._send(ProfileAnswer(nonce=request.nonce, state="taken"))
+            else:  # somebody waits, and a slow link takes long to bring the offer
+                twin.request, twin.came = request, time.monotonic()
+        elif sum(asked.offered for asked in self._waiting) >= _MOST_WAITING:
+            self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
+        else:
+            self._make_room()
+            self._waiting.append(_Asked(request, time.monotonic()))
+            self._session.subscribe([self._offer(request.nonce)])
+
+    def step(self, *, busy: bool) -> None:
+        """Go on with what is asked; ``busy``: a round is worked on, or begins now."""
+        now = time.monotonic()
+        self._busy_until = now if busy else self._busy_until
+        if self._worker is not None:
+            if busy:
+                self._waiting[0].stop.set()
+            if self._worker.is_alive():
+                return
+            self._worker, self._fetcher = None, None
+            if (answer := self._waiting[0].answer) is not None:
+                self._settle(self._waiting[0], answer)
+        self._drop(now)
+        self._waiting.sort(key=lambda asked: not asked.offered)
+        settled = not busy and now - self._busy_until >= _SETTLED_S
+        if settled and self._waiting and self._waiting[0].offered:
+            self._begin(self._waiting[0])
+
+    def stop(self) -> None:
+        """The agent ends: so does the measurement."""
+        if self._worker is not None:
+            self._waiting[0].stop.set()
+            self._worker.join(timeout=10.0)
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    def _offer(self, nonce: str) -> str:
+        return self._topics.profile(nonce).offer
+
+    def _offered(self, asked: _Asked, *, there: bool) -> None:
+        """The broker has the offer of a request, or has it no more."""
+        if not there:
+            asked.gone = True
+            asked.stop.set()
+        elif not asked.offered:
+            asked.offered = True
+            self._send(ProfileAnswer(nonce=asked.nonce, state="taken"))
+            self._say("profile", f"asked for a profile ({asked.nonce})")
+
+    def _drop(self, now: float) -> None:
+        """Leave what nobody waits for, and decline what there was no time for."""
+        patience = self._work.limits.fetch_timeout_s
+        for asked in list(self._waiting):
+            if asked.gone or (not asked.offered and now > min(asked.until, asked.came + patience)):
+                self._leave(asked)
+            elif now > asked.until:
+                text = "rounds or other requests left no time for it: ask again later, or with a longer --timeout"
+                self._settle(asked, declined(asked.nonce, BUSY, text))
+
+    def _make_room(self) -> None:
+        """A request without an offer, as of an asker that left, keeps no other from being heard: the oldest leaves."""
+        stale = [asked for asked in self._waiting if not asked.offered]
+        if len(stale) >= _MOST_WAITING:
+            self._leave(min(stale, key=lambda asked: asked.came))
+
+    def _leave(self, asked: _Asked) -> None:
+        self._forget(asked)
+        self._say("profile", f"nobody waits for it any more ({asked.nonce})")
+
+    def _forget(self, asked: _Asked) -> None:
+        self._waiting.remove(asked)
+        self._session.unsubscribe([self._offer(asked.nonce)])
+
+    def _begin(self, asked: _Asked) -> None:
+        asked.stop.clear()
+        topics, work = self._topics.profile(asked.nonce), self._work
+        self._fetcher = Fetcher(self._session, topics, work.store, work.limits, asked.stop.is_set)
+        self._worker = threading.Thread(
+            target=self._attempt, args=(asked, self._fetcher), name="profile", daemon=True
+        )
+        self._worker.start()
+
+    def _attempt(self, asked: _Asked, fetcher: Fetcher) -> None:
+        """The measuring thread. Without an answer at its end the request stays, for when the round is over."""
+        from device_runtime.profile.answer import answer_with
+
+        nonce = asked.nonce
+        try:
+            profile = self._profile(asked, fetcher)
+            asked.answer = answer_with(nonce, profile, self._work.limits.chunk_bytes)
+        except RoundAborted:
+            self._say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
+        except RoundDeclined as error:
+            asked.answer = declined(nonce, error.reason, error.message)
+        except EdgeflError as error:
+            asked.answer = declined(nonce, FAILED, error.message)
+        except Exception as error:  # whatever an engine or the system raises must not end the agent
+            asked.answer = declined(nonce, FAILED, f"{type(error).__name__}: {error}")
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._folder.exists():
+            import shutil  # most devices are never asked, and idle ones are to be small
+
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _profile(self, asked: _Asked, fetcher: Fetcher) -> BundleProfile:
+        from edgefl.wire.bundle import archive as bundles
+
+        trusted = self._trusted(asked.request)
+        manifest = manifests.decode(fetcher.get(trusted))
+        self._check(manifest)
+        if time.monotonic() > asked.until:
+            raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer --timeout")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / "bundle.efl"
+        bundles.write(bundles.Bundle(manifest, self._fetched(manifest, fetcher)), path)
+        profile = self._measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
+        # By the name it was asked for: what is written here leaves out fields of a later release.
+        return msgspec.structs.replace(profile, bundle=trusted.sha256)
+
+    def _fetched(self, manifest: Manifest, fetcher: Fetcher) -> dict[str, bytes]:
+        """The graphs, and where their nodes come from, as they travel: compressed or not, a bundle's file has them so."""
+        refs = {ref.sha256: ref for ref in manifest.blobs}
+        for _ in fetcher.get_all(list(refs.values())):
+            pass  # each is checked as it is read
+        return {sha256: self._work.store.blob(ref) for sha256, ref in refs.items()}
+
+    def _trusted(self, request: ProfileRequest) -> BlobRef:
+        """The bundle for this device's engine; RoundDeclined if there is none, or it is not signed as it has to be."""
+        kind = self._work.engine.format
+        if kind not in request.bundles:
+            offered = ", ".join(sorted(request.bundles))[:100] or "none"
+            text = (
+                f"this device runs {kind}, offered are {offered}: `edgefl export --format {kind}` makes one"
+            )
+            raise RoundDeclined(NO_BUNDLE, text)
+        ref = request.bundles[kind]
+        if self._work.server_key:
+            try:
+                signatures.check(self._work.server_key, ref.sha256, request.signatures.get(kind, b""))
+            except BundleError as error:
+                raise RoundDeclined(SIGNATURE, error.message) from error
+        return ref
+
+    def _check(self, manifest: Manifest) -> None:
+        """RoundDeclined if the bundle is for another engine, or needs more memory than this device offers."""
+        wrong = {graph.format for graph in manifest.graphs} - {self._work.engine.format}
+        if wrong:
+            text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self._work.engine.format}"
+            raise RoundDeclined(NO_BUNDLE, text)
+        self._work.check_memory(manifest, manifest.graphs)
+
+    def _settle(self, asked: _Asked, answer: ProfileAnswer) -> None:
+        self._forget(asked)
+        self._answers[asked.nonce] = answer
+        while len(self._answers) > _MOST_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+        self._send(answer)
+        said = f"{answer.state} ({answer.nonce}) {answer.reason} {answer.text}"
+        self._say("profile", " ".join(said.split()))
+
+    def _send(self, answer: ProfileAnswer) -> None:
+        with suppress(ValueError):  # paho's own limit on what waits while the broker is away
+            self._session.publish(self._mine.profiles, encode(answer))

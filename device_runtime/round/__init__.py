@@ -1,0 +1,1 @@
+"""One round on the device: job, graphs, feeds, forward pass, training."""

@@ -1,0 +1,117 @@
+"""What feeds the ports of a graph, by role: batches, facts about the data, scalars and noise.
+
+::
+
+    feeds = Feeds(seed=7, data=data, hyper={"lr": 0.1})
+    complete(spec, feeds.given(spec, step) | feeds.batches(spec, step))     # a step
+    complete(spec, feeds.given(spec, step) | feeds.passed(spec, step))      # step of a pass over the data, masked
+
+Weights come from :meth:`device_runtime.round.graphs.Graphs.weight_feeds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from device_runtime.data import samples as local_data
+from device_runtime.data.samples import Batches, FittedData, Pass
+from device_runtime.round.graphs import check_port
+from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl.wire.errors import BundleError
+from edgefl.wire.tensors import Array, Arrays
+
+Features = Callable[[Array], Array]
+"""Row numbers (n,) -> what the first trained unit reads of these rows, (n, *shape)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Feeds:
+    """Everything a graph reads but weights, state and carry: a pure function of ``seed`` and the number of the step.
+
+    ``features`` takes the place of the samples where units before the trained ones have seen them already.
+    """
+
+    seed: int
+    data: FittedData
+    hyper: Mapping[str, float] = field(default_factory=dict)
+    draws: Literal["walk", "draw"] = "walk"
+    features: Features | None = None
+
+    def given(self, spec: Graph, number: int) -> Arrays:
+        """What any function may read: the scalars of the task, facts about the data, and noise of its own
+        (draw ``number``)."""
+        feeds = {port.name: self._fact(spec, port) for port in spec.inputs_of("data")}
+        for port in spec.inputs_of("hyper"):
+            if port.label not in self.hyper:
+                raise BundleError(f"the round sets no value for {port.name!r}; the server must announce it")
+            feeds[port.name] = np.full(port.shape, self.hyper[port.label], port.dtype)
+        for place, port in enumerate(spec.inputs_of("noise")):
+            feeds[port.name] = local_data.noise(self.seed, number, place, port.shape, port.dtype)
+        return feeds
+
+    def batches(self, spec: Graph, step: int) -> Arrays:
+        """Batches of step ``step``, each stream's of the size that its ports have."""
+        feeds: Arrays = {}
+        for port in spec.inputs_of("batch"):
+            stream, _, part = port.label.partition(".")
+            if part in ("x", "y"):
+                rows = Batches(self.seed, len(self.data), _rows(port), self.draws).indices(int(stream), step)
+                feeds[port.name] = self._part(part, rows)
+                check_port(port, feeds[port.name])
+        return feeds
+
+    def passed(self, spec: Graph, step: int) -> Arrays:
+        """The batch of step ``step`` of a pass over the data, with its mask."""
+        feeds: Arrays = {}
+        for port in spec.inputs_of("batch"):
+            part, over = port.label.partition(".")[2], Pass(len(self.data), _rows(port))
+            if part == "mask":
+                feeds[port.name] = over.mask(step)
+            elif part in ("x", "y"):
+                feeds[port.name] = self._part(part, over.indices(step))
+            else:
+                continue
+            check_port(port, feeds[port.name])
+        return feeds
+
+    def _part(self, part: str, rows: Array) -> Array:
+        if part == "y":
+            return self.data.labels(rows)
+        return self.data.rows(rows) if self.features is None else self.features(rows)
+
+    @cached_property
+    def _facts(self) -> dict[str, Array]:
+        return self.data.facts()
+
+    def _fact(self, spec: Graph, port: Port) -> Array:
+        if port.label not in self._facts:
+            known = ", ".join(self._facts) or "none, as its labels are no class numbers"
+            raise BundleError(
+                f"graph {spec.name!r} asks for {port.name!r} of the local data, this device can tell: {known}; export "
+                "the bundle for data like these, or install a newer edgefl",
+                port=port.name,
+            )
+        check_port(port, self._facts[port.label])
+        return self._facts[port.label]
+
+
+def complete(spec: Graph, feeds: Arrays) -> Arrays:
+    """``feeds`` if every input of ``spec`` but its state is there, else BundleError."""
+    hungry = [port.name for port in spec.inputs if port.role != "state" and port.name not in feeds]
+    if hungry:
+        raise BundleError(
+            f"graph {spec.name!r} reads {hungry}, which nobody feeds there (see the roles in docs/protocol.md); "
+            "export the bundle again",
+            ports=hungry,
+        )
+    return feeds
+
+
+def _rows(port: Port) -> int:
+    """Rows of a batch port; one for a scalar, which no batch fits."""
+    return port.shape[0] if port.shape else 1

@@ -1,0 +1,113 @@
+"""The round a device works on, as it is kept in the store."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.mqtt.messages import MALFORMED, Round, Task
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A task together with what the round's announcement says about its tier: enough to start, or to start again.
+
+    ``format`` is that of the graphs in ``bundle``: the one that was asked for, if the tier is offered in it.
+    """
+
+    run: str
+    round: int
+    tier: str
+    seed: int
+    nonce: str
+    samples: int
+    model_version: str
+    bundle: BlobRef
+    units: dict[str, BlobRef]
+    hyper: dict[str, float]
+    signature: bytes = b""
+    lines: dict[str, tuple[BlobRef, ...]] = {}
+    base: int = -1
+    format: str = "onnx"
+
+    @classmethod
+    def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
+        """The job of a task for an engine that runs ``format``, or None while the announcement is of another round or does
+        not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to decline.
+        """
+        same = (task.run, task.round) == (announced.run, announced.round)
+        offered = announced.formats_of(task.tier)
+        if not same or announced.state != "open" or not offered:
+            return None
+        found = format if format in offered else offered[0]
+        offer = announced.offer(found)
+        return cls(
+            run=task.run,
+            round=task.round,
+            tier=task.tier,
+            seed=task.seed,
+            nonce=task.nonce,
+            samples=task.samples,
+            model_version=announced.model_version,
+            bundle=offer.bundles[task.tier],
+            units=announced.units,
+            hyper=announced.hyper,
+            signature=offer.signatures.get(task.tier, b""),
+            lines=announced.lines,
+            base=announced.base,
+            format=found,
+        )
+
+    def following(self, announced: Round, format: str = "onnx") -> Job | None:
+        """This job as ``announced`` describes its round now; seed, nonce and samples are those of the task."""
+        task = Task(
+            run=self.run,
+            round=self.round,
+            tier=self.tier,
+            seed=self.seed,
+            nonce=self.nonce,
+            samples=self.samples,
+        )
+        return Job.of(task, announced, format)
+
+    @property
+    def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
+        """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can go on."""
+        names = self.units.keys() | self.lines.keys()
+        return self.bundle.sha256, {
+            name: tuple(ref.sha256 for ref in self.line(name)) for name in sorted(names)
+        }
+
+    @property
+    def weights(self) -> str:
+        """Names the weights that the round gives to devices: SHA-256 over the digests of what makes up the units.
+
+        The model version is that of the server's own weights, and the same ones may be announced with other patches.
+        """
+        whole = hashlib.sha256()
+        for name, digests in self.content[1].items():
+            whole.update(f"{name}={','.join(digests)}\n".encode())
+        return whole.hexdigest()
+
+    def line(self, unit: str) -> tuple[BlobRef, ...]:
+        """The unit's whole blob, and the patches to it in order; empty if the round does not announce it."""
+        if unit in self.lines:
+            return self.lines[unit]
+        return (self.units[unit],) if unit in self.units else ()
+
+    def is_open(self, announced: Round) -> bool:
+        """Whether ``announced`` is this job's round, and still open."""
+        return (self.run, self.round, "open") == (announced.run, announced.round, announced.state)
+
+
+def encode(job: Job) -> bytes:
+    return msgspec.msgpack.encode(job)
+
+
+def decode(data: bytes) -> Job | None:
+    """The job in ``data``; None if another release of the runtime wrote it and it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(data, type=Job)
+    except MALFORMED:
+        return None

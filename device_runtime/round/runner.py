@@ -1,0 +1,218 @@
+"""One round on the device, for any manifest.
+
+::
+
+    prefix: per chunk fetch its units, run forward over the local data, write the record, drop the units
+    weights of the suffix, carry -> start -> state
+    per phase, per step (or batch of all rows): state, batch, data, noise, hyper -> state, metrics
+    weights of the suffix, carry, state -> finish -> update, carry, metrics
+
+The runner knows graphs, roles and ports, and no method by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_runtime.data.samples import FittedData
+from device_runtime.engine.base import Engine, LoadedGraph, State
+from device_runtime.memory import trim_memory
+from device_runtime.round.costs import Profiler
+from device_runtime.round.feeds import Feeds, complete
+from device_runtime.round.forward import MultiStepForward, record_tag
+from device_runtime.round.graphs import Blobs, Graphs, Memory, Settings, Step, check_port, labelled
+from device_runtime.round.job import Job
+from device_runtime.round.record import Record
+from device_runtime.store.checkpoint import Checkpoint
+from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec
+from edgefl.wire.tensors import Array, Arrays
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps
+    that report them, and those of ``finish`` as they are."""
+
+    update: Arrays
+    masks: dict[str, int]
+    carry: Arrays
+    metrics: dict[str, float]
+    samples: int
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What every step of a round reads. ``steps`` are those of each phase, ``basis`` what the state is made of beside
+    the task."""
+
+    job: Job
+    feeds: Feeds
+    steps: tuple[int, ...]
+    basis: str
+
+    @property
+    def total(self) -> int:
+        return sum(self.steps)
+
+
+class RoundRunner:
+    """Runs one :class:`Job`. Killed and run again with the same memory, it goes on where it was."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        manifest: Manifest,
+        blobs: Blobs,
+        memory: Memory,
+        profiler: Profiler,
+        settings: Settings,
+    ) -> None:
+        self._engine = engine
+        self._manifest = manifest
+        self._memory = memory
+        self._profiler = profiler
+        self._settings = settings
+        self._graphs = Graphs(engine, manifest, blobs, profiler)
+        self._forward = MultiStepForward(self._graphs, manifest, profiler, settings)
+
+    @property
+    def graphs(self) -> Graphs:
+        """The graphs and weights in use; its ``residency`` tells what was ever in memory."""
+        return self._graphs
+
+    def run(self, job: Job, data: FittedData, carry: Arrays, origin: str = "") -> RoundResult:
+        """The whole round. RoundAborted if it ended meanwhile; BundleError if graphs, blobs and ports disagree.
+
+        ``origin`` names the carry: a checkpoint that began with another one, or with other rows, is not gone on from.
+        """
+        data = data.first(job.samples)
+        record = self._forward.record(job, data) if self._manifest.prefix else None
+        current = self._round(job, data, record, origin)
+        try:
+            state, sums = self._train(current, carry)
+        finally:
+            if record is not None:
+                record.close()
+        finish = self._manifest.graph(self._manifest.finish)
+        feeds = self._kept_feeds(current, finish, carry) | current.feeds.given(finish, current.total + 1)
+        outputs = self._graphs.load(finish.name).run(complete(finish, feeds), state).arrays
+        if record is not None:
+            record.delete()
+        return RoundResult(
+            update=labelled(outputs, "update"),
+            masks={port.label: port.mask for port in finish.outputs_of("update") if port.mask},
+            carry=labelled(outputs, "carry"),
+            metrics=self._means(sums, current.steps)
+            | {name: float(value) for name, value in labelled(outputs, "metric").items()},
+            samples=len(data),
+        )
+
+    def _round(self, job: Job, data: FittedData, record: Record | None, origin: str) -> _Round:
+        def recorded(rows: Array) -> Array:
+            assert record is not None
+            return record.rows(rows, record_tag(job))
+
+        hyper = {**self._manifest.hyper, **job.hyper}
+        features = None if record is None else recorded
+        feeds = Feeds(job.seed, data, hyper, self._manifest.draws, features)
+        return _Round(job, feeds, self._manifest.steps_with(len(data)), f"{len(data)} rows, carry {origin}")
+
+    def _means(self, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
+        """Of each metric, the mean over the steps that report it, where ``steps`` of each phase were made."""
+        return {name: total / max(1, self._reporting(name, steps)) for name, total in sums.items()}
+
+    def _reporting(self, metric: str, steps: Sequence[int]) -> int:
+        graphs = [self._manifest.graph(phase.graph) for phase in self._manifest.phases]
+        return sum(
+            made
+            for graph, made in zip(graphs, steps, strict=True)
+            if any(port.label == metric for port in graph.outputs_of("metric"))
+        )
+
+    def _train(self, current: _Round, carry: Arrays) -> tuple[State, dict[str, float]]:
+        saved = self._memory.checkpoint(current.job.nonce)
+        if saved is None or saved.basis != current.basis:
+            state, done, sums = self._start(current, carry), 0, {}
+        else:
+            state, done, sums = self._restored(saved), saved.step, dict(saved.sums)
+        position = 0
+        for phase, steps in zip(self._manifest.phases, current.steps, strict=True):
+            if position + steps > done:
+                graph = self._graphs.load(phase.graph)
+                for step in range(max(position, done), position + steps):
+                    state = self._step(current, phase, graph, state, (position, step), sums)
+                    self._keep(current, state, step + 1, sums)
+                del graph
+                trim_memory()
+            position += steps
+        return state, sums
+
+    def _start(self, current: _Round, carry: Arrays) -> State:
+        spec = self._manifest.graph(self._manifest.start)
+        feeds = self._kept_feeds(current, spec, carry) | current.feeds.given(spec, current.total)
+        return self._graphs.load(spec.name).run(complete(spec, feeds), {}).state
+
+    def _kept_feeds(self, current: _Round, spec: Graph, carry: Arrays) -> Arrays:
+        """What a graph reads of the round's weights, and of what the previous round left (zeros if nothing did)."""
+        feeds: Arrays = {}
+        if spec.inputs_of("weights"):
+            feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(current.job, self._manifest.suffix))
+        for port in spec.inputs_of("carry"):
+            feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
+            check_port(port, feeds[port.name])
+        return feeds
+
+    def _step(
+        self,
+        current: _Round,
+        phase: PhaseSpec,
+        graph: LoadedGraph,
+        state: State,
+        at: tuple[int, int],
+        sums: dict[str, float],
+    ) -> State:
+        """One step; ``at`` are the phase's first step and this one, both counted over all phases."""
+        self._settings.check_aborted()
+        first, step = at
+        spec, feeds = self._manifest.graph(phase.graph), current.feeds
+        drawn = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(spec, step)
+        fed = complete(spec, feeds.given(spec, step) | drawn)
+        with self._profiler.timed("step"):
+            outputs = graph.run(fed, state)
+        for metric, value in labelled(outputs.arrays, "metric").items():
+            sums[metric] = sums.get(metric, 0.0) + float(value)
+        self._tell(current, step + 1, sums)
+        return {**state, **outputs.state}
+
+    def _tell(self, current: _Round, done: int, sums: Mapping[str, float]) -> None:
+        loss = self._means(sums, _made(current.steps, done)).get("loss", float("nan"))
+        self._settings.watch(Step("train", done, current.total, loss, self._profiler.last_ms("step")))
+
+    def _keep(self, current: _Round, state: State, step: int, sums: dict[str, float]) -> None:
+        if step % self._settings.checkpoint_steps == 0 or step == current.total:
+            kept = Checkpoint(step, dict(sums), self._copies(state), current.basis)
+            self._memory.save_checkpoint(current.job.nonce, kept)
+
+    def _copies(self, state: State) -> Iterator[tuple[str, Array]]:
+        """The tensors of the state, each copied only when it is asked for."""
+        for name, value in state.items():
+            yield from self._engine.read_state({name: value}).items()
+
+    def _restored(self, saved: Checkpoint) -> State:
+        state: State = {}
+        for name, array in saved.tensors:
+            state |= self._engine.write_state({name: array})
+        return state
+
+
+def _made(steps: Sequence[int], done: int) -> list[int]:
+    """The steps made in each phase when ``done`` are, counted over all phases."""
+    made = []
+    for count in steps:
+        made.append(min(count, done))
+        done -= made[-1]
+    return made

@@ -1,0 +1,151 @@
+"""The work on one round: fetch its bundle, train, and put the update into the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.data.samples import LabelSpec, LocalData
+from device_runtime.engine.base import Engine
+from device_runtime.link.fetch import Fetcher
+from device_runtime.memory import peak_bytes
+from device_runtime.round.costs import Profiler
+from device_runtime.round.graphs import Settings, Step
+from device_runtime.round.job import Job
+from device_runtime.round.resume import Tell, carry_name, take_up
+from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.store.database import Outgoing, Store
+from edgefl.wire import tensors
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle import signatures
+from edgefl.wire.bundle.manifest import Graph, Manifest
+from edgefl.wire.errors import ProtocolError, RoundDeclined
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, Profile, Update, encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
+    graph may need over the idle process.
+
+    ``begins`` is told the rows and steps of a round before the first of them, ``watch`` each step; ``aborted`` is asked
+    before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
+    more.
+    """
+
+    device: str
+    folder: Path
+    limits: Limits
+    server_key: str
+    memory_bytes: int
+    engine: Engine
+    data: LocalData
+    fetcher: Fetcher
+    store: Store
+    begins: Callable[[Job, int, int], None]
+    watch: Callable[[Job, Step], None]
+    aborted: Callable[[], bool]
+    dropped: Tell
+
+    def run(self, job: Job) -> None:
+        """One round, from the first blob to the outbox.
+
+        Raises RoundAborted when the round is over, RoundDeclined if this device cannot take part in it, DataError if
+        the local data do not fit the model, and other EdgeflErrors after which the round may be tried again.
+        """
+        profiler = Profiler()
+        self._check_offered(job)
+        if self.server_key:
+            signatures.check(self.server_key, job.bundle.sha256, job.signature)
+        manifest = manifests.decode(self.fetcher.get(job.bundle))
+        self._check_formats(manifest)
+        self.check_memory(manifest, manifest.of_round)
+        data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
+        taken = take_up(self.store, job, manifest, self.dropped)
+        rows = len(data.first(job.samples))
+        self.begins(job, rows, sum(manifest.steps_with(rows)))
+        runner = RoundRunner(
+            engine=self.engine,
+            manifest=manifest,
+            blobs=self.fetcher,
+            memory=self.store,
+            profiler=profiler,
+            settings=self._settings(job),
+        )
+        result = runner.run(job, data, taken.arrays, taken.origin)
+        self._hand_over(job, manifest, result, self._profile(profiler))
+
+    def _check_offered(self, job: Job) -> None:
+        if job.format != self.engine.format:
+            raise RoundDeclined(
+                NO_FORMAT,
+                f"tier {job.tier!r} is offered in format {job.format}, and this device's engine runs {self.engine.format}: "
+                f'have the server export that too (formats = ["{job.format}", "{self.engine.format}"] in [export]), or '
+                "start the device with another --engine",
+                offered=job.format,
+                format=self.engine.format,
+            )
+
+    def _check_formats(self, manifest: Manifest) -> None:
+        wrong = {graph.format for graph in manifest.graphs} - {self.engine.format}
+        if wrong:
+            raise ProtocolError(
+                f"the bundle holds {sorted(wrong)} graphs, this device runs {self.engine.format}"
+            )
+
+    def check_memory(self, manifest: Manifest, graphs: Sequence[Graph]) -> None:
+        """RoundDeclined if one of ``graphs`` is known to need more than this device offers: before any is loaded."""
+        largest = max(graphs, key=lambda graph: graph.planned_bytes)
+        if largest.planned_bytes > self.memory_bytes:
+            raise RoundDeclined(
+                NO_MEMORY,
+                f"graph {largest.name!r} of tier {manifest.tier!r} needs {_mebibytes(largest.planned_bytes)}, and this "
+                f"device offers {_mebibytes(self.memory_bytes)}: give it a smaller tier, or more by --memory",
+                needs_bytes=largest.planned_bytes,
+                offers_bytes=self.memory_bytes,
+            )
+
+    def _settings(self, job: Job) -> Settings:
+        return Settings(
+            folder=self.folder,
+            checkpoint_steps=self.limits.checkpoint_steps,
+            watch=lambda step: self.watch(job, step),
+            aborted=self.aborted,
+        )
+
+    def _profile(self, profiler: Profiler) -> Profile:
+        received = self.fetcher.take_received()
+        return Profile(
+            step_ms=profiler.median_ms("step"),
+            forward_ms=profiler.total_ms("forward"),
+            load_ms=profiler.total_ms("load"),
+            idle_bytes=profiler.idle_bytes,
+            peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
+            down_bytes=received.payload,
+            down_wire_bytes=received.wire,
+        )
+
+    def _hand_over(self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile) -> None:
+        update = Update(
+            run=job.run,
+            round=job.round,
+            device=self.device,
+            nonce=job.nonce,
+            tier=job.tier,
+            model_version=job.model_version,
+            samples=result.samples,
+            metrics=result.metrics,
+            profile=profile,
+            tensors=tensors.dump(result.update, result.masks),
+            codec=manifest.codec,
+            codec_version=manifest.codec_version,
+        )
+        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
+        carry = tensors.dump(result.carry) if result.carry else None
+        self.store.finish_job(outgoing, carry, carry_name(job, manifest))
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,1 @@
+"""The device's store: blobs, checkpoints and carry in one SQLite file."""

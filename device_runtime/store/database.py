@@ -1,0 +1,380 @@
+"""The device's store: one SQLite file with blobs, the open job, its checkpoint, the outbox, carry and history.
+
+Everything a killed agent needs to go on is here; each method is one transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from device_runtime.store import carry as carries
+from device_runtime.store import checkpoint as checkpoints
+from device_runtime.store.carry import Kept
+from device_runtime.store.checkpoint import Checkpoint
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import StoreError
+from edgefl.wire.tensors import Array
+
+if sys.platform != "win32":
+    import fcntl
+
+_LOCK_PATIENCE_S = 5.0
+
+_CACHE_KIB = 256
+"""What SQLite keeps of the file in memory for good, once it wrote that much; its own choice of 2 MiB is no faster."""
+
+_LAYOUT = 2
+"""Of a checkpoint, in SQLite's ``user_version``: before there was one it was one blob, with 1 it did not tell its basis."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, used_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks(
+  sha256 TEXT NOT NULL REFERENCES blobs ON DELETE CASCADE, idx INTEGER NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY(sha256, idx));
+CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
+"""
+
+
+DECLINED = "declined"
+"""The outcome of a task that this device did not take."""
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """An update that waits for the server's word. ``data`` is an encoded Update."""
+
+    run: str
+    round: int
+    nonce: str
+    data: bytes
+
+
+class PastRound(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the device's history."""
+
+    run: str
+    round: int
+    tier: str
+    nonce: str
+    outcome: str
+    reason: str = ""
+    loss: float = float("nan")
+    step_ms: float = 0.0
+    peak_bytes: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+    text: str = ""
+
+
+class Store:
+    """One agent's memory on disk. Thread-safe.
+
+    It belongs to the device and federation that first opened it, and to one process at a time.
+    """
+
+    def __init__(
+        self, folder: Path, *, limit_bytes: int, history_rounds: int, federation: str = "", device: str = ""
+    ) -> None:
+        self.folder = folder
+        self._limit = limit_bytes
+        self._history_rounds = history_rounds
+        self._lock = threading.RLock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = _locked(folder)
+        except OSError as error:
+            raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
+        try:
+            self._open()
+            self._own({"federation": federation, "device": device})
+        except StoreError:
+            self._unlock()
+            raise
+
+    def _open(self) -> None:
+        try:
+            path = self.folder / "store.sqlite3"
+            # A cached statement keeps the values bound to it, such as the last update, until it runs again.
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=30, cached_statements=0)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA foreign_keys=ON")
+            self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+            self._drop_former_layout()
+            carries.set_former_aside(self._db)
+            self._db.executescript(_SCHEMA + checkpoints.SCHEMA + carries.SCHEMA)
+            with self._db:
+                carries.adopt_former(self._db)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"{self.folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
+            ) from error
+
+    def _drop_former_layout(self) -> None:
+        """Drop a checkpoint that another release wrote otherwise: its round starts again."""
+        [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
+        if layout < _LAYOUT:
+            self._db.execute("DROP TABLE IF EXISTS checkpoint")
+            self._db.execute(f"PRAGMA user_version={_LAYOUT}")
+
+    def _own(self, claim: dict[str, str]) -> None:
+        """Remember whose store this is; StoreError if it is somebody else's."""
+        owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
+        if any(value and owner.get(name, value) != value for name, value in claim.items()):
+            self._db.close()
+            raise StoreError(
+                f"the store in {self.folder} belongs to device {owner.get('device')} of federation "
+                f"{owner.get('federation')}, not to {claim['device']} of {claim['federation']}: use another folder",
+                **owner,
+            )
+        with self._transaction() as db:
+            rows = [(name, value) for name, value in claim.items() if value]
+            db.executemany("INSERT OR IGNORE INTO owner VALUES(?, ?)", rows)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        self._lock_file.close()
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction; ``durable`` waits for the disk, so that it survives a power cut too."""
+        with self._lock:
+            if durable:
+                self._db.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._db:
+                    yield self._db
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"the store in {self.folder} cannot be written: {error}; free some space, "
+                    "or move it away to start afresh if it is damaged"
+                ) from error
+            finally:
+                if durable:
+                    self._db.execute("PRAGMA synchronous=NORMAL")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._lock:
+                yield self._db
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the store in {self.folder} cannot be read: {error}; move it away to start afresh"
+            ) from error
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._reading() as db:
+            return db.execute(query, values).fetchall()
+
+    def _one(self, query: str, *values: object) -> bytes | None:
+        rows = self._all(query, *values)
+        return _as_bytes(rows[0][0]) if rows else None
+
+    # -- blobs -----------------------------------------------------------------------------------------------
+
+    def missing_chunks(self, ref: BlobRef) -> list[int]:
+        """Indices of the chunks of ``ref`` that are not here yet. A blob of no bytes is always here."""
+        if ref.size == 0:
+            return []
+        here = {row[0] for row in self._all("SELECT idx FROM chunks WHERE sha256 = ?", ref.sha256)}
+        return [index for index in range(ref.count) if index not in here]
+
+    def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
+        """Keep one checked chunk; older blobs leave when the limit is reached."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO blobs VALUES(?, ?, ?)", (ref.sha256, ref.size, time.time()))
+            db.execute("INSERT OR REPLACE INTO chunks VALUES(?, ?, ?)", (ref.sha256, index, data))
+
+    def make_room(self, needed: list[BlobRef]) -> None:
+        """Drop the least recently used blobs until ``needed`` fit; StoreError if they never can."""
+        keep = {ref.sha256: ref.size for ref in needed}
+        if sum(keep.values()) > self._limit:
+            raise StoreError(
+                f"this round needs {sum(keep.values())} bytes of blobs, the store may hold {self._limit}: "
+                "raise limits.store_bytes or ask for a smaller tier",
+                needed=sum(keep.values()),
+                limit=self._limit,
+            )
+        with self._transaction() as db:
+            rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
+            others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
+            used = sum(size for _, size in others) + sum(keep.values())
+            for sha256, size in others:
+                if used <= self._limit:
+                    break
+                db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
+                used -= size
+            db.executemany(
+                "UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(time.time(), name) for name in keep]
+            )
+
+    def blob(self, ref: BlobRef) -> bytes:
+        """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
+        with self._transaction() as db:
+            db.execute("UPDATE blobs SET used_at = ? WHERE sha256 = ?", (time.time(), ref.sha256))
+        rows = self._all("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", ref.sha256)
+        return b"".join(row[0] for row in rows)
+
+    def drop_blob(self, ref: BlobRef) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM blobs WHERE sha256 = ?", (ref.sha256,))
+
+    # -- the open round --------------------------------------------------------------------------------------
+
+    def open_job(self, data: bytes, *, fresh: bool = False) -> None:
+        """Remember the round that is being worked on, before any work; ``fresh`` drops what was computed for it."""
+        with self._transaction() as db:
+            if fresh:
+                checkpoints.delete(db)
+            db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
+
+    def job(self) -> bytes | None:
+        return self._one("SELECT data FROM job")
+
+    def close_job(self) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM job")
+            checkpoints.delete(db)
+
+    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint, whole or not at all; its tensors are drawn and written one after the other."""
+        with self._transaction() as db:
+            checkpoints.replace(db, nonce, checkpoint)
+
+    def checkpoint(self, nonce: str) -> Checkpoint | None:
+        """The checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by then."""
+        with self._reading() as db:
+            found = checkpoints.find(db, nonce)
+        if found is None:
+            return None
+        tensors = ((row.name, self._tensor(row)) for row in found.rows)
+        return Checkpoint(found.step, found.sums, tensors, found.basis)
+
+    def _tensor(self, row: checkpoints.Row) -> Array:
+        with self._reading() as db:
+            return checkpoints.read(db, row)
+
+    # -- outbox ----------------------------------------------------------------------------------------------
+
+    def finish_job(self, outgoing: Outgoing, carry: bytes | None, carry_name: str) -> None:
+        """Move a computed update into the outbox and end its job, in one durable step: it is never lost."""
+        with self._transaction(durable=True) as db:
+            row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
+            db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
+            if carry is not None:
+                carries.add(db, carry_name, outgoing.nonce, outgoing.round, carry)
+            db.execute("DELETE FROM job")
+            checkpoints.delete(db)
+
+    def outgoing(self) -> Outgoing | None:
+        """The oldest update that waits."""
+        data = self._one("SELECT data FROM outbox ORDER BY rowid LIMIT 1")
+        return msgspec.msgpack.decode(data, type=Outgoing) if data else None
+
+    def waits(self, nonce: str) -> bool:
+        """Whether the update of this task was computed and waits for the server."""
+        return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None
+
+    def settle(self, past: PastRound) -> None:
+        """The server has spoken: the update leaves the outbox and enters the history, in one step.
+
+        Unless the server accepted it, the carry that its round left goes with it.
+        """
+        with self._transaction() as db:
+            if past.outcome != "accepted":
+                carries.reject(db, past.nonce)
+            db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
+            self._remember(db, past)
+
+    def decline(self, past: PastRound) -> None:
+        """The open job is not taken: it ends and enters the history, in one durable step."""
+        with self._transaction(durable=True) as db:
+            self._remember(db, past)
+            db.execute("DELETE FROM job")
+            checkpoints.delete(db)
+
+    def _remember(self, db: sqlite3.Connection, past: PastRound) -> None:
+        row = (past.nonce, time.time(), msgspec.msgpack.encode(past))
+        db.execute("INSERT OR REPLACE INTO history VALUES(?, ?, ?)", row)
+        db.execute(
+            "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
+            (self._history_rounds,),
+        )
+
+    # -- what is carried from round to round -----------------------------------------------------------------
+
+    def carries(self) -> list[Kept]:
+        """What rounds left for later ones, oldest first; of all runs, programs and tiers."""
+        with self._reading() as db:
+            return carries.kept(db)
+
+    def carry(self, kept: Kept) -> bytes | None:
+        """The bytes of one; None if its update was rejected meanwhile."""
+        with self._reading() as db:
+            return carries.read(db, kept.id)
+
+    def drop_carries(self, kept: Iterable[Kept]) -> None:
+        with self._transaction() as db:
+            carries.drop(db, (each.id for each in kept))
+
+    # -- history ---------------------------------------------------------------------------------------------
+
+    def history(self) -> list[PastRound]:
+        """Past rounds, oldest first."""
+        rows = self._all("SELECT data FROM history ORDER BY finished_at")
+        return [msgspec.msgpack.decode(row[0], type=PastRound) for row in rows]
+
+    def past(self, nonce: str) -> PastRound | None:
+        data = self._one("SELECT data FROM history WHERE nonce = ?", nonce)
+        return msgspec.msgpack.decode(data, type=PastRound) if data else None
+
+    def declined(self, run: str, number: int) -> list[PastRound]:
+        """The tasks of a round that were not taken."""
+        return [
+            past
+            for past in self.history()
+            if past.outcome == DECLINED and (past.run, past.round) == (run, number)
+        ]
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """A file that holds the folder's lock until it is closed; the kernel closes it when the process dies.
+
+    Waits a little: an agent that is being stopped may still finish its step.
+    """
+    file = (folder / "lock").open("ab")
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                file.close()
+                raise StoreError(
+                    f"a device already runs on this store ({folder}): stop it, or give this one another folder"
+                ) from error
+            time.sleep(0.1)
+        except OSError:
+            break  # a file system without locks
+    return file
+
+
+def _as_bytes(value: object) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]

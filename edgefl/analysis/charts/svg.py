@@ -1,0 +1,260 @@
+"""Line charts, bar charts and heat maps as SVG text that needs nothing else: no library, no font, no script.
+
+::
+
+    text = line_chart({"FedAvg": [(1, 0.4), (2, 0.6)]}, title="Accuracy", x="round", y="accuracy")
+    Path("accuracy.svg").write_text(text)
+
+Colours follow the light or dark theme of whoever looks at it. Names and titles are escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from edgefl.analysis.charts import ticks
+
+Point = tuple[float, float]
+
+WIDTH, HEIGHT = 760, 440
+LEFT, RIGHT, TOP, BOTTOM = 76, 24, 48, 64
+# Told apart by most colour-blind people, and readable on white as on black.
+COLOURS = ("#4477cc", "#dd6633", "#2a9d6f", "#b05cc6", "#c9a227", "#d1495b", "#3fa7b8", "#8d8d8d")
+_STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#222}.title{font-size:16px;font-weight:600}.small{font-size:11px}"
+    ".axis{stroke:#888}.grid{stroke:#8884}.back{fill:#fff}"
+    "@media(prefers-color-scheme:dark){text{fill:#ddd}.back{fill:#16181c}}"
+)
+
+
+def line_chart(
+    series: Mapping[str, Sequence[Point]], *, title: str, x: str, y: str, log_y: bool = False
+) -> str:
+    """Lines through points (x, y) by name, with a legend; ``x`` and ``y`` are the labels of the axes.
+
+    Points that are not finite are left out, and with ``log_y`` those that are not above 0. ValueError without a point.
+    """
+    shown = {name: [point for point in points if _fits(point, log_y)] for name, points in series.items()}
+    every = [point for points in shown.values() for point in points]
+    if not every:
+        raise ValueError(f"the chart {title!r} has no point to show")
+    across = _Axis.over([point[0] for point in every], LEFT, WIDTH - RIGHT)
+    # The legend stands below the title, so that it hides no line.
+    rows = _legend_rows(list(series))
+    top = TOP + 18 * len(rows)
+    up = _Axis.over([point[1] for point in every], HEIGHT - BOTTOM, top, log=log_y)
+    parts = [*_frame(title, x, y, top), *_across(across, top), *_up(up)]
+    for number, points in enumerate(shown.values()):
+        parts.append(_line([(across.at(a), up.at(b)) for a, b in points], number))
+    return _document([*parts, *_legend(rows)])
+
+
+def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "", log_y: bool = False) -> str:
+    """One bar for each name, from 0, or from the bottom with ``log_y``; its value stands above it.
+
+    A value that is not finite (or not above 0 with ``log_y``) has no bar. ValueError where none has one.
+    """
+    finite = [value for value in values.values() if _fits((0.0, value), log_y)]
+    if not finite:
+        raise ValueError(f"the chart {title!r} has no bar to show")
+    up = _Axis.over(finite if log_y else [0.0, *finite], HEIGHT - BOTTOM, TOP, log=log_y)
+    room = (WIDTH - LEFT - RIGHT) / len(values)
+    floor = up.at(up.marks[0] if log_y else 0.0)
+    parts = [*_frame(title, x, y, TOP), *_up(up)]
+    for number, (name, value) in enumerate(values.items()):
+        middle = LEFT + room * (number + 0.5)
+        parts.append(_text(middle, HEIGHT - BOTTOM + 18, _cut(name, room), "middle", "small"))
+        if not _fits((0.0, value), log_y):
+            continue
+        end = up.at(value)
+        parts.append(
+            f'<rect x="{middle - 0.35 * room:.1f}" y="{min(end, floor):.1f}" width="{0.7 * room:.1f}" '
+            f'height="{abs(end - floor):.1f}" fill="{_colour(0)}"><title>{escape(name)}: {value:g}</title></rect>'
+        )
+        parts.append(_text(middle, min(end, floor) - 4, f"{value:.3g}", "middle", "small"))
+    return _document(parts)
+
+
+def heatmap(
+    matrix: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str,
+    x: str = "",
+    y: str = "",
+) -> str:
+    """A coloured cell for each entry of ``matrix`` (rows, columns), with its number where there is room.
+
+    Cells that are not finite stay empty. ValueError for a matrix that does not fit its names, or without a number.
+    """
+    if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
+        raise ValueError(
+            f"the matrix of {title!r} has {len(matrix)} rows; {len(rows)} x {len(columns)} are named"
+        )
+    finite = [value for row in matrix for value in row if math.isfinite(value)]
+    if not finite:
+        raise ValueError(f"the chart {title!r} has no cell to show")
+    low, high = min(finite), max(finite)
+    wide, tall = (WIDTH - LEFT - RIGHT) / len(columns), (HEIGHT - TOP - BOTTOM) / len(rows)
+    parts = [
+        _text(WIDTH / 2, 26, title, "middle", "title"),
+        _text(WIDTH / 2, HEIGHT - 14, x, "middle"),
+        _sideways(y),
+    ]
+    for number in _thinned(len(columns), 22 if wide < 22 else wide, wide):
+        middle = LEFT + wide * (number + 0.5)
+        parts.append(_text(middle, HEIGHT - BOTTOM + 16, _cut(columns[number], wide), "middle", "small"))
+    for number in _thinned(len(rows), 13 if tall < 13 else tall, tall):
+        parts.append(_text(LEFT - 6, TOP + tall * (number + 0.5) + 4, _cut(rows[number], 44), "end", "small"))
+    for at, (row, values) in enumerate(zip(rows, matrix, strict=True)):
+        for index, (column, value) in enumerate(zip(columns, values, strict=True)):
+            if math.isfinite(value):
+                place = (LEFT + wide * index, TOP + tall * at, wide, tall)
+                share = (value - low) / (high - low) if high > low else 0.5
+                parts.append(_cell(place, value, share, f"{row}, {column}: {value:g}"))
+    return _document(parts)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """From values to pixels: ``marks`` in order, the first at ``start``, the last at ``end``."""
+
+    marks: list[float]
+    start: float
+    end: float
+    log: bool
+
+    @classmethod
+    def over(cls, values: Sequence[float], start: float, end: float, *, log: bool = False) -> _Axis:
+        return cls((ticks.logarithmic if log else ticks.linear)(min(values), max(values)), start, end, log)
+
+    def at(self, value: float) -> float:
+        low, high, value = (
+            math.log10(each) if self.log else each for each in (self.marks[0], self.marks[-1], value)
+        )
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+
+def _fits(point: Point, log_y: bool) -> bool:
+    return all(map(math.isfinite, point)) and (point[1] > 0 or not log_y)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _document(parts: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+        f'<style>{_STYLE}</style><rect class="back" width="{WIDTH}" height="{HEIGHT}"/>'
+        + "\n".join(parts)
+        + "</svg>\n"
+    )
+
+
+def _frame(title: str, x: str, y: str, top: float) -> list[str]:
+    floor = HEIGHT - BOTTOM
+    return [
+        _text(WIDTH / 2, 26, title, "middle", "title"),
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 18, x, "middle"),
+        _sideways(y),
+        f'<path class="axis" fill="none" d="M{LEFT} {top}V{floor}H{WIDTH - RIGHT}"/>',
+    ]
+
+
+def _across(axis: _Axis, top: float) -> list[str]:
+    floor = HEIGHT - BOTTOM
+    return [
+        f'<path class="grid" d="M{axis.at(mark):.1f} {floor}V{top}"/>'
+        + _text(axis.at(mark), floor + 18, ticks.written(mark), "middle", "small")
+        for mark in axis.marks
+    ]
+
+
+def _up(axis: _Axis) -> list[str]:
+    return [
+        f'<path class="grid" d="M{LEFT} {axis.at(mark):.1f}H{WIDTH - RIGHT}"/>'
+        + _text(LEFT - 6, axis.at(mark) + 4, ticks.written(mark), "end", "small")
+        for mark in axis.marks
+    ]
+
+
+def _stroke(number: int) -> str:
+    """How line ``number`` is drawn: dashed where all colours are taken."""
+    dashes = "" if number < len(COLOURS) else ' stroke-dasharray="6 4"'
+    return f'fill="none" stroke="{_colour(number)}" stroke-width="2"{dashes}'
+
+
+def _line(points: Sequence[Point], number: int) -> str:
+    if len(points) == 1:
+        ((a, b),) = points
+        return f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{_colour(number)}"/>'
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    return f'<polyline {_stroke(number)} stroke-linejoin="round" points="{path}"/>'
+
+
+def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
+    """(number, name, left edge) of each entry, in as many rows as they need."""
+    rows: list[list[tuple[int, str, float]]] = [[]]
+    left = float(LEFT)
+    for number, name in enumerate(names):
+        width = 34 + 7 * len(name)
+        if rows[-1] and left + width > WIDTH - RIGHT:
+            rows.append([])
+            left = float(LEFT)
+        rows[-1].append((number, name, left))
+        left += width
+    return rows
+
+
+def _legend(rows: Sequence[Sequence[tuple[int, str, float]]]) -> list[str]:
+    return [
+        f'<path {_stroke(number)} d="M{left:.0f} {TOP + 18 * line - 5}h15"/>'
+        + _text(left + 19, TOP + 18 * line, name)
+        for line, row in enumerate(rows)
+        for number, name, left in row
+    ]
+
+
+def _cell(place: tuple[float, float, float, float], value: float, share: float, title: str) -> str:
+    """From pale to dark blue; the number is written in what contrasts with it."""
+    left, top, wide, tall = place
+    ends = zip((237, 243, 251), (16, 58, 122), strict=True)
+    colour = ",".join(str(round(pale + share * (dark - pale))) for pale, dark in ends)
+    made = (
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall:.1f}" fill="rgb({colour})">'
+        f"<title>{escape(title)}</title></rect>"
+    )
+    if wide < 34 or tall < 14:
+        return made
+    ink = "#fff" if share > 0.5 else "#222"
+    return made + (
+        f'<text class="small" x="{left + wide / 2:.1f}" y="{top + tall / 2 + 4:.1f}" text-anchor="middle" '
+        f'style="fill:{ink}">{value:.2g}</text>'
+    )
+
+
+def _thinned(count: int, room: float, each: float) -> range:
+    """Which of ``count`` labels to write so that each has ``room``."""
+    return range(0, count, max(1, math.ceil(room / each)))
+
+
+def _cut(name: str, room: float) -> str:
+    most = max(3, int(room / 6))
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _sideways(text: str) -> str:
+    return (
+        f'<text x="18" y="{HEIGHT / 2:.0f}" text-anchor="middle" transform="rotate(-90 18 {HEIGHT / 2:.0f})">'
+        f"{escape(text)}</text>"
+    )

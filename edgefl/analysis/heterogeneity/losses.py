@@ -1,0 +1,144 @@
+"""The users' losses f_i(w) as functions of one flat vector: their gradients and Hessian-vector products on any samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.data.dataset import Array, Dataset
+from edgefl.objective.derivatives import difference, gradient, product
+from edgefl.objective.objective import Objective
+from edgefl.wire.errors import DataError, ModelError
+
+BATCH, FEWEST = 128, 8
+"""Samples of a derivative at most, and batches of a user at least where it has as many samples."""
+
+REACH = 1e-2
+"""Length of the step of a central difference (per_fedavg.md 2.8)."""
+
+Shard = tuple[Tensor, Tensor]
+"""A user's samples x (m, *sample) and labels y (m, *label)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shards(Sequence[Shard]):
+    """The users' shards of a dataset, made of floats when they are asked for. ``rows`` are shuffled by the caller."""
+
+    dataset: Dataset
+    rows: Sequence[Array]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, user):  # type: ignore[no-untyped-def]
+        own = self.rows[user]
+        x = self.dataset.floats(self.dataset.train_x[own])
+        return torch.from_numpy(x), torch.from_numpy(self.dataset.train_y[own])
+
+
+def shuffled(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list[Array]:
+    """Each user's rows in random order, ``most`` of them at most (0: all)."""
+    rng = np.random.default_rng(seed)
+    orders = [own[rng.permutation(len(own))] for own in rows]
+    return [order[: most or len(order)] for order in orders]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A part of a shard, and its number there, which decides the noise of dropout layers."""
+
+    number: int
+    x: Tensor
+    y: Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.x)
+
+
+def batches(shard: Shard, user: int) -> list[Batch]:
+    """``shard`` in at least two parts of nearly equal size. DataError for a user with a single sample."""
+    x, y = shard
+    if len(x) < 2:
+        raise DataError(
+            f"user {user} has {len(x)} samples, and differences between users cannot be told from noise with fewer than "
+            "two: use more samples, or fewer devices",
+            user=user,
+        )
+    count = max(-(-len(x) // BATCH), min(FEWEST, len(x) // 2), 2)
+    parts = zip(torch.tensor_split(x, count), torch.tensor_split(y, count), strict=True)
+    return [Batch(number, *part) for number, part in enumerate(parts)]
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """An objective's training loss at flat vectors of its trainable tensors; the fixed ones stay as in ``weights``."""
+
+    objective: Objective
+    weights: Tensors
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return self.objective.trainable
+
+    @cached_property
+    def start(self) -> Tensor:
+        """The trainable tensors of ``weights``, flat."""
+        return self._flat(self.weights)
+
+    def gradient(self, at: Tensor, batch: Batch) -> Tensor:
+        """Of the batch's mean loss, flat."""
+        return self._flat(gradient(self.objective, self._all(at), self._given(batch))[2])
+
+    def product(self, at: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        """The Hessian of the batch's mean loss, times ``vector``: exact, or for layers without second derivatives
+        (recurrent ones) the central difference of gradients, right to about three digits in float32."""
+        there, given, direction = self._all(at), self._given(batch), self._named(vector)
+        try:
+            return self._flat(product(self.objective, there, given, direction))
+        except ModelError:
+            h = REACH / vector.norm().clamp_min(1e-12)
+            return self._flat(difference(self.objective, there, given, direction, h))
+
+    def mean(self, of: Callable[[Batch], Tensor], parts: Sequence[Batch]) -> Tensor:
+        """The mean over all samples of ``parts`` of what ``of`` gives as a batch's mean."""
+        total = sum(part.size for part in parts)
+        result = torch.zeros_like(self.start)
+        for part in parts:
+            result += of(part) * (part.size / total)
+        return result
+
+    def _given(self, batch: Batch) -> Tensors:
+        return {"batch.0.x": batch.x, "batch.0.y": batch.y, **dict(self._noise(batch))}
+
+    def _noise(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        """Dropout drops the same entries of a batch at every point, so that points can be compared."""
+        generator = torch.Generator().manual_seed(batch.number)
+        for name, spec in self._drawn(batch.size):
+            yield f"noise.{name}", torch.rand(spec.shape, generator=generator, dtype=spec.dtype)
+
+    def _drawn(self, size: int) -> Sequence[tuple[str, TensorSpec]]:
+        if size not in self._specs:
+            self._specs[size] = tuple(self.objective.noise(size).items())
+        return self._specs[size]
+
+    @cached_property
+    def _specs(self) -> dict[int, Sequence[tuple[str, TensorSpec]]]:
+        return {}
+
+    def _all(self, at: Tensor) -> Tensors:
+        return {**self.weights, **self._named(at)}
+
+    def _flat(self, tensors: Tensors) -> Tensor:
+        return torch.cat([tensors[name].reshape(-1) for name in self.names])
+
+    def _named(self, flat: Tensor) -> Tensors:
+        sizes = [self.weights[name].numel() for name in self.names]
+        parts = zip(self.names, torch.split(flat, sizes), strict=True)
+        return {name: part.reshape(self.weights[name].shape) for name, part in parts}

@@ -1,0 +1,184 @@
+"""Everything that can be said about how different users are, at one model (per_fedavg.md 6.6 a to g)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from edgefl.analysis.heterogeneity import theory
+from edgefl.analysis.heterogeneity.adaptation import AdaptationReport, Adaptations, adapted
+from edgefl.analysis.heterogeneity.curvature import CurvatureReport, Examined, Told, curvature_report
+from edgefl.analysis.heterogeneity.features import Distances, FeatureReport, feature_report
+from edgefl.analysis.heterogeneity.gradients import GradientReport, Gradients, user_gradient
+from edgefl.analysis.heterogeneity.labels import LabelReport, label_report, majority_levels
+from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
+from edgefl.data.dataset import Array
+
+CURVED, CURVED_ROWS = 5, 256
+"""Users whose Hessians are examined unless it is said how many, and samples of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What was measured, in the setting that it was measured for."""
+
+    setting: theory.Setting
+    counts: Array
+    labels: LabelReport
+    features: FeatureReport
+    gradients: GradientReport
+    adaptation: AdaptationReport
+    curvature: CurvatureReport
+
+    @property
+    def constants(self) -> theory.Landscape:
+        """Local estimates along one inner step: no network meets the assumptions everywhere."""
+        return theory.Landscape(
+            B=max(self.gradients.largest, self.adaptation.largest),
+            L=self.curvature.largest,
+            rho=self.curvature.rho,
+            sigma_g=math.sqrt(self.gradients.variance),
+            sigma_h=math.sqrt(self.curvature.sigma_h2),
+            gamma_g2=self.gradients.plug_in,
+            gamma_h2=self.curvature.gamma_h2,
+        )
+
+    @property
+    def alpha_lambda(self) -> tuple[float, ...]:
+        """alpha times the largest eigenvalue of each examined user's Hessian."""
+        return tuple(self.setting.alpha * high for _, high in self.curvature.eigenvalues)
+
+    @property
+    def kappa(self) -> float:
+        """Mean over the users."""
+        return float(np.mean(self.adaptation.kappas))
+
+
+def examine(
+    losses: Losses,
+    shards: Sequence[Shard],
+    counts: Array,
+    setting: theory.Setting,
+    *,
+    curved: int = CURVED,
+    seed: int = 0,
+    told: Told = lambda _: None,
+) -> Report:
+    """``shards`` are the users' samples in random order, ``counts`` (n, classes) the labels of all that they hold.
+
+    ``curved`` users, evenly spread over all, have their Hessians examined on 256 samples each (0: all users).
+    """
+    users = len(shards)
+    chosen = {int(at) for at in np.linspace(0, users - 1, min(curved or users, users)).round()}
+    gradients, adaptations, examined = Gradients(), Adaptations(), []
+    for user in range(users):
+        told(f"gradients of user {user + 1} of {users}")
+        x, y = shards[user]
+        parts = batches((x, y), user)
+        found = user_gradient(losses, losses.start, parts)
+        gradients.add(found)
+        adaptations.add(adapted(losses, found.mean, parts, setting.alpha))
+        if user in chosen:
+            examined.append(Examined(user, x[:CURVED_ROWS], y[:CURVED_ROWS], found.mean))
+    curvature = curvature_report(losses, examined, setting.alpha, told)
+    told("distances between inputs")
+    inputs = [shards[user][0].flatten(1).numpy() for user in range(users)]
+    return Report(
+        setting=setting,
+        counts=counts,
+        labels=label_report(counts),
+        features=feature_report(inputs, seed=seed),
+        gradients=gradients.report(),
+        adaptation=adaptations.report(),
+        curvature=curvature,
+    )
+
+
+def reading(kappa: float, alpha_lambda: float) -> str:
+    """What the numbers mean for a choice between FO, HF and EXACT."""
+    if alpha_lambda > 1:
+        return (
+            f"FO unsafe: alpha * lambda_max = {alpha_lambda:.3g} > 1, along that direction FO climbs; take HF or EXACT, or "
+            "a smaller alpha"
+        )
+    if kappa < 0.05:
+        return f"kappa {kappa:.3g} < 0.05: FO, HF and EXACT coincide, FO is enough"
+    if kappa < 0.2:
+        return f"kappa {kappa:.3g} in 0.05 to 0.2: HF differs little from FO"
+    if kappa <= 0.8:
+        return f"kappa {kappa:.3g} in 0.2 to 0.8: HF differs visibly from FO"
+    return f"kappa {kappa:.3g} > 0.8: the Hessian decides the step, FO drops most of it"
+
+
+def as_object(report: Report) -> dict[str, Any]:
+    """The report in types that JSON knows."""
+    labels, gradients, setting = report.labels, report.gradients, report.setting
+    user_level, sample_level = majority_levels(report.counts)
+    return {
+        "setting": asdict(setting),
+        "users": len(report.counts),
+        "labels": {
+            "p": labels.p.tolist(),
+            "tv": labels.tv.tolist(),
+            "mean_tv2": labels.mean_tv2,
+            "pairwise_tv": labels.pairwise.tolist(),
+            "mean_pairwise_tv": labels.mean_pairwise,
+            "w1_of_0_1_metric": labels.tv.tolist(),
+            "w1_of_ordered_labels": labels.ordered_w1.tolist(),
+            "majority_accuracy": {"users": user_level, "samples": sample_level},
+        },
+        "features": {
+            "features": report.features.features,
+            "samples": report.features.rows,
+            "found": _means(report.features.found),
+            "chance": _means(report.features.chance),
+        },
+        "gradients": asdict(gradients) | {"ratio": gradients.ratio, "label_bound": _label_bound(report)},
+        "meta_gradients": asdict(report.adaptation)
+        | {"gamma_f2_bound": theory.gamma_f2(report.constants, setting.alpha)},
+        "hessians": asdict(report.curvature)
+        | {"L": report.curvature.largest, "label_bound": 4 * report.curvature.largest**2 * labels.mean_tv2},
+        "theory": _theory(report),
+        "kappa": {
+            "mean": report.kappa,
+            "largest": max(report.adaptation.kappas),
+            "alpha_lambda_max": list(report.alpha_lambda),
+            "reading": reading(report.kappa, max(report.alpha_lambda)),
+        },
+    }
+
+
+def _means(distances: Distances) -> Mapping[str, float]:
+    return {
+        "per_feature": float(distances.per_feature.mean()),
+        "sliced": float(distances.sliced.mean()),
+        "matched": float(distances.matched.mean()),
+    }
+
+
+def _label_bound(report: Report) -> float:
+    """4 B^2 mean TV^2 (eq. 14): an estimate, since B is the largest norm seen of a batch's gradient, and single samples have
+    larger ones."""
+    return 4 * report.constants.B**2 * report.labels.mean_tv2
+
+
+def _theory(report: Report) -> dict[str, Any]:
+    of, setting = report.constants, report.setting
+    most_alpha, most_beta = theory.alpha_max(of), theory.beta_max(of, setting)
+    return {
+        **asdict(of),
+        "L_F": theory.smoothness(of, setting.alpha),
+        "sigma_f2": theory.sigma_f2(of, setting),
+        "alpha_max": _finite(most_alpha),
+        "alpha_satisfies": setting.alpha <= most_alpha,
+        "beta_max": _finite(most_beta),
+        "beta_satisfies": setting.beta <= most_beta,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,153 @@
+"""The report as tables for people: what was measured, its value, and what to compare it with."""
+
+from __future__ import annotations
+
+import math
+
+from edgefl.analysis.heterogeneity import theory
+from edgefl.analysis.heterogeneity.curvature import PROBES
+from edgefl.analysis.heterogeneity.labels import grouped, majority_levels
+from edgefl.analysis.heterogeneity.report import Report
+from edgefl.analysis.heterogeneity.spectrum import STEPS
+
+Row = dict[str, str]
+
+_GROUPS = 12
+"""Groups of users with the same classes that are listed; more say little."""
+
+
+def tables(report: Report) -> dict[str, list[Row]]:
+    """Rows by section; each has the keys ``what``, ``value`` and ``beside it``."""
+    return {
+        "labels": _labels(report),
+        "inputs": _inputs(report),
+        "gradients": _gradients(report),
+        "curvature": _curvature(report),
+        "theory": _theory(report),
+    }
+
+
+def groups(report: Report) -> list[Row]:
+    """Users that hold the same classes, together; none where almost everybody holds other ones."""
+    found = grouped(report.counts)
+    if len(found) > _GROUPS:
+        return []
+    kappas, tv = report.adaptation.kappas, report.labels.tv
+    return [
+        {
+            "classes": _classes(classes),
+            "users": _ranges(users),
+            "samples each": f"{report.counts[users].sum(axis=1).mean():,.0f}",
+            "TV": _number(sum(tv[users]) / len(users)),
+            "kappa": _number(sum(kappas[user] for user in users) / len(users)),
+        }
+        for classes, users in found.items()
+    ]
+
+
+def _labels(report: Report) -> list[Row]:
+    labels = report.labels
+    by_user, by_sample = majority_levels(report.counts)
+    return [
+        _row(
+            "mean TV² from p", labels.mean_tv2, f"TV {_number(labels.tv.min())} to {_number(labels.tv.max())}"
+        ),
+        _row("mean pairwise TV", labels.mean_pairwise, "over all pairs, each user with itself too"),
+        _row("mean W1, labels 0/1 apart", labels.tv.mean(), "equals TV"),
+        _row(
+            "mean W1, labels on a line", labels.ordered_w1.mean(), "|y - y'| apart; only for ordered classes"
+        ),
+        _row("own commonest class is right", by_user, f"mean over users; {by_sample:.1%} of all samples"),
+    ]
+
+
+def _inputs(report: Report) -> list[Row]:
+    found, chance = report.features.found, report.features.chance
+    kinds = (
+        ("W1 per feature", found.per_feature, chance.per_feature, "exact, mean over features"),
+        ("sliced W1", found.sliced, chance.sliced, "random directions, a lower bound of W1"),
+        ("matched W1", found.matched, chance.matched, "subsamples, an upper bound of W1"),
+    )
+    return [
+        _row(what, own.mean(), f"{_number(other.mean())} after shuffling samples across users; {how}")
+        for what, own, other, how in kinds
+    ]
+
+
+def _gradients(report: Report) -> list[Row]:
+    found, adaptation, of = report.gradients, report.adaptation, report.constants
+    bound = theory.gamma_f2(of, report.setting.alpha)
+    labelled = 4 * of.B**2 * report.labels.mean_tv2
+    return [
+        _row("gG², plug-in", found.plug_in, f"label bound 4 B² mean TV² ≈ {_number(labelled)}, B of batches"),
+        _row("noise floor of it", found.noise_floor, "what users that are alike would show"),
+        _row("gG², split halves", found.unbiased, "without that noise; may be below 0"),
+        _row(
+            "gG² / ‖mean gradient‖²",
+            found.ratio or float("nan"),
+            f"‖mean gradient‖² = {_number(found.mean_norm2)}",
+        ),
+        _row(
+            "gF², meta-gradients", adaptation.gamma_f2, f"bound 3 B² alpha² gH² + 192 gG² = {_number(bound)}"
+        ),
+    ]
+
+
+def _curvature(report: Report) -> list[Row]:
+    found, of = report.curvature, report.constants
+    most = max(report.alpha_lambda)
+    seen = f"{len(found.users)} of {len(report.counts)} users, {STEPS} Lanczos steps"
+    labelled = 4 * of.L**2 * report.labels.mean_tv2
+    return [
+        _row(
+            "kappa, mean",
+            report.kappa,
+            f"{_number(min(report.adaptation.kappas))} to "
+            f"{_number(max(report.adaptation.kappas))} over all users",
+        ),
+        _row("alpha * lambda_max", most, f"above 1 FO climbs; {seen}"),
+        _row("gH²", found.gamma_h2, f"label bound 4 L² mean TV² ≈ {_number(labelled)}; {seen}"),
+    ]
+
+
+def _theory(report: Report) -> list[Row]:
+    of, setting = report.constants, report.setting
+    most_alpha, most_beta = theory.alpha_max(of), theory.beta_max(of, setting)
+    return [
+        _row("B", of.B, "largest gradient norm seen, of a batch"),
+        _row("L", of.L, "largest |eigenvalue| seen"),
+        _row("rho", of.rho, "change of the Hessian along an inner step, per length"),
+        _row("sigma_G²", of.sigma_g**2, "largest user's, per sample"),
+        _row("sigma_H²", of.sigma_h**2, f"Frobenius, above the spectral one; {PROBES} Hutchinson probes"),
+        _row("L_F", theory.smoothness(of, setting.alpha), "4 L + alpha rho B"),
+        _row("alpha_max", most_alpha, _holds("alpha", setting.alpha, most_alpha)),
+        _row("beta_max", most_beta, _holds("beta", setting.beta, most_beta)),
+    ]
+
+
+def _holds(name: str, value: float, most: float) -> str:
+    verdict = "satisfies the theory" if value <= most else "is above what the theory allows"
+    return f"{name} = {value:g} {verdict}"
+
+
+def _row(what: str, value: float, beside: str) -> Row:
+    return {"what": what, "value": _number(float(value)), "beside it": beside}
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _classes(classes: tuple[int, ...]) -> str:
+    return _ranges(list(classes)) or "none"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-4, 7, 9-10"""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,269 @@
+"""Accuracy of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
+
+::
+
+    users = [User.of(number, train=(x, y), test=(x, y)), ...]
+    report = evaluate_users(program, weights, users, alpha=0.03)
+    report.mean, report.before, report.worst_decile
+
+All methods get the same support batches: they depend on (seed, user, step) and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_runtime.data import support
+from device_runtime.data.support import Shards, checked_protocol
+from edgefl.analysis.personal.report import Point, Report, UserReport, summed_up
+from edgefl.contract.program import Function, Program
+from edgefl.contract.ranges import at_least_zero
+from edgefl.contract.tensors import Tensors, prefixed, role_of, select
+from edgefl.programs.personal.adaptation import ALPHA
+from edgefl.simulation.round import multi_step_forward
+from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.tensors import Array
+
+STEPS = (0, 1, 2, 5, 10)
+"""The curve over q that is reported beside the headline."""
+
+BATCH = 40
+"""The paper's."""
+
+EVALUATION_ROWS = 500
+"""Rows that are judged at a time; static batch norm wants many."""
+
+CLASS_COUNTS = "data.class_counts"
+"""How often each class occurs in what a user adapts to."""
+
+Rows = tuple[Tensor, Tensor]
+"""Samples as the trained part reads them, and their labels."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How users are evaluated: the same for all that are compared.
+
+    ``headline`` is the q of the headline, ``steps`` those of the curve, to which it and 0 are added. ConfigError for values
+    out of range.
+    """
+
+    alpha: float
+    steps: tuple[int, ...] = STEPS
+    batch: int = BATCH
+    protocol: support.Protocol = "train_support"
+    seed: int = 0
+    headline: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_zero("personalization", alpha=self.alpha)
+        checked_protocol(self.protocol)
+        wrong = [q for q in (*self.steps, self.headline) if q < 0]
+        if wrong or self.batch < 1 or self.seed < 0:
+            raise ConfigError(
+                f"personalization takes steps and a seed from 0 and a batch from 1, found steps "
+                f"{list((*self.steps, self.headline))}, seed {self.seed}, batch {self.batch}",
+                steps=self.steps,
+                seed=self.seed,
+                batch=self.batch,
+            )
+
+    @property
+    def curve(self) -> tuple[int, ...]:
+        return tuple(sorted({0, self.headline, *self.steps}))
+
+
+@dataclass(frozen=True, eq=False)
+class User:
+    """A user's samples x (n, *sample), labels y (n, *label), and which of them are its train and its test shard.
+
+    ``number`` decides its random streams. ``group`` may name a class of users, whose mean is then reported too.
+    DataError where the shards have rows in common or outside of the samples.
+    """
+
+    number: int
+    x: Tensor
+    y: Tensor
+    shards: Shards
+    name: str = ""
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        rows = np.concatenate([self.shards.train, self.shards.test])
+        if len(np.unique(rows)) != len(rows) or (
+            len(rows) and not 0 <= rows.min() <= rows.max() < len(self.y)
+        ):
+            raise DataError(
+                f"user {self.name or self.number}: the train and the test shard should be different rows from 0 to "
+                f"{len(self.y) - 1}",
+                user=self.number,
+            )
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        *,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        name: str = "",
+        group: str = "",
+    ) -> User:
+        """A user with samples in two places, (x, y) each."""
+        size, every = len(train[1]), len(train[1]) + len(test[1])
+        x, y = torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]])
+        return cls(number, x, y, Shards(np.arange(size), np.arange(size, every)), name, group)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A model to adapt: the program's ``personalize`` and ``evaluate``, the tensors they read, and the frozen ``prefix``.
+
+    ``weights`` are never changed: each step makes new tensors. ConfigError for a program that cannot personalize.
+    """
+
+    program: Program
+    weights: Mapping[str, Tensor]
+    prefix: Sequence[Function] = ()
+
+    def __post_init__(self) -> None:
+        if self.program.personalize is None:
+            raise ConfigError(
+                f"program {self.program.name!r} has no personalize function; give it one by "
+                "edgefl.programs.personal.adaptation.personalize",
+                program=self.program.name,
+            )
+
+    @property
+    def step(self) -> Function:
+        assert self.program.personalize is not None
+        return self.program.personalize
+
+    def rows(self, user: User, at: Array) -> Rows:
+        """What the trained part reads of the samples ``at``, and their labels."""
+        x, y = user.x[torch.from_numpy(at)], user.y[torch.from_numpy(at)]
+        return (multi_step_forward(self.prefix, self.weights, x) if self.prefix else x), y
+
+
+def evaluate_users(
+    program: Program,
+    weights: Mapping[str, Tensor],
+    users: Sequence[User],
+    *,
+    alpha: float,
+    steps: Sequence[int] = STEPS,
+    batch: int = BATCH,
+    protocol: support.Protocol = "train_support",
+    seed: int = 0,
+    headline: int = 1,
+) -> Report:
+    """All ``users`` after q steps of size ``alpha`` from ``weights``, for q = ``headline`` and each of ``steps``."""
+    setting = Setting(alpha, tuple(steps), batch, protocol, seed, headline)
+    adapter = Adapter(program, weights)
+    return summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
+
+
+def evaluate_user(adapter: Adapter, user: User, setting: Setting) -> UserReport:
+    """One user before, after, and along the curve. DataError where its samples cannot be split."""
+    labels = user.y.numpy()
+    parts = support.split(setting.protocol, user.shards, labels, seed=setting.seed, user=user.number)
+    judged = adapter.rows(user, parts.query)
+    same = np.array_equal(parts.support, parts.query)
+    batches = _Batches(adapter, user.number, judged if same else adapter.rows(user, parts.support), setting)
+    points, now = [], prefixed("weights", adapter.weights)
+    for done in range(setting.curve[-1] + 1):
+        if done in setting.curve:
+            points.append(_judged(adapter.program.evaluate, now, judged, done))
+        if done < setting.curve[-1] and setting.alpha > 0:
+            now = now | _stepped(adapter.step(batches.feeds(now, done)))
+    return UserReport(
+        number=user.number,
+        name=user.name or str(user.number),
+        group=user.group,
+        samples=len(user.shards.train) or len(user.shards.test),
+        support=len(parts.support),
+        query=len(parts.query),
+        leaks=parts.leaks,
+        majority=support.majority(labels, parts.support, parts.query),
+        curve=tuple(points),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches:
+    """What a user's steps read: batches of its ``support``, noise, scalars."""
+
+    adapter: Adapter
+    user: int
+    support: Rows
+    setting: Setting
+
+    def feeds(self, weights: Tensors, step: int) -> Tensors:
+        """The inputs of step number ``step`` from 0, beside ``weights``."""
+        ports, (x, y) = self.adapter.step.inputs, self.support
+        at = torch.from_numpy(self._positions(step))
+        given = weights | {"batch.0.x": x[at], "batch.0.y": y[at]}
+        dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+        noise = [name for name in ports if role_of(name) == "noise"]
+        for name, spec in ports.items():
+            if name in noise:
+                place = noise.index(name)
+                made = support.uniform(spec.shape, step, place, seed=self.setting.seed, user=self.user)
+                given[name] = torch.from_numpy(made).to(dtype)
+            elif role_of(name) == "hyper":
+                given[name] = torch.tensor(self._scalar(name.partition(".")[2]), dtype=dtype)
+            elif name == CLASS_COUNTS:
+                given[name] = torch.bincount(y.reshape(-1), minlength=spec.shape[0])
+        return {name: given[name] for name in ports}
+
+    def _positions(self, step: int) -> Array:
+        """Fewer than a batch where there are fewer, unless the step's noise has the shape of one whole batch."""
+        ports, wanted = self.adapter.step.inputs, self.setting.batch
+        fixed = any(role_of(name) == "noise" and spec.shape for name, spec in ports.items())
+        own = ports["batch.0.x"].shape[0]
+        if fixed and own != wanted:
+            raise ConfigError(
+                f"program {self.adapter.program.name!r} draws noise for batches of {own}, and personalization is asked for "
+                f"batches of {wanted}: set its batch to {own}",
+                batch=wanted,
+            )
+        key = {"seed": self.setting.seed, "user": self.user}
+        return support.batch_rows(len(self.support[1]), wanted, step, clip=not fixed, **key)
+
+    def _scalar(self, name: str) -> float:
+        known = {**self.adapter.program.hyper, ALPHA: self.setting.alpha}
+        if name not in known:
+            raise ConfigError(
+                f"personalization reads hyper.{name}, for which program {self.adapter.program.name!r} has no value; list it "
+                "in Program.hyper",
+                hyper=name,
+            )
+        return known[name]
+
+
+def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> Point:
+    """Means over all rows of ``judged``, taken in groups of about equal size."""
+    x, y = judged
+    loss = correct = 0.0
+    own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}
+    dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)
+    for rows in torch.arange(len(y)).tensor_split(math.ceil(len(y) / EVALUATION_ROWS)):
+        batch = {
+            "batch.0.x": x[rows],
+            "batch.0.y": y[rows],
+            "batch.0.mask": torch.ones(len(rows), dtype=dtype),
+        }
+        found = evaluate(own | batch)
+        loss += float(found["metric.loss_sum"])
+        correct += float(found["metric.correct"])
+    return Point(steps, loss / len(y), correct / len(y))
+
+
+def _stepped(outputs: Tensors) -> Tensors:
+    return prefixed("weights", select(outputs, "weights"))

@@ -1,0 +1,129 @@
+"""Every device of a finished run, with the model that the run left: from the folder of `edgefl run` to reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from device_runtime.data.samples import load as load_data
+from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_user
+from edgefl.analysis.personal.report import Report, UserReport, summed_up
+from edgefl.config import Federation, load
+from edgefl.data.dataset import Dataset
+from edgefl.lab.lab import CONFIG_NAME, device_names
+from edgefl.models.spec import ModelSpec
+from edgefl.objective.objective import Objective
+from edgefl.programs.personal.adaptation import ALPHA
+from edgefl.programs.personal.adapted import STEP, adapted
+from edgefl.setup.data import held_out, open_data, partition
+from edgefl.setup.training import functions
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.tensors import Array, Arrays
+from server.compose import build_model, submodel_of
+
+FIRST_ROUND = 1
+"""Where a submodel's window rolls, it is evaluated in its first place, as deployment has it."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run left in ``folder``, and the data it was run on.
+
+    A user is a device with its own tier's submodel: its train shard is the device's file, its test shard those rows of
+    the test set that have the same class proportions and belong to no other user.
+    """
+
+    folder: Path
+    federation: Federation
+    dataset: Dataset
+    weights: Arrays
+
+    @classmethod
+    def open(cls, folder: Path, data: Path | None = None) -> Finished:
+        """ConfigError if ``folder`` holds no finished run. ``data``: where the dataset's files are now."""
+        config, model = folder / CONFIG_NAME, folder / "model.safetensors"
+        missing = [path.name for path in (config, model) if not path.is_file()]
+        if missing:
+            raise ConfigError(
+                f"{folder} is not the folder of a finished run: it has no {' and no '.join(missing)}; give what "
+                "`edgefl run --out` was given, once it is done",
+                folder=str(folder),
+            )
+        federation = load(config, {"data.dir": str(data.resolve())} if data else {})
+        return cls(folder, federation, open_data(federation), tensors.load(model.read_bytes()))
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return build_model(self.federation, self.dataset)
+
+    @cached_property
+    def users(self) -> tuple[User, ...]:
+        """The devices, in the order of the federation file; ``group`` is the tier."""
+        names = device_names(self.federation)
+        parts = partition(self.federation, self.dataset, len(names), warn=lambda _: None)
+        rows = held_out(self.federation, self.dataset, parts)
+        return tuple(
+            self._user(number, name, parts[number], rows[number]) for number, name in enumerate(names)
+        )
+
+    def _user(self, number: int, name: str, part: Array, rows: Array) -> User:
+        own = load_data(self.folder / "devices" / name / "data.npz")
+        if not np.array_equal(np.sort(own.y), np.sort(self.dataset.train_y[part])):
+            raise DataError(
+                f"the data of device {name} are not those that {CONFIG_NAME} describes ({self.dataset.name}): its test "
+                "shard would be of other classes. Name the folder that the run's dataset came from by --data",
+                device=name,
+            )
+        return User.of(
+            number,
+            train=(self._floats(own.x), torch.from_numpy(own.y)),
+            test=(self._floats(self.dataset.test_x[rows]), torch.from_numpy(self.dataset.test_y[rows])),
+            name=name,
+            group=tier_of(name),
+        )
+
+    def _floats(self, x: Array) -> torch.Tensor:
+        return torch.from_numpy(self.dataset.floats(x))
+
+    def adapter(self, tier: str) -> Adapter:
+        """The tier's submodel of the model, to adapt. A program that does not personalize gets the plain step."""
+        submodel = submodel_of(self.spec, tier, self.federation.tiers[tier])
+        program, prefix = functions(self.federation, submodel)
+        if program.personalize is None:
+            program = adapted(program, Objective.of(submodel), alpha=STEP)
+        held = {name: array for name, array in self.weights.items() if name in self.spec.weights}
+        payload = submodel.place(held, FIRST_ROUND).payload or held
+        weights = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
+        return Adapter(program, weights, [part.forward for part in prefix])
+
+    @cached_property
+    def adapters(self) -> Mapping[str, Adapter]:
+        return {tier: self.adapter(tier) for tier, table in self.federation.tiers.items() if table.count}
+
+    @property
+    def alpha(self) -> float:
+        """The step size that the programs of all tiers have."""
+        return next(iter(self.adapters.values())).program.hyper[ALPHA]
+
+    def report(self, setting: Setting) -> Report:
+        """All users; those whose samples the protocol cannot split are left out, with the reason."""
+        left_out: dict[str, str] = {}
+        return summed_up(setting, list(self._evaluated(setting, left_out)), left_out)
+
+    def _evaluated(self, setting: Setting, left_out: dict[str, str]) -> Iterator[UserReport]:
+        for user in self.users:
+            try:
+                yield evaluate_user(self.adapters[user.group], user, setting)
+            except DataError as error:
+                left_out[user.name] = error.message
+
+
+def tier_of(device: str) -> str:
+    """The tier of a device that `edgefl run` started."""
+    return device.rpartition("-")[0]

@@ -1,0 +1,110 @@
+"""Reports of personalization as one page that needs nothing else: charts, tables, and what each protocol means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.personal.report import Report
+
+_STYLE = (
+    "body{font:15px system-ui,sans-serif;max-width:860px;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8886}"
+    "td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"
+    "@media(prefers-color-scheme:dark){body{background:#16181c;color:#ddd}}"
+)
+
+
+def page(title: str, reports: Sequence[Report]) -> str:
+    """The page of ``reports``, the first of which is the headline; ValueError without one."""
+    if not reports:
+        raise ValueError(f"the page {title!r} has no report to show")
+    first = reports[0]
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _table(summary(reports)),
+        *(f"<p><b>{report.protocol}</b>: {escape(report.note)}</p>" for report in reports),
+        _curve(reports),
+        _users(first),
+        f"<h2>Users, {first.protocol}</h2>",
+        _table(user_rows(first)),
+    ]
+    left = [f"<li>{escape(name)}: {escape(why)}</li>" for name, why in first.left_out.items()]
+    if left:
+        parts.append(f"<h2>Left out</h2><ul>{''.join(left)}</ul>")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def summary(reports: Sequence[Report]) -> list[dict[str, str]]:
+    """A line for each number, a column for each of ``reports``, which differ in their protocols."""
+    columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
+    names = next(iter(columns.values()))
+    return [{"accuracy": name} | {column: told[name] for column, told in columns.items()} for name in names]
+
+
+def _numbers(report: Report) -> dict[str, str]:
+    after = "1 step" if report.steps == 1 else f"{report.steps} steps"
+    told: dict[str, float | None] = {
+        "before": report.before,
+        f"after {after}": report.mean,
+        "std over users": report.std,
+        "worst tenth of users": report.worst_decile,
+        "mean by samples": report.weighted,
+        **{f"group {group}": value for group, value in report.groups.items()},
+        "own majority class": report.majority,
+        "the same by samples": report.majority_weighted,
+    }
+    return {name: "-" if value is None else f"{value:.2%}" for name, value in told.items()}
+
+
+def user_rows(report: Report) -> list[dict[str, str]]:
+    """A line for each user, those that fare worst first."""
+    ordered = sorted(report.users, key=lambda user: user.after(report.steps).accuracy)
+    return [
+        {
+            "user": user.name,
+            "samples": str(user.samples),
+            "support": str(user.support),
+            "query": str(user.query),
+            "before": f"{user.before:.2%}",
+            "after": f"{user.after(report.steps).accuracy:.2%}",
+            "own majority": "-" if user.majority is None else f"{user.majority:.2%}",
+        }
+        for user in ordered
+    ]
+
+
+def _curve(reports: Sequence[Report]) -> str:
+    lines: dict[str, list[tuple[float, float]]] = {
+        report.protocol: [(float(point.steps), point.accuracy) for point in report.curve]
+        for report in reports
+    }
+    return line_chart(lines, title="Mean accuracy over users", x="steps", y="accuracy")
+
+
+def _users(report: Report) -> str:
+    """Users in the order of their accuracy, before and after: who gains, and who is left behind."""
+
+    def ranked(values: Sequence[float]) -> list[tuple[float, float]]:
+        return [(float(rank), value) for rank, value in enumerate(sorted(values), 1)]
+
+    lines = {
+        "before": ranked([user.before for user in report.users]),
+        "after": ranked([user.after(report.steps).accuracy for user in report.users]),
+    }
+    own = [user.majority for user in report.users if user.majority is not None]
+    if own:
+        lines["own majority"] = ranked(own)
+    return line_chart(lines, title=f"Users by accuracy, {report.protocol}", x="users", y="accuracy")
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"

@@ -1,0 +1,231 @@
+"""FAFED's Theorem 1 and what follows it: who walks away from the optimum of three clients, and who comes to it.
+
+The programs are those that devices run, on double-precision numbers. Expected are the numbers of the spec (2.2, 2.4),
+which were computed apart from this code. ``xbar`` after t iterations is the spec's xbar_{t+1}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.reproduce import three_clients
+from edgefl.analysis.reproduce.report import Compared, Report, Reproduction, holds, near
+from edgefl.contract.program import Program
+from edgefl.programs.adaptive.fafed import fafed
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.simulation.batched_clients import rescheduled, together
+from edgefl.simulation.federated import Client, federated
+from edgefl.wire.errors import ConfigError
+
+Path = Mapping[int, float]
+"""xbar by the number of completed iterations, at every synchronisation."""
+Progress = Callable[[str], None]
+
+LATER: Sequence[int] = (1_000, 10_000, 20_000, 50_000)
+BETAS, ETAS = (0.1, 0.5, 0.9, 0.99), (0.001, 0.01, 0.1)
+LONGEST = 20
+SHOWN = 400
+"""Points of a line in a chart."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A number that a run should give after ``at`` iterations, within ``within``."""
+
+    at: int
+    xbar: float
+    within: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """``steps`` iterations of ``program``, and what is known of them."""
+
+    name: str
+    program: Callable[[], Program]
+    steps: int
+    known: tuple[Known, ...]
+
+
+def naive(q: int = 5, lr: float = 0.1, beta: float = 0.5) -> Program:
+    return naive_adaptive(three_clients.objective(), batch=1, steps=q, lr=lr, beta=beta)
+
+
+def practical(lr: float = 0.1, alpha: float = 0.9, **options: object) -> Program:
+    given: dict[str, object] = {"batch": 1, "steps": 5, "beta": 0.5, "opening_steps": 1, **options}
+    return fafed(three_clients.objective(), lr=lr, alpha=alpha, **given)  # type: ignore[arg-type]
+
+
+def theory() -> Program:
+    """L = 6, N = 3, q = 5, b = 1, rho = 1."""
+    return practical(schedule="theory", smoothness=6.0, devices=3, rho=1.0)
+
+
+def fedavg(q: int, lr: float) -> Program:
+    return sgd(three_clients.objective(), batch=1, steps=q, lr=lr, momentum=0.0, weight_decay=0.0)
+
+
+def _naive_runs() -> Iterator[Run]:
+    table = (10.04714045, 10.08563047, 10.12126530, 10.15569182, 10.18955852, 10.22315536)
+    every = [Known(t, x, 1e-8) for t, x in enumerate(table, start=1)]
+    later = [Known(10, 10.356734, 1e-6), Known(100, 13.35675014, 1e-8), Known(1000, 43.35675014, 1e-8)]
+    for q in (1, 5, 10, 20):
+        known = tuple(each for each in (*every, *later) if each.at % q == 0)
+        yield Run(f"naive, q={q}", lambda q=q: naive(q), 1000, known)  # type: ignore[misc]
+
+
+def _fafed_runs() -> Iterator[Run]:
+    first = (Known(0, 9.98263757, 1e-8), Known(5, 9.89582542, 1e-8), Known(100, 8.2463946, 1e-7))
+    limits = {(0.1, 0.9): 1.0876, (0.1, 0.1): 0.5314, (0.03, 0.9): 0.3964, (0.03, 0.1): 0.1569}
+    for (lr, alpha), limit in limits.items():
+        steps = round(150 / lr)
+        known = (*(first if (lr, alpha) == (0.1, 0.9) else ()), Known(steps, limit, 6e-5))
+        name = f"FAFED, eta={lr}, alpha={alpha}"
+        yield Run(name, lambda lr=lr, alpha=alpha: practical(lr, alpha), steps, known)  # type: ignore[misc]
+    decaying = (Known(10_000, 0.0212, 6e-5),)
+    yield Run(
+        "FAFED, decaying, alpha=0.1",
+        lambda: practical(0.1, 0.1, schedule="decaying"),
+        10_000,
+        decaying,
+    )
+    values = (9.61619, 6.16532, 2.33103)
+    known = (
+        *(Known(t, x, 6e-6) for t, x in zip(LATER, values, strict=False)),
+        Known(50_000, 2.1e-20, 1e-21),
+    )
+    yield Run("FAFED, theory", theory, 50_000, known)
+
+
+def _fedavg_runs() -> Iterator[Run]:
+    yield Run("FedAvg, q=5, eta=0.01", lambda: fedavg(5, 0.01), 20_000, (Known(20_000, 0.0, 1e-30),))
+    yield Run("FedAvg, q=5, eta=0.1", lambda: fedavg(5, 0.1), 2_000, (Known(2_000, 2.05, 6e-3),))
+    yield Run("FedAvg, q=20, eta=0.1", lambda: fedavg(20, 0.1), 2_000, (Known(2_000, 8.00, 6e-3),))
+
+
+def path(program: Program, steps: int, x: float = 10.0, **hyper: float) -> Path:
+    """xbar at every synchronisation of ``steps`` iterations that begin with ``x`` on all three clients."""
+    return walked(together(program, len(three_clients.SLOPES)), steps, x, **hyper)
+
+
+def walked(program: Program, steps: int, x: float = 10.0, **hyper: float) -> Path:
+    """:func:`path` of a program that is already one for all three clients."""
+    each = three_clients.clients()
+    all_in_one = Client(0, torch.stack([one.x for one in each]), torch.stack([one.y for one in each]))
+    q, opening = program.phases[0].steps, len(program.opening)
+    rounds = federated(
+        program,
+        three_clients.weights(x),
+        [all_in_one],
+        rounds=steps // q + opening,
+        feed=three_clients.feed,
+        hyper=hyper,
+    )
+    return {(done.number - opening) * q: float(done.weights[three_clients.NAME]) for done in rounds}
+
+
+def drift(beta: float, eta: float, steps: int) -> float:
+    """Algorithm 1 in closed form, away from |x| <= 1: eta/3 times the sum of (1 - beta^k)^(-1/2) over k = 1 .. steps."""
+    return eta / 3 * sum(1 / math.sqrt(1 - beta**k) for k in range(1, steps + 1))
+
+
+def run(limit: int | None, progress: Progress) -> Report:
+    """Every run, each at most ``limit`` iterations long. ConfigError for less than one round."""
+    if limit is not None and limit < LONGEST:
+        raise ConfigError(
+            f"the longest round of the counter-example has {LONGEST} iterations, and a run at least one round; found "
+            f"steps {limit}, give {LONGEST} or more",
+            steps=limit,
+        )
+    rows: list[Compared] = []
+    paths: dict[str, Path] = {}
+    recorded: dict[tuple[str, int], Program] = {}
+    for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs()):
+        steps = min(each.steps, limit or each.steps)
+        progress(f"{each.name}, {steps:,} iterations")
+        program = each.program()
+        # All schedules of a method share the graphs of one round.
+        kind = (program.name, program.phases[0].steps)
+        if kind not in recorded:
+            recorded[kind] = together(program, len(three_clients.SLOPES))
+        found = paths[each.name] = walked(rescheduled(recorded[kind], program), steps)
+        rows += [
+            near(each.name, f"xbar, t={known.at:,}", found[known.at], known.xbar, known.within)
+            for known in each.known
+            if known.at <= steps
+        ]
+        rows.append(_direction(each.name, found))
+    rows += _sweep(recorded["naive_adaptive", 5], min(2_000, limit or 2_000), progress)
+    if "FAFED, theory" in paths:
+        values = list(paths["FAFED, theory"].values())
+        falls = all(later < earlier for earlier, later in pairwise(values))
+        rows.append(holds("FAFED, theory", "only falls, to", values[-1], falls))
+    return Report(tuple(rows), _charts(paths), _NOTE)
+
+
+def _direction(name: str, found: Path) -> Compared:
+    """The theorem itself: the naive method only ever leaves, all others end nearer to 0 than they began."""
+    values = list(found.values())
+    if name.startswith("naive"):
+        leaves = values[0] > 10 and all(b > a for a, b in pairwise(values))
+        return holds(name, "only leaves, to", values[-1], leaves)
+    return holds(name, "comes nearer, to", values[-1], abs(values[-1]) < 10)
+
+
+def _sweep(made: Program, steps: int, progress: Progress) -> list[Compared]:
+    """Algorithm 1 for every step size and decay of the spec's table against its closed form."""
+    progress(f"naive adaptive, 12 pairs of beta and eta, {steps:,} iterations each")
+    rows = []
+    for beta in BETAS:
+        for eta in ETAS:
+            found = walked(made, steps, lr=eta, beta=beta)[steps // 5 * 5] - 10
+            expected = drift(beta, eta, steps // 5 * 5)
+            name = f"naive, beta={beta}, eta={eta}"
+            rows.append(near(name, f"moved by, t={steps:,}", found, expected, 1e-8))
+    return rows
+
+
+def _charts(paths: Mapping[str, Path]) -> dict[str, str]:
+    close = {
+        name: _thinned({t: x for t, x in found.items() if t <= 2_000})
+        for name, found in paths.items()
+        if "q=1" not in name and "0.03" not in name
+    }
+    far = {
+        name: _thinned({t: abs(x) for t, x in found.items()})
+        for name, found in paths.items()
+        if name.startswith("FAFED") or "0.01" in name or name == "naive, q=5"
+    }
+    return {
+        "first-iterations.svg": line_chart(
+            close, title="Three clients: away from the optimum 0, or towards it", x="iteration", y="mean x"
+        ),
+        "convergence.svg": line_chart(
+            far, title="Three clients: distance from the optimum", x="iteration", y="|mean x|", log_y=True
+        ),
+    }
+
+
+def _thinned(found: Path) -> list[tuple[float, float]]:
+    points = [(float(t), x) for t, x in found.items()]
+    return points[:: max(1, len(points) // SHOWN)]
+
+
+_NOTE = (
+    "Deterministic: no seed, every batch is all that a client has. Start x = 10 on all clients; beta = 0.5, q = 5 and "
+    "rho = 0.01 where the name says nothing else; decaying: eta = 0.1 / (1 + t)^(1/3); theory: L = 6, N = 3, b = 1, "
+    "rho = 1. 'only': at every synchronisation. t: completed iterations."
+)
+
+REPRODUCTION = Reproduction(
+    "fafed/counterexample",
+    "FAFED, Theorem 1: adaptive steps on each client alone diverge on three clients, FAFED converges (1 to 2 minutes)",
+    run,
+)

@@ -1,0 +1,1 @@
+"""The server's aggregator beside Flower's and a plain copy."""

@@ -1,0 +1,138 @@
+"""The server's aggregator on random updates: a whole round of it, the sums alone, and a plain copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgefl.bench.aggregate.copy_speed import CpuCopy, CudaCopy
+from edgefl.bench.common.coded import CodedModel
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.decode import decode
+from server.aggregate.accumulator import Accumulator, Checked, cores
+from server.aggregate.aggregator import Aggregator, accumulator, layout_of
+from server.aggregate.averaging import OverHolders
+from server.aggregate.scatter import Integers, Pieces, flatten
+
+_ACCUMULATED = 8
+"""Bytes of an entry's sum."""
+
+
+class Ours:
+    """``clients`` updates of ``model`` and, with each :meth:`run`, what it took to aggregate them: seconds, and bytes per
+    second of the copies. ``examples`` are the weights."""
+
+    def __init__(self, model: CodedModel, *, clients: int, threads: int, device: str) -> None:
+        self.model = model
+        self.threads = threads or cores()
+        self.layout = layout_of(model.weights)
+        self.examples = [100 + client for client in range(clients)]
+        self.updates = [model.random_update(client) for client in range(clients)]
+        self.update_bytes = sum(array.nbytes for array in self.updates[0].values())
+        self._device = device
+        self.round_s: list[float] = []
+        self.seconds: list[float] = []
+        self.copies: list[float] = []
+        self.batches = 0
+        self.aggregated()  # compiles what is not compiled yet
+        self._accumulate()
+
+    @property
+    def counted_bytes(self) -> int:
+        """Every byte of every update once, and the sums read and written once per batch."""
+        return len(self.updates) * self.update_bytes + 2 * _ACCUMULATED * self.layout.size * self.batches
+
+    def run(self, times: int) -> None:
+        """So many aggregations, accumulations and copies, by turns."""
+        for _ in range(times):
+            start = time.perf_counter()
+            self.aggregated()
+            self.round_s.append(time.perf_counter() - start)
+            self.seconds.append(self._accumulate())
+            self.copies.append(self._copy.bytes_per_s())
+
+    def aggregated(self) -> Arrays:
+        """The new weights, as a round of the server makes them."""
+        aggregator = self._aggregator()
+        for update, examples in zip(self.updates, self.examples, strict=True):
+            aggregator.add(aggregator.check(update, self.model.regions, self.model.form), examples)
+        result = aggregator.result(self.model.weights)
+        aggregator.released()
+        return result
+
+    def decoded(self, update: Arrays) -> npt.NDArray[np.float32]:
+        """An update as float32 in the order of the layout."""
+        shapes = self.layout.shapes
+        return flatten(self.layout, decode(self.model.form, update, self.model.regions, shapes)).astype(
+            np.float32
+        )
+
+    def difference(self, average: Path) -> float:
+        """The largest between our new weights and those of ``average``, a file of Flower's."""
+        theirs = np.fromfile(average, np.float32)
+        if self.model.form.change:
+            theirs += flatten(self.layout, self.model.weights)
+        return float(np.abs(flatten(self.layout, self.aggregated()) - theirs).max())
+
+    def _aggregator(self) -> Aggregator:
+        limit = sum(self.examples)
+        return Aggregator(
+            self.layout, weight_limit=limit, device=self._device, threads=self.threads, sums=self._sums
+        )
+
+    @cached_property
+    def _sums(self) -> Accumulator:
+        """Those of all rounds, as a server has them."""
+        return accumulator(self.layout.size, self._device, self.threads)
+
+    @cached_property
+    def _copy(self) -> CpuCopy | CudaCopy:
+        return CudaCopy() if self._device == "cuda" else CpuCopy(self.threads)
+
+    @cached_property
+    def _checked(self) -> list[Checked]:
+        aggregator = self._aggregator()
+        return [aggregator.check(update, self.model.regions, self.model.form) for update in self.updates]
+
+    def _accumulate(self) -> float:
+        """Seconds that the sums take alone, in the batches that the aggregator makes."""
+        self._sums.reset()
+        sums = _Timed(self._sums, self._device)
+        unit = 2.0 ** self._aggregator().fraction_bits
+        average = OverHolders(self.layout, sums, unit)
+        for update, examples in zip(self._checked, self.examples, strict=True):
+            average.add(update, examples, examples * unit)
+        average.finish()
+        self.batches = sums.batches
+        return sums.seconds
+
+
+class _Timed:
+    """An accumulator that is watched."""
+
+    def __init__(self, sums: Accumulator, device: str) -> None:
+        self.size = sums.size
+        self.seconds = 0.0
+        self.batches = 0
+        self._sums = sums
+        self._cuda = device == "cuda"
+
+    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+        start = time.perf_counter()
+        self._sums.add(pieces, updates, factors)
+        if self._cuda:
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - start
+        self.batches += 1
+
+    def sums(self) -> Integers:
+        return self._sums.sums()
+
+    def reset(self) -> None:
+        self._sums.reset()

@@ -1,0 +1,230 @@
+"""How many updates a second the server's aggregator takes, beside Flower's weighted average of the same ones decoded.
+
+Both start from arrays in memory and end with the new model, by turns in one run. Flower has a process of its own, and may
+have an environment of its own. Receiving, decompressing and decoding are in neither figure: Flower is given float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import torch
+
+from edgefl.bench.aggregate.flower import RESULT
+from edgefl.bench.aggregate.ours import Ours
+from edgefl.bench.common.coded import CODECS, CodedModel, sized
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.train_step.rows import import_path
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.wire.errors import ConfigError, EdgeflError
+
+__all__ = ["CODECS", "AggregateRow", "Settings", "build", "measure"]
+
+PER_BLOCK = 3
+"""Of our aggregations in a block with one of Flower's."""
+_INSTALL = (
+    "it is not installed there; pip install 'edgefl[bench]', or name an interpreter that has it by --flower"
+)
+
+
+class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over all blocks, and minima of times. Flower's columns are null where it did not run (``flower_error``).
+
+    ``updates_per_s`` is ``clients / seconds``, and ``seconds`` what it takes to add the updates as they travelled into the
+    sums, in ``batches``; ``ratio`` is to ``flower_updates_per_s``, of Flower's whole average. ``round_s`` is all of a
+    round: every update checked, added, and the finished new weights made; ``round_ratio`` is Flower's time beside that.
+    ``copy_fraction`` is ``counted_bytes`` per ``seconds`` in units of ``copy_bytes_per_s`` (the best copy of the run, on
+    as many threads): ``counted_bytes`` is every byte of every update once, and the sums read and written once per batch;
+    a copied byte counts twice, too. ``difference`` is the largest between an entry of our new weights and of Flower's.
+    """
+
+    codec: str
+    device: str
+    parameters: int
+    clients: int
+    updates_per_s: float
+    flower_updates_per_s: float | None
+    ratio: float | None
+    copy_fraction: float
+    round_updates_per_s: float
+    round_ratio: float | None
+    seconds: float
+    seconds_min: float
+    round_s: float
+    round_s_min: float
+    flower_s: float | None
+    flower_s_min: float | None
+    difference: float | None
+    update_bytes: int
+    counted_bytes: int
+    batches: int
+    copy_bytes_per_s: float
+    threads: int
+    repeat: int
+    model: str
+    tensors: int
+    flower_error: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none.
+
+    Raises ConfigError for a device that is not there or an interpreter that does not exist.
+    """
+
+    clients: int = 32
+    threads: int = 0
+    device: str = "cpu"
+    repeat: int = 5
+    flower: str = sys.executable
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "--device cuda needs an NVIDIA GPU and a torch that can use it, and torch finds none here; choose cpu",
+                device=self.device,
+            )
+        if self.flower and shutil.which(self.flower) is None:
+            raise ConfigError(
+                f"there is no Python interpreter {self.flower!r} for Flower; give the path of one that has flwr",
+                flower=self.flower,
+            )
+
+
+def build(model: str, parameters: int, settings: Settings) -> ModelSpec:
+    """The model whose updates are added, or with ``parameters`` a perceptron of that size; ModelError if there is none."""
+    return sized(parameters) if parameters else zoo.build(model, **settings.options)
+
+
+def measure(
+    spec: ModelSpec, codec: str, settings: Settings, say: Callable[[str], None] = lambda _: None
+) -> AggregateRow:
+    """One row. ConfigError or ModelError where there is no such codec."""
+    say(f"{codec}: drawing {settings.clients} updates")
+    model = CodedModel.of(spec, codec)
+    ours = Ours(model, clients=settings.clients, threads=settings.threads, device=settings.device)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgefl-bench-")))
+        flower, problem = _flower(stack, folder, ours, settings, say)
+        say(f"{codec}: warming up")
+        difference = ours.difference(folder / RESULT) if flower else None
+        for block in range(1, settings.repeat + 1):
+            say(f"{codec}: block {block} of {settings.repeat}")
+            if flower:
+                flower.run(1)
+            ours.run(PER_BLOCK)
+    return _row(ours, settings, flower.times if flower else [], difference, problem)
+
+
+def _row(
+    ours: Ours,
+    settings: Settings,
+    flower_ms: Sequence[float],
+    difference: float | None,
+    problem: str | None,
+) -> AggregateRow:
+    seconds, round_s = statistics.median(ours.seconds), statistics.median(ours.round_s)
+    flower_s = statistics.median(flower_ms) / 1e3 if flower_ms else None
+    return AggregateRow(
+        codec=ours.model.codec,
+        device=settings.device,
+        parameters=ours.layout.size,
+        clients=settings.clients,
+        updates_per_s=round(settings.clients / seconds, 2),
+        flower_updates_per_s=round(settings.clients / flower_s, 2) if flower_s else None,
+        ratio=round(flower_s / seconds, 3) if flower_s else None,
+        copy_fraction=round(ours.counted_bytes / seconds / max(ours.copies), 4),
+        round_updates_per_s=round(settings.clients / round_s, 2),
+        round_ratio=round(flower_s / round_s, 3) if flower_s else None,
+        seconds=round(seconds, 6),
+        seconds_min=round(min(ours.seconds), 6),
+        round_s=round(round_s, 6),
+        round_s_min=round(min(ours.round_s), 6),
+        flower_s=round(flower_s, 6) if flower_s else None,
+        flower_s_min=round(min(flower_ms) / 1e3, 6) if flower_ms else None,
+        difference=difference,
+        update_bytes=ours.update_bytes,
+        counted_bytes=ours.counted_bytes,
+        batches=ours.batches,
+        copy_bytes_per_s=round(max(ours.copies)),
+        threads=ours.threads,
+        repeat=settings.repeat,
+        model=ours.model.spec.name,
+        tensors=len(ours.layout.shapes),
+        flower_error=problem,
+    )
+
+
+# -- Flower's side ---------------------------------------------------------------------------------------------
+
+
+def _flower(
+    stack: contextlib.ExitStack, folder: Path, ours: Ours, settings: Settings, say: Callable[[str], None]
+) -> tuple[Worker | None, str | None]:
+    """The worker, after a first average that is not counted; or None and why."""
+    if not settings.flower:
+        return None, "it was not asked for"
+    if problem := too_large(ours.layout.size, settings.clients, psutil.virtual_memory().available):
+        return None, problem
+    path = stack.enter_context(import_path())
+    environment = {
+        "PYTHONPATH": str(path),
+        "OMP_NUM_THREADS": str(ours.threads),
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    if missing := _missing(settings.flower, environment):
+        return None, missing
+    say(f"{ours.model.codec}: decoding for Flower")
+    job = {"shapes": list(ours.layout.shapes.values()), "examples": ours.examples}
+    (folder / "job.json").write_text(json.dumps(job))
+    for number, update in enumerate(ours.updates):
+        ours.decoded(update).tofile(folder / f"{number}.f32")
+    worker = Worker([settings.flower, "-m", "edgefl.bench.aggregate.flower", str(folder)], environment)
+    try:
+        stack.enter_context(worker)
+        worker.run(1, count=False)
+    except WorkerFailed as error:
+        raise EdgeflError(f"the process that measures Flower ended: {error}", log=error.log) from error
+    return worker, None
+
+
+def too_large(entries: int, clients: int, free: int) -> str | None:
+    """Why Flower cannot average so many updates in ``free`` bytes: it holds them all, and all of them weighted."""
+    needed = 2 * 4 * entries * clients
+    if needed <= free:
+        return None
+    return (
+        f"it needs {needed / 2**30:.1f} GiB for the decoded updates and their weighted copies, and {free / 2**30:.1f} GiB "
+        "are free; choose fewer --clients"
+    )
+
+
+def _missing(python: str, environment: Mapping[str, str]) -> str | None:
+    """Why Flower cannot run with this interpreter, found before gigabytes are written for it."""
+    found = subprocess.run(
+        [python, "-c", "from flwr.server.strategy.aggregate import aggregate"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode == 0:
+        return None
+    last = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return f"{last}: {_INSTALL}"

@@ -1,0 +1,173 @@
+"""A model as its author would have written it for torch alone: the fair other side of a comparison.
+
+Our layers make randomness an input and recurrences traceable, which torch users need not; here they are torch's own
+again: ``nn.BatchNorm``, ``nn.Dropout``, ``nn.LSTM``, ``nn.GRU``, and the losses of ``torch.nn.functional``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl.models.layers.explicit import BatchNorm, Dropout
+from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack, TorchStack
+from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.wire.errors import ModelError
+
+IGNORE_NOTHING = -100
+AGREES = 1e-3
+"""Largest difference between outputs, relative to the largest output: both sides run the same kernels of torch."""
+
+
+class AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """``nn.BatchNorm1d``, ``2d`` and ``3d``, which differ in the shapes they refuse; ``frozen`` stays in ``eval()``."""
+
+    frozen = False
+
+    def train(self, mode: bool = True) -> AnyBatchNorm:
+        super().train(mode and not self.frozen)
+        return self
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Every shape is fine."""
+
+
+class Recurrent(nn.Module):
+    """``nn.LSTM`` or ``nn.GRU`` for its hidden states, (B, T, E) -> (B, T, D*H)."""
+
+    def __init__(self, layers: nn.LSTM | nn.GRU) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layers(x)[0])
+
+
+class LastOfBoth(nn.Module):
+    """A bidirectional ``nn.LSTM`` for the last hidden states of its directions, (B, T, E) -> (B, 2H)."""
+
+    def __init__(self, features: int, hidden: int, rate: float) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(features, hidden, batch_first=True, bidirectional=True)
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (h, _) = self.layers(self.drop(x))
+        return cast(Tensor, self.drop(torch.cat((h[0], h[1]), dim=1)))
+
+
+def as_written(module: nn.Sequential) -> nn.Sequential:
+    """A copy in training mode, with the same values, and torch's own layers in place of ours."""
+    return cast(nn.Sequential, _replaced(copy.deepcopy(module))).train()
+
+
+@torch.no_grad()
+def check_as_written(module: nn.Sequential, x: Tensor) -> None:
+    """Raise ModelError unless :func:`as_written` gives what ``module`` gives in training on ``x`` (B, ...).
+
+    Dropout is off on both sides, whose noise differs. A baseline that computes something else must not be timed.
+    """
+    ours = copy.deepcopy(module).train()
+    for part in ours.modules():
+        if isinstance(part, Dropout):
+            part.rate = 0.0
+    theirs = as_written(ours)
+    wanted, found = ours(x), theirs(x)
+    if not isinstance(found, Tensor) or found.shape != wanted.shape:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ModelError(
+            f"torch's own layers give {shape} where the model gives {tuple(wanted.shape)}: {_NO_BASELINE}",
+            found=shape,
+        )
+    error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    if not error <= AGREES:
+        raise ModelError(
+            f"torch's own layers differ by {error:.2g} of the largest output from the model: {_NO_BASELINE}",
+            error=error,
+        )
+
+
+_NO_BASELINE = "there is nothing fair to measure against; please report which layers the model has"
+
+
+def _replaced(module: nn.Module) -> nn.Module:
+    if isinstance(module, BatchNorm):
+        return _batch_norm(module)
+    if isinstance(module, Dropout):
+        return nn.Dropout(module.rate)
+    if isinstance(module, BiLstm) and module.skip == 0:
+        return _last_of_both(module)
+    if isinstance(module, Stack):
+        return _recurrent(module)
+    for name, child in list(module.named_children()):
+        setattr(module, name, _replaced(child))
+    return module
+
+
+def _batch_norm(old: BatchNorm) -> nn.Module:
+    tracked = old.mode == "global"
+    new = AnyBatchNorm(old.channels, old.eps, 1 - old.keep, old.weight is not None, tracked)
+    new.load_state_dict(old.state_dict(), strict=False)  # torch's has a counter more
+    new.frozen = old.frozen
+    return _frozen_as(new, old)
+
+
+def _last_of_both(old: BiLstm) -> LastOfBoth:
+    new = LastOfBoth(old.features, old.hidden, old.drop_in.rate)
+    state = {}
+    for end, cell in zip(("", "_reverse"), old.directions, strict=True):
+        state |= {f"weight_ih_l0{end}": cell.kernel, f"weight_hh_l0{end}": cell.recurrent}
+        # Torch has two biases, which it adds.
+        state |= {f"bias_ih_l0{end}": cell.bias, f"bias_hh_l0{end}": torch.zeros_like(cell.bias)}
+    new.layers.load_state_dict(state)
+    return new
+
+
+def _recurrent(old: Stack) -> nn.Module:
+    """Torch's layers, called as torch's where the model's author calls them so, else for the hidden states only."""
+    kind = nn.LSTM if old.kind == LSTM else nn.GRU
+    made = kind(
+        old.features,
+        old.hidden,
+        old.layers,
+        bias="bias_ih" in old.tensors,
+        batch_first=old.batch_first if isinstance(old, TorchStack) else True,
+        dropout=old.drops[0].rate if len(old.drops) else 0.0,
+        bidirectional=len(old.ends) == 2,
+    )
+    made.load_state_dict(old.state_dict())
+    _frozen_as(made, old)
+    return made if isinstance(old, TorchStack) else Recurrent(made)
+
+
+def _frozen_as(new: nn.Module, old: nn.Module) -> nn.Module:
+    """``new`` with gradients for the parameters that have them in ``old``, by name."""
+    for name, parameter in old.named_parameters():
+        new.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return new
+
+
+def loss_as_written(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean loss of a batch by ``torch.nn.functional``; a kind of loss that is unknown here is called as it is."""
+    match loss:
+        case CrossEntropy(label_smoothing=smoothing):
+            return lambda out, y: (
+                F.cross_entropy(out, y, label_smoothing=smoothing)
+                if out.shape[1] > 1
+                else F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype))
+            )
+        case SequenceCrossEntropy(ignore_index=ignored, label_smoothing=smoothing):
+            index = IGNORE_NOTHING if ignored is None else ignored
+            return lambda out, y: F.cross_entropy(
+                out.flatten(0, 1), y.flatten(), ignore_index=index, label_smoothing=smoothing
+            )
+        case BinaryCrossEntropy():
+            return F.binary_cross_entropy_with_logits
+        case SquaredError():
+            return F.mse_loss
+    return lambda out, y: loss.each(out, y).mean()

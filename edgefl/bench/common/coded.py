@@ -1,0 +1,124 @@
+"""A model whose whole update is coded: what the benchmarks of codecs measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.config import parse
+from edgefl.contract.program import Program
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.setup.one_line import parse_named
+from edgefl.setup.training import program_of
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.bits import packed_bytes
+from edgefl.wire.regions import Region, local_shape
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
+
+CODECS = ("dense", "float16", "int8", "fedpaq", "fedbat", "topk")
+"""What is measured unless somebody asks for others."""
+
+_SMALL = 1e-3
+_LAYERS = 8
+
+
+@dataclass(frozen=True)
+class CodedModel:
+    """All units of ``spec``, trained by the program of a codec; ``weights`` are the initial ones, as the server has them."""
+
+    spec: ModelSpec
+    codec: str
+    program: Program
+
+    @classmethod
+    def of(cls, spec: ModelSpec, codec: str, *, batch: int = 32) -> CodedModel:
+        """``codec`` as on the command line (``fedpaq:bits=3``). ConfigError or ModelError where there is none such."""
+        tables = {"program": {"batch": batch}, "codec": parse_named(codec, "codec")}
+        federation = parse(tables, source=f"codec {codec!r}")
+        return cls(spec, codec, program_of(federation, OutputSide(spec, 0)))
+
+    @property
+    def form(self) -> Form:
+        return self.program.form
+
+    @cached_property
+    def weights(self) -> Arrays:
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.spec.weights.items()}
+
+    @cached_property
+    def regions(self) -> Mapping[str, Region]:
+        return OutputSide(self.spec, 0).place(self.weights, 1).regions
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the update's tensors."""
+        whole = {name: array.shape for name, array in self.weights.items()}
+        return {name: local_shape(name, region, whole) for name, region in self.regions.items()}
+
+    def random_update(self, seed: int) -> Arrays:
+        """An update as a device might send it: every code, scale and mask valid, its values small."""
+        rng = np.random.default_rng(seed)
+        if not self.form.sections:
+            return {name: rng.standard_normal(shape, np.float32) for name, shape in self.shapes.items()}
+        entries = {name: int(np.prod(shape)) for name, shape in self.shapes.items()}
+        parts: dict[str, list[Array]] = {name: [] for name in self.form.arrays(entries)}
+        for section in self.form.sections:
+            for name, array in _section(section, entries, rng):
+                parts[name].append(array)
+        if "mask" in parts:
+            parts["mask"] = [np.packbits(np.concatenate(parts["mask"]), bitorder="little")]
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def sized(parameters: int) -> ModelSpec:
+    """A perceptron of about so many parameters: eight square layers behind a picture of 28 x 28."""
+    inputs = 28 * 28
+    width = int((np.sqrt(inputs**2 + 4.0 * _LAYERS * parameters) - inputs) / (2 * _LAYERS))
+    return zoo.build("mlp", hidden=[max(1, width)] * (_LAYERS + 1))
+
+
+def _section(
+    section: Section, entries: Mapping[str, int], rng: np.random.Generator
+) -> list[tuple[str, Array]]:
+    """(name of the array, part of it); those of a mask are single bits."""
+    parts: list[tuple[str, Array]] = []
+    if section.scales:
+        parts.append(("scales", _SMALL * (1 - rng.random(section.scales, np.float32))))
+    for count in (entries[name] for name in section.names):
+        match section.encoding:
+            case Codes(bits=bits):
+                parts.append(("codes", _codes(bits, count, rng)))
+            case Values(dtype="float32"):
+                parts.append(("values", _floats(count, rng)))
+            case Values(dtype=dtype):
+                parts.append(("halves", _halves(_floats(count, rng), dtype)))
+            case Sparse() as sparse:
+                kept = sparse.kept(count)
+                flags = np.zeros(count, np.uint8)
+                flags[rng.choice(count, kept, replace=False, shuffle=False)] = 1
+                parts += [("values", _floats(kept, rng)), ("mask", flags)]
+    return parts
+
+
+def _floats(count: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    return np.float32(_SMALL) * rng.standard_normal(count, np.float32)
+
+
+def _codes(bits: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Random bytes; the bits beyond the last code are 0."""
+    codes = rng.integers(0, 256, packed_bytes(count, bits), np.uint8)
+    if bits * count % 8:
+        codes[-1] &= (1 << bits * count % 8) - 1
+    return codes
+
+
+def _halves(values: npt.NDArray[np.float32], dtype: str) -> Array:
+    if dtype == "float16":
+        return values.astype(np.float16)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)

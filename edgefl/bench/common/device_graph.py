@@ -1,0 +1,93 @@
+"""Graphs and what they read, in a folder from which a process without torch runs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.worker import Worker
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.limits import Limits
+from edgefl.wire.regions import extract
+from edgefl.wire.tensors import Arrays
+from exporters.bundle.artifact import Artifact
+from exporters.bundle.build import ports
+from exporters.bundle.formats import Format
+from exporters.capture.trace import Captured
+
+BATCHES = 2
+
+
+def written(
+    folder: Path, form: Format, function: Function, left: Tensors, hyper: Mapping[str, float]
+) -> None:
+    """``function`` in ``form``, the state and weights among ``left``, and batches; ExportError as the format says."""
+    folder.mkdir(parents=True)
+    captured = form.capture(function)
+    write_graph(folder, captured, form.write(captured), form.name)
+    write_arrays(folder, captured, function, left, hyper)
+
+
+def write_graph(
+    folder: Path,
+    captured: Captured,
+    artifact: Artifact,
+    format: FormatName,
+    *,
+    name: str = "graph",
+    memory_budget: int = 0,
+    masks: Mapping[str, int] | None = None,
+) -> None:
+    """The artifact and its entry of a manifest; ``masks`` as of :func:`exporters.bundle.build.ports`."""
+    graph = Graph(
+        name=captured.name,
+        format=format,
+        blob=describe(artifact.model, Limits().chunk_bytes),
+        inputs=ports(captured.inputs),
+        outputs=ports(captured.outputs, masks),
+        memory_budget=memory_budget,
+        planned_bytes=artifact.planned_bytes,
+        in_place=artifact.in_place,
+    )
+    (folder / f"{name}.msgpack").write_bytes(msgspec.msgpack.encode(graph))
+    (folder / f"{name}.bin").write_bytes(artifact.model)
+
+
+def write_arrays(
+    folder: Path, captured: Captured, function: Function, left: Tensors, hyper: Mapping[str, float]
+) -> None:
+    """State, and what the runs read beside it: batches in turn where it trains, else one, as a device holds one."""
+    given = {name: left[name].numpy() for name in captured.inputs if name in left}
+    state = {name: array for name, array in given.items() if role_of(name) == "state"}
+    np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
+    for seed in range(BATCHES if state else 1):
+        read: Arrays = {name: array for name, array in given.items() if role_of(name) == "weights"}
+        example = function.example(seed)
+        read |= {name: example[name].numpy() for name in captured.inputs if role_of(name) == "batch"}
+        read |= {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
+        np.savez(folder / f"batch{seed}.npz", **read)  # type: ignore[arg-type]
+
+
+def payload(submodel: Submodel) -> Tensors:
+    """What ``start`` reads in round 1: the tier's payload, or the units' tensors."""
+    weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
+    placement = submodel.place(weights, 1)
+    arrays = placement.payload or extract(weights, placement.regions)
+    return prefixed("weights", {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+
+
+def worker(folder: Path, threads: int) -> Worker:
+    """The process that runs what :func:`write_graph` and :func:`write_arrays` left; enter it to start."""
+    command = [sys.executable, "-m", "edgefl.bench.train_step.device", str(folder), str(threads)]
+    return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(threads)})

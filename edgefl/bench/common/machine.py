@@ -1,0 +1,44 @@
+"""What a result was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from edgefl.wire.mqtt.messages import VERSION
+
+_PACKAGES = ("edgefl", "torch", "onnxruntime", "executorch", "numpy", "paho-mqtt", "amqtt", "flwr")
+
+
+def machine() -> dict[str, object]:
+    """Processor, memory, system and package versions. No names of hosts or people."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "protocol": VERSION,
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def quiet_environment() -> dict[str, str]:
+    """Variables for measured processes: one thread per library, as `edgefl device` uses by default."""
+    return {"OMP_NUM_THREADS": "1"}

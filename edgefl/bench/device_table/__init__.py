@@ -1,0 +1,1 @@
+"""EmbracingFL's phone table on this machine's engines."""

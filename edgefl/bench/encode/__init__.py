@@ -1,0 +1,1 @@
+"""What it costs a device to make the bytes of an update."""

@@ -1,0 +1,53 @@
+"""The worker that runs one graph of a round as a device does, noise drawn by its generator and updates made to bytes.
+
+``python -m edgefl.bench.encode.device FOLDER GRAPH THREADS``; the folder is written by :mod:`edgefl.bench.encode.rows`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from device_runtime.data.samples import noise
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.memory import return_memory_early
+from device_runtime.round.graphs import labelled
+from edgefl.bench.common.worker import serve
+from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import Graph
+
+_SEED = 0
+
+
+def load(folder: Path, name: str, threads: int) -> Callable[[], object]:
+    """The graph in the engine; each call draws new noise, keeps the state that comes out, and writes out an update."""
+    graph = msgspec.msgpack.decode((folder / f"{name}.msgpack").read_bytes(), type=Graph)
+    engine = OnnxEngine(threads)
+    loaded = engine.load(graph, (folder / f"{name}.bin").read_bytes())
+    with np.load(folder / f"{name}.npz") as file:
+        given = {name: file[name] for name in file.files}
+    ports = {port.name for port in graph.inputs_of("state")}
+    state = engine.write_state({name: given.pop(name) for name in ports})
+    masks = {port.label: port.mask for port in graph.outputs_of("update") if port.mask}
+    drawn = list(enumerate(graph.inputs_of("noise")))
+    calls = 0
+
+    def call() -> bytes | None:
+        nonlocal state, calls
+        calls += 1
+        random = {port.name: noise(_SEED, calls, number, port.shape, port.dtype) for number, port in drawn}
+        outputs = loaded.run({**given, **random}, state)
+        state = {**state, **outputs.state}
+        update = labelled(outputs.arrays, "update")
+        return tensors.dump(update, masks) if update else None
+
+    return call
+
+
+if __name__ == "__main__":
+    return_memory_early()
+    serve(lambda: load(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

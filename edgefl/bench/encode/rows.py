@@ -1,0 +1,201 @@
+"""What it costs a device to make the bytes of an update, beside one of its training steps.
+
+Both run on the device's engine, from the graphs that a bundle would hold, each in a fresh process of its own; the
+processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.train_step.rows`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from edgefl.bench.common import device_graph
+from edgefl.bench.common.coded import CODECS, CodedModel
+from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.train_step.rows import take_turns
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.wire.errors import EdgeflError
+from edgefl.wire.update.size import update_size
+from exporters.bundle.artifact import Artifact
+from exporters.capture.trace import Captured, capture
+from exporters.memory.usage import rewritable
+from exporters.onnx.model import to_onnx
+
+__all__ = ["CODECS", "EncodeRow", "Settings", "build", "measure"]
+
+Exported = tuple[Captured, bytes]
+SGD = "dense"
+"""The codec whose local training is plain SGD."""
+_SEED = 0
+
+
+class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds, medians (and minima) over all counted calls; ``ratio`` is ``encode_ms / step_ms``.
+
+    ``encode_ms`` is all of the program's ``finish``: its noise drawn, its graph run, its update made to bytes.
+    ``step_ms`` is the last phase's step of the same program (FedBAT's binarized one), its noise in, its batch ready;
+    ``sgd_step_ms`` and ``sgd_ratio`` stand beside plain SGD instead. ``encode_first_ms`` is the first call in a new
+    process, ``encode_load_s`` the time before it until the graph could be run. ``update_bytes`` is the update's length.
+    """
+
+    codec: str
+    encode_ms: float
+    step_ms: float
+    ratio: float
+    encode_ms_min: float
+    step_ms_min: float
+    sgd_step_ms: float
+    sgd_ratio: float
+    encode_first_ms: float
+    encode_load_s: float
+    update_bytes: int
+    artifact_bytes: int
+    program: str
+    model: str
+    parameters: int
+    batch: int
+    threads: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: ``repeat`` blocks of calls to each graph."""
+
+    batch: int = 32
+    threads: int = 1
+    repeat: int = 5
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build(model: str, settings: Settings) -> ModelSpec:
+    """The model with initial weights; ModelError if there is none of this name."""
+    return zoo.build(model, **settings.options)
+
+
+def measure(
+    spec: ModelSpec, codec: str, settings: Settings, say: Callable[[str], None] = lambda _: None
+) -> EncodeRow:
+    """One row. ConfigError or ModelError where there is no such codec, ExportError where its graphs cannot be made."""
+    model = CodedModel.of(spec, codec, batch=settings.batch)
+    plain, sgd_step = _sgd(spec, settings.batch)
+    own_step = model.program.name != plain.program.name
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
+        folder = Path(name)
+        say(f"{codec}: exporting")
+        artifact = write_graph(folder, "encode", model, model.program.finish)
+        write_graph(folder, "sgd", plain, _step(plain.program), sgd_step)
+        if own_step:
+            write_graph(folder, "step", model, _step(model.program))
+        workers = {
+            name: _worker(folder, name, settings)
+            for name in ("encode", "sgd", "step")
+            if name != "step" or own_step
+        }
+        first_ms = _race(workers, settings, lambda text: say(f"{codec}: {text}"))
+    encode, sgd = workers["encode"], workers["sgd"]
+    step = workers.get("step", sgd)
+    return EncodeRow(
+        codec=codec,
+        encode_ms=_median(encode),
+        step_ms=_median(step),
+        ratio=round(_median(encode) / _median(step), 4),
+        encode_ms_min=round(min(encode.times), 3),
+        step_ms_min=round(min(step.times), 3),
+        sgd_step_ms=_median(sgd),
+        sgd_ratio=round(_median(encode) / _median(sgd), 4),
+        encode_first_ms=round(first_ms, 3),
+        encode_load_s=round(encode.load_s, 4),
+        update_bytes=update_size(model.form, model.shapes).nbytes,
+        artifact_bytes=artifact,
+        program=model.program.name,
+        model=spec.name,
+        parameters=sum(array.size for array in model.weights.values()),
+        batch=settings.batch,
+        threads=settings.threads,
+        calls=len(encode.times),
+    )
+
+
+def _median(worker: Worker) -> float:
+    return round(statistics.median(worker.times), 3)
+
+
+def _step(program: Program) -> Function:
+    return program.phases[-1].function
+
+
+def _worker(folder: Path, name: str, settings: Settings) -> Worker:
+    command = [sys.executable, "-m", "edgefl.bench.encode.device", str(folder), name, str(settings.threads)]
+    return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)})
+
+
+def _race(workers: Mapping[str, Worker], settings: Settings, say: Callable[[str], None]) -> float:
+    """Let the workers take turns; milliseconds of the first encoding."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for worker in workers.values():
+                stack.enter_context(worker)
+            [first] = workers["encode"].run(1, count=False)
+            take_turns([*workers.values()], settings.repeat, say)
+        except WorkerFailed as error:
+            raise EdgeflError(f"a process that measures a codec ended: {error}", log=error.log) from error
+    return first
+
+
+# -- what they are given ---------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _sgd(spec: ModelSpec, batch: int) -> tuple[CodedModel, Exported]:
+    """Plain SGD and its step's graph, which all codecs are measured beside."""
+    plain = CodedModel.of(spec, SGD, batch=batch)
+    return plain, _exported(_step(plain.program))
+
+
+def _exported(function: Function) -> Exported:
+    captured = capture(function)
+    return captured, to_onnx(captured)
+
+
+def write_graph(
+    folder: Path, name: str, model: CodedModel, function: Function, exported: Exported | None = None
+) -> int:
+    """Write the graph of ``function`` and all that it reads but noise; bytes of the graph."""
+    captured, artifact = exported or _exported(function)
+    masks = model.program.masks if function is model.program.finish else {}
+    written = Artifact(artifact, in_place=rewritable(captured))
+    device_graph.write_graph(folder, captured, written, "onnx", name=name, masks=masks)
+    known = _trained(model)
+    example = {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
+    given = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}
+    np.savez(folder / f"{name}.npz", **given)  # type: ignore[arg-type]
+    return len(artifact)
+
+
+def _trained(model: CodedModel) -> Tensors:
+    """The round's weights and what one step of each phase makes of them: no codec has only zeros to send."""
+    weights = prefixed("weights", {name: tensor.detach() for name, tensor in model.spec.weights.items()})
+    hyper = {f"hyper.{name}": torch.tensor(value) for name, value in model.program.hyper.items()}
+    start = model.program.start
+    state = start(start.example(_SEED) | weights)
+    for phase in model.program.phases:
+        read = phase.function.example(_SEED) | state | hyper
+        outputs = phase.function(read)
+        state |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
+    return weights | state | hyper

@@ -1,0 +1,1 @@
+"""What a device's process costs before it trains."""

@@ -1,0 +1,202 @@
+"""Client processes that are connected and have nothing to do: how soon they were, and what they hold in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.train_step.rows import import_path
+from edgefl.lab.ports import free_port
+from edgefl.wire.errors import EdgeflError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.session import Incoming, Session, Up
+from edgefl.wire.mqtt.topics import Topics
+
+HOST, FEDERATION, SAMPLES = "127.0.0.1", "bench-footprint", 32
+PATIENCE_S = 60.0
+SETTLE_S = 1.0
+"""What a client does when it is connected is over by then: it waits."""
+_SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """One client. ``ready_s``: from the start of its process until the other side has heard of it. Bytes: resident memory
+    of the process and its children, and the part of it that is no file's contents."""
+
+    ready_s: float
+    idle_rss_bytes: int
+    idle_anonymous_bytes: int
+
+
+def edgefl_clients(python: str, engine: str, repeat: int) -> Iterator[Idle]:
+    """``edgefl device`` against a real broker, which has its hello; its subscriptions went out before."""
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, _broker() as port:
+        folder = Path(name)
+        generator = np.random.default_rng(0)
+        x = generator.standard_normal((SAMPLES, 3, 32, 32), np.float32)
+        np.savez(folder / "data.npz", x=x, y=generator.integers(0, 10, SAMPLES))
+        topics = Topics(FEDERATION)
+        hellos = {f"device-{number}": topics.device(f"device-{number}").hello for number in range(repeat)}
+        with _ear(port, list(hellos.values())) as heard:
+            for device, hello in hellos.items():
+                command = [python, "-m", "edgefl", "device", "--id", device, "--federation", FEDERATION]
+                command += ["--broker", f"{HOST}:{port}", "--data", str(folder / "data.npz")]
+                command += ["--store", str(folder / device), "--engine", engine]
+                yield _started(command, heard, hello)
+
+
+def flower_clients(python: str, repeat: int) -> Iterator[Idle]:
+    """A Flower client with torch against a Flower server, which counts it among its clients."""
+    module = [python, "-m", "edgefl.bench.footprint.flower"]
+    with import_path() as path:
+        found = {"PYTHONPATH": str(path)}
+        for _ in range(repeat):
+            port = free_port(HOST)
+            with _process([*module, "server", str(port)], found) as (server, said):
+                _until_listening(port, server)
+                yield _started([*module, "client", str(port)], said, "connected", found)
+
+
+def _started(
+    command: Sequence[str], heard: queue.Queue[str], ready: str, environment: Mapping[str, str] | None = None
+) -> Idle:
+    """The client of ``command``, which is ready when ``ready`` is heard."""
+    began = time.perf_counter()
+    with _process(command, environment) as (process, _):
+        _until(heard, ready)
+        seconds = time.perf_counter() - began
+        time.sleep(SETTLE_S)
+        if process.poll() is not None:
+            raise EdgeflError(
+                f"a client ended as soon as it was connected, with exit code {process.returncode}"
+            )
+        client = psutil.Process(process.pid)
+        held = [each.memory_full_info() for each in (client, *client.children(recursive=True))]
+    return Idle(
+        seconds,
+        sum(each.rss for each in held),
+        sum(each.rss - each.shared for each in held),
+    )
+
+
+@contextlib.contextmanager
+def _process(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str]]]:
+    """A process and the lines it writes; ended by the end of the block."""
+    said: queue.Queue[str] = queue.Queue()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **_environment(), **(environment or {})},
+        )
+        threading.Thread(target=_listen, args=(process, said), daemon=True).start()
+        try:
+            yield process, said
+        except _Silent as error:
+            log.seek(0)
+            lines = log.read().strip().splitlines()
+            why = lines[-1].strip() if lines else "it said nothing"
+            raise EdgeflError(
+                f"{' '.join(command[1:4])} was not ready within {PATIENCE_S:g} s: {why}"
+            ) from error
+        finally:
+            process.terminate()
+            try:
+                process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _environment() -> Mapping[str, str]:
+    return quiet_environment() | {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+
+
+class _Silent(Exception):
+    """What was waited for did not come."""
+
+
+def _listen(process: subprocess.Popen[str], said: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.put(line.strip())
+
+
+def _until(heard: queue.Queue[str], wanted: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    with contextlib.suppress(queue.Empty):
+        while heard.get(timeout=max(0.0, deadline - time.monotonic())) != wanted:
+            pass
+        return
+    raise _Silent
+
+
+@contextlib.contextmanager
+def _broker() -> Iterator[int]:
+    """Mosquitto where it is installed, else the one that edgefl brings."""
+    port = free_port(HOST)
+    kind = "mosquitto" if shutil.which("mosquitto", path=_SYSTEM_PATH) else "amqtt"
+    with _process([sys.executable, "-m", "edgefl", "broker", "--port", str(port), "--kind", kind]) as (
+        broker,
+        _,
+    ):
+        _until_listening(port, broker)
+        yield port
+
+
+@contextlib.contextmanager
+def _ear(port: int, topics: Sequence[str]) -> Iterator[queue.Queue[str]]:
+    """The topics of messages on ``topics``, as they come in."""
+    heard: queue.Queue[str] = queue.Queue()
+    session = Session(Address(HOST, port), f"{FEDERATION}-ear", limits=Limits())
+    session.subscribe(topics)
+    session.start()
+    ended, up = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(queue.Empty):
+                event = session.inbox.get(timeout=0.1)
+                if isinstance(event, Up):
+                    up.set()
+                elif isinstance(event, Incoming):
+                    heard.put(event.topic)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        if not up.wait(PATIENCE_S):
+            raise _Silent
+        yield heard
+    finally:
+        ended.set()
+        session.stop()
+
+
+def _until_listening(port: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 0.2):
+            return
+        time.sleep(0.05)
+    raise _Silent

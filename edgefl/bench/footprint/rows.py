@@ -1,0 +1,162 @@
+"""What a device's process costs before it trains: memory while it waits, time until it is ready, packages on disk.
+
+Beside Flower with torch. Processes are real ones, on a real broker or server; sizes are those of the installed packages.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from edgefl.bench.footprint import installed as footprint_installed
+from edgefl.bench.footprint.idle import Idle, edgefl_clients, flower_clients
+from edgefl.wire.errors import EdgeflError
+
+DEVICE = (
+    "numpy",
+    "onnxruntime",
+    "paho-mqtt",
+    "msgspec",
+    "safetensors",
+    "backports.zstd",
+    "typer",
+    "rich",
+)
+"""What ``pip install edgefl`` asks for: `pyproject.toml`'s dependencies."""
+
+
+class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of client. What could not be measured is None, and ``error`` says why.
+
+    ``idle_rss_bytes``: resident memory when connected and waiting, ``idle_anonymous_bytes`` the part that is no file's
+    contents and that no other process shares; ``ready_s``: from process start until the other side knows it; medians of
+    ``repeat`` fresh processes. ``installed_bytes``: its packages and all that they require, as they were shipped, and edgefl
+    itself; ``bytecode_bytes``: what Python compiled beside them, which `pip install --no-compile` leaves out.
+    ``as_pip_installs_bytes``: of the same packages with everything they ask for. ``packages``: name -> [version, bytes].
+    """
+
+    what: str
+    idle_rss_bytes: int | None
+    ready_s: float | None
+    installed_bytes: int | None
+    idle_anonymous_bytes: int | None
+    ready_min_s: float | None
+    bytecode_bytes: int | None
+    as_pip_installs_bytes: int | None
+    repeat: int
+    error: str
+    packages: dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of client. Package names as :mod:`edgefl.bench.footprint.installed` reads them."""
+
+    what: str
+    clients: Callable[[str, int], Iterator[Idle]]
+    packages: tuple[str, ...]
+    as_pip_installs: tuple[str, ...] = ()
+    ours: bool = True
+
+
+# A device needs executorch's libraries, and of what the package requires (coremltools, pandas, torchao, ...) nothing.
+_WITHOUT_ONNX = tuple(name for name in DEVICE if name != "onnxruntime")
+KINDS = (
+    Kind("edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE),
+    Kind(
+        "edgefl-executorch",
+        lambda python, repeat: edgefl_clients(python, "executorch", repeat),
+        (*_WITHOUT_ONNX, "executorch!"),
+        (*DEVICE, "executorch"),
+    ),
+    Kind("flower-torch", flower_clients, ("flwr", "torch"), ours=False),
+)
+
+
+def measure(
+    repeat: int = 5,
+    python: str = sys.executable,
+    flower: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> list[FootprintRow]:
+    """A row for each of KINDS; ``python`` and ``flower`` are interpreters of the environments that are measured."""
+    rows = []
+    for kind in KINDS:
+        say(f"{kind.what}: {repeat} processes, one after the other")
+        rows.append(_row(kind, python if kind.ours else flower or python, repeat))
+    return rows
+
+
+def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
+    problems = []
+    runs: list[Idle] = []
+    packages: footprint_installed.Found = {}
+    whole: footprint_installed.Found = {}
+    try:
+        packages = installed(python, kind.packages)
+        whole = installed(python, kind.as_pip_installs or kind.packages)
+    except EdgeflError as error:
+        problems.append(error.message)
+    try:
+        runs = list(kind.clients(python, repeat))
+    except EdgeflError as error:
+        problems.append(error.message)
+    own = own_bytes() if kind.ours else 0
+    return FootprintRow(
+        what=kind.what,
+        idle_rss_bytes=_median([run.idle_rss_bytes for run in runs]),
+        idle_anonymous_bytes=_median([run.idle_anonymous_bytes for run in runs]),
+        ready_s=round(statistics.median([run.ready_s for run in runs]), 3) if runs else None,
+        ready_min_s=round(min(run.ready_s for run in runs), 3) if runs else None,
+        installed_bytes=_sum(packages, "bytes", own),
+        bytecode_bytes=_sum(packages, "bytecode_bytes", 0),
+        as_pip_installs_bytes=_sum(whole, "bytes", own),
+        repeat=repeat,
+        error="; ".join(problems),
+        packages={
+            name: (str(size["version"]), int(str(size["bytes"]))) for name, size in sorted(packages.items())
+        },
+    )
+
+
+def _median(values: Sequence[int]) -> int | None:
+    return int(statistics.median(values)) if values else None
+
+
+def _sum(found: footprint_installed.Found, key: str, more: int) -> int | None:
+    return sum(int(str(size[key])) for size in found.values()) + more if found else None
+
+
+def installed(python: str, names: Sequence[str]) -> footprint_installed.Found:
+    """Sizes in the environment of ``python``; EdgeflError if one of ``names`` is not installed there."""
+    script = Path(footprint_installed.__file__)
+    # Isolated: a folder of sources must not stand in for a package.
+    done = subprocess.run(
+        [python, "-I", str(script), *names], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise EdgeflError(
+            f"sizes of {', '.join(names)}: {lines[-1] if lines else 'no answer'}; install what is missing, "
+            "or give another environment's interpreter"
+        )
+    found: footprint_installed.Found = json.loads(done.stdout)
+    return found
+
+
+def own_bytes() -> int:
+    """Our own packages on disk: what is installed with a device, the server's part included."""
+    folders = [spec.submodule_search_locations for name in _OURS if (spec := find_spec(name))]
+    files = [file for found in folders for folder in found or () for file in Path(folder).rglob("*")]
+    return sum(file.stat().st_size for file in files if file.is_file() and "__pycache__" not in file.parts)
+
+
+_OURS = ("edgefl", "device_runtime", "exporters", "server")

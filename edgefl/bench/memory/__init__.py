@@ -1,0 +1,1 @@
+"""Peak memory of a device agent in training."""

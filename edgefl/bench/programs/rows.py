@@ -1,0 +1,254 @@
+"""What a round costs, program by program: derivatives, bytes up and down, what a device keeps, and a step's time.
+
+Counts and bytes are taken from one device's exchanges run in torch, each program's own functions on random data; times and
+memory from the exported step on the device's engine (:mod:`edgefl.bench.programs.steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from edgefl import programs
+from edgefl.bench.programs.figures import AHEAD, FIGURES, OPENING, ROUND, parameters
+from edgefl.bench.programs.steps import Timing, timed
+from edgefl.contract.program import Program
+from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.derivatives import counting
+from edgefl.objective.objective import Objective
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.setup.one_line import parse_program
+from edgefl.simulation.federated import Client, begun, drawn
+from edgefl.simulation.round import run_round
+from edgefl.submodels.output_side.submodel import OutputSide
+
+FLOAT = 4
+"""Bytes; papers count floats."""
+
+
+class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One exchange of a program, for one device.
+
+    ``gradients_per_step`` and ``products_per_step`` (Hessian-vector products) are derivatives on one batch in a local step
+    of the last phase, ``..._per_round`` those of the whole exchange. ``up_bytes`` are the tensors of its update,
+    ``down_bytes`` the weights and the server's memory that its graphs read, ``kept_bytes`` what it keeps until the next
+    round, ``state_bytes`` the tensors that live through training, ``server_bytes`` what the server keeps beside the model;
+    ``up``, ``down``, ``kept``, ``state`` and ``server`` are the same in floats for each of the model's ``parameters``.
+    ``step_ms`` is the median of the exported step, ``step_ratio`` that over FedAvg's, ``peak_over_idle_bytes`` its memory;
+    null unless timed. ``spec`` is what the specification says, as ``gradients | up down kept``, empty where it says
+    nothing, and ``as_spec`` whether all of that was measured.
+    """
+
+    program: str
+    exchange: str
+    gradients_per_step: int
+    products_per_step: int
+    gradients_per_round: int
+    products_per_round: int
+    up: float
+    down: float
+    kept: float
+    state: float
+    server: float
+    spec: str
+    as_spec: bool | None
+    step_ms: float | None
+    step_ratio: float | None
+    peak_over_idle_bytes: int | None
+    up_bytes: int
+    down_bytes: int
+    kept_bytes: int
+    state_bytes: int
+    server_bytes: int
+    everyone: bool
+    model: str
+    parameters: int
+    batch: int
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones
+    (0: none are timed)."""
+
+    batch: int = 32
+    steps: int = 10
+    samples: int = 320
+    repeat: int = 3
+    threads: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build(model: str, settings: Settings) -> ModelSpec:
+    """The model with initial weights; ModelError if there is none of this name."""
+    return zoo.build(model, **settings.options)
+
+
+def everything() -> tuple[str, ...]:
+    """The programs of the catalog, those that the specifications have figures of in their variants."""
+    specified = [program for program, exchange in FIGURES if exchange == ROUND]
+    variants = {name: [each for each in specified if each.partition(":")[0] == name] for name in PROGRAMS}
+    return tuple(each for name in PROGRAMS for each in variants[name] or [name])
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """``NAME[:KEY=VALUE,...]``, where NAME may be ``package.module:factory``; ConfigError for anything else."""
+    told = {key.removeprefix("program."): value for key, value in parse_program(text).items()}
+    name, options = told.pop("name"), told.pop("options", {})
+    return name, {**told, **options}
+
+
+def measure(
+    spec: ModelSpec, program: str, settings: Settings, say: Callable[[str], None] = lambda _: None
+) -> list[ProgramRow]:
+    """A row for each exchange of ``program``. ConfigError or ModelError where there is none such, or not for this model."""
+    name, options = parsed(program)
+    objective = Objective.of(OutputSide(spec, 0))
+    made = programs.build(name, objective, **{"batch": settings.batch, "steps": settings.steps, **options})
+    say(f"{program}: counting")
+    rows = []
+    for place, exchange, cost in _exchanged(spec, made, settings):
+        timing = timed(spec, objective, exchange, settings, lambda text: say(f"{program}: {text}"))
+        rows.append(_row(spec, made, program, place, cost, timing, settings))
+    return rows
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one exchange took: derivatives as (gradients, products), the rest in bytes."""
+
+    per_step: tuple[int, int]
+    per_round: tuple[int, int]
+    up: int
+    down: int
+    kept: int
+    state: int
+
+
+def _exchanged(spec: ModelSpec, program: Program, settings: Settings) -> Iterator[tuple[str, Program, Cost]]:
+    """One device goes once through every exchange of ``program``; the server's memory stays as it began."""
+    trained = [name for name, tensor in spec.module.named_parameters() if tensor.requires_grad]
+    device = Client(0, _random(spec.sample, settings.samples), _random(spec.label, settings.samples))
+    standing = begun(program, spec.weights, trained)
+    given = {**standing.weights, **standing.memory}
+    carry: Tensors = {}
+    exchanges = list(zip(_places(program), program.exchanges, strict=True))
+    for number, (place, exchange) in enumerate(exchanges):
+        with counting() as counts:
+            result = run_round(
+                exchange,
+                given,
+                drawn(exchange, device, 0, number),
+                hyper=exchange.schedule(number, len(exchanges)),
+                carry=carry,
+                samples=(device.x, device.y),
+            )
+        carry = result.carry or carry
+        cost = Cost(
+            per_step=_per_step(exchange),
+            per_round=(counts.gradients, counts.products),
+            up=_bytes(result.update.values()),
+            down=_bytes(_read(exchange, "weights").values()),
+            kept=_bytes(carry.values()),
+            state=_bytes(_held(exchange).values()),
+        )
+        yield place, exchange, cost
+
+
+def _places(program: Program) -> list[str]:
+    return [OPENING] * len(program.opening) + [AHEAD] * len(program.ahead) + [ROUND]
+
+
+def _per_step(exchange: Program) -> tuple[int, int]:
+    if not exchange.phases:
+        return 0, 0
+    step = exchange.phases[-1].function
+    with counting() as counts:
+        step(step.example(0))
+    return counts.gradients, counts.products
+
+
+def _read(exchange: Program, role: str) -> dict[str, TensorSpec]:
+    """What a round's functions read of a role, by name; a device fetches each once."""
+    functions = (exchange.start, *(phase.function for phase in exchange.phases), exchange.finish)
+    return {
+        name: port
+        for function in functions
+        for name, port in function.inputs.items()
+        if role_of(name) == role
+    }
+
+
+def _held(exchange: Program) -> Tensors:
+    """Every state tensor of a round."""
+    state = exchange.start(exchange.start.example(0))
+    for phase in exchange.phases:
+        state |= phase.function(phase.function.example(0) | state)
+    return {name: tensor for name, tensor in state.items() if role_of(name) == "state"}
+
+
+def _bytes(tensors: Iterable[Tensor | TensorSpec]) -> int:
+    return sum(torch.Size(each.shape).numel() * each.dtype.itemsize for each in tensors)
+
+
+def _random(spec: TensorSpec, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    rows = spec.rows(count)
+    if rows.below is not None or not rows.dtype.is_floating_point:
+        return torch.randint(0, rows.below or 2, rows.shape, generator=generator, dtype=rows.dtype)
+    return torch.randn(rows.shape, generator=generator, dtype=rows.dtype)
+
+
+def _row(
+    spec: ModelSpec,
+    made: Program,
+    program: str,
+    place: str,
+    cost: Cost,
+    timing: Timing | None,
+    settings: Settings,
+) -> ProgramRow:
+    count = parameters(spec)
+    figures = FIGURES.get((program, place))
+    server = FLOAT * count * len(made.memory)
+    up, down, kept = (round(each / FLOAT / count, 4) for each in (cost.up, cost.down, cost.kept))
+    found = (*cost.per_step, up, down, kept)
+    wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
+    return ProgramRow(
+        program=program,
+        exchange=place,
+        gradients_per_step=cost.per_step[0],
+        products_per_step=cost.per_step[1],
+        gradients_per_round=cost.per_round[0],
+        products_per_round=cost.per_round[1],
+        up=up,
+        down=down,
+        kept=kept,
+        state=round(cost.state / FLOAT / count, 4),
+        server=float(len(made.memory)),
+        spec=str(figures or ""),
+        as_spec=None if figures is None else found == wanted,
+        step_ms=timing.ms if timing else None,
+        step_ratio=timing.ratio if timing else None,
+        peak_over_idle_bytes=timing.peak if timing else None,
+        up_bytes=cost.up,
+        down_bytes=cost.down,
+        kept_bytes=cost.kept,
+        state_bytes=cost.state,
+        server_bytes=server,
+        everyone=made.whole,
+        model=spec.name,
+        parameters=count,
+        batch=settings.batch,
+        steps=settings.steps,
+        samples=settings.samples,
+    )

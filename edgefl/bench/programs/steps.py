@@ -1,0 +1,110 @@
+"""The time of a program's local step on the device's engine, beside FedAvg's by turns."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from edgefl import programs
+from edgefl.bench.common.device_graph import write_graph
+from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.train_step.rows import take_turns
+from edgefl.contract.program import Function, Program
+from edgefl.contract.server import beside
+from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.models.spec import ModelSpec
+from edgefl.objective.objective import Objective
+from edgefl.wire.errors import EdgeflError
+from exporters.bundle.artifact import Artifact
+from exporters.capture.trace import capture
+from exporters.memory.usage import rewritable
+from exporters.onnx.model import to_onnx
+
+_SEED = 0
+
+
+class Timed(Protocol):
+    """What is to be timed, and how often."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def repeat(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of a step, median; ``ratio`` is that over FedAvg's; ``peak`` is bytes of memory over the idle process."""
+
+    ms: float
+    ratio: float
+    peak: int
+
+
+def timed(
+    spec: ModelSpec, objective: Objective, exchange: Program, settings: Timed, say: Callable[[str], None]
+) -> Timing | None:
+    """The last phase's step; None where nothing is to be timed. ExportError if its graph cannot be made."""
+    if not settings.repeat or not exchange.phases:
+        return None
+    plain = programs.build("sgd", objective, batch=settings.batch, momentum=0.0, weight_decay=0.0)
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
+        folder = Path(name)
+        workers = []
+        for file, program in (("step", exchange), ("fedavg", plain)):
+            say(f"exporting {file}")
+            _write(folder, file, program.phases[-1].function, _reached(spec, program))
+            command = [sys.executable, "-m", "edgefl.bench.programs.device", str(folder), file]
+            counts = [str(settings.threads), str(max(1, program.phases[-1].steps))]
+            environment = quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
+            workers.append(Worker([*command, *counts], environment))
+        with contextlib.ExitStack() as stack:
+            try:
+                for worker in workers:
+                    stack.enter_context(worker)
+                take_turns(workers, settings.repeat, say)
+            except WorkerFailed as error:
+                raise EdgeflError(f"a process that measures a step ended: {error}", log=error.log) from error
+    ours, fedavg = (statistics.median(worker.times) for worker in workers)
+    return Timing(round(ours, 3), round(ours / fedavg, 3), workers[0].peak)
+
+
+def _reached(spec: ModelSpec, program: Program) -> Tensors:
+    """What the last phase's first step reads of state and scalars, after one step of each phase before it."""
+    memory: Tensors = {}
+    for name, value in program.memory.items():
+        memory |= beside(name, {key: torch.full_like(tensor, value) for key, tensor in spec.weights.items()})
+    given = prefixed("weights", spec.weights | memory)
+    given |= prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
+    given |= program.start(_of(program.start, given))
+    for phase in program.phases[:-1]:
+        outputs = phase.function(_of(phase.function, given))
+        given |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
+    return given
+
+
+def _of(function: Function, known: Tensors) -> Tensors:
+    """Inputs of ``function``: random ones where they are not known."""
+    return {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
+
+
+def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
+    """The files that :mod:`edgefl.bench.programs.device` runs a graph from."""
+    captured = capture(function)
+    artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
+    write_graph(folder, captured, artifact, "onnx", name=name)
+    inputs = _of(function, known)
+    given = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
+    np.savez(folder / f"{name}.npz", **given)  # type: ignore[arg-type]

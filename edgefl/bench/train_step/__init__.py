@@ -1,0 +1,1 @@
+"""One training step beside torch eager and other trainers."""

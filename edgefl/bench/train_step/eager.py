@@ -1,0 +1,68 @@
+"""The worker that trains in torch, eagerly, as most people would: module, loss, ``backward``, ``torch.optim.SGD``.
+
+``python -m edgefl.bench.train_step.eager FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step.rows`.
+Idle is torch imported and nothing run: what its optimizers and kernels load on their first call is what training takes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.worker import serve
+from edgefl.bench.train_step.model import built
+
+
+def optimizer(module: nn.Module, *, lr: float, momentum: float, weight_decay: float) -> torch.optim.SGD:
+    """SGD with decay on kernels only, as the program has it."""
+    tables = {
+        id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    }
+    kernels = [p for p in module.parameters() if p.dim() >= 2 and id(p) not in tables]
+    others = [p for p in module.parameters() if p.dim() < 2 or id(p) in tables]
+    groups: list[dict[str, Any]] = [{"params": kernels, "weight_decay": weight_decay}, {"params": others}]
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+
+
+def stepper(
+    module: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    sgd: torch.optim.Optimizer,
+    batches: list[tuple[Tensor, Tensor]],
+) -> Callable[[], object]:
+    """One training step on the next batch."""
+    data = cycle(batches)
+
+    def step() -> float:
+        x, y = next(data)
+        sgd.zero_grad(set_to_none=True)
+        value = loss(module(x), y)
+        value.backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+        return float(value.detach())
+
+    return step
+
+
+def load(folder: Path) -> Callable[[], object]:
+    """The same model and the same batches as the device's."""
+    job: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    submodel = built(job["model"], job["options"], job["tier"])
+    module = as_written(submodel.suffix)
+    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
+    batches = [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
+    return stepper(module, loss_as_written(submodel.spec.loss), optimizer(module, **job["sgd"]), batches)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[2]))
+    serve(lambda: load(Path(sys.argv[1])))

@@ -1,0 +1,145 @@
+"""The worker that trains with ExecuTorch's own, experimental training export of the same model.
+
+``python -m edgefl.bench.train_step.et_training FOLDER THREADS``. :func:`prepare` writes ``training.pte`` there: loss and
+gradients, by ``_export_forward_backward``. A step is those alone, without an optimizer and without the moving statistics
+of batch norm, which flatters it a little.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edgefl.bench.common.as_written import AnyBatchNorm, as_written, loss_as_written
+from edgefl.bench.common.worker import Worker, WorkerFailed, serve
+
+if TYPE_CHECKING:
+    from executorch.extension.training import TrainingModule
+
+    from edgefl.submodels.output_side.submodel import OutputSide
+
+STEPS = 2
+"""That are timed, after one that is not: a step of a convolutional network takes many seconds."""
+_PROGRAM = "training.pte"
+
+
+class PlainBatchNorm(nn.Module):
+    """Batch norm of training in elementary ops: ExecuTorch has no kernel for torch's functional one."""
+
+    def __init__(self, old: AnyBatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = old.weight, old.bias, old.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        centred = x - x.mean(axes, keepdim=True)
+        out = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + self.eps)
+        if self.weight is None:
+            return out
+        return out * self.weight.view(shape) + self.bias.view(shape)
+
+
+class WithLoss(nn.Module):
+    """(x, y) -> the mean loss, which is what the export takes."""
+
+    def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.module(x), y)
+
+
+def run(
+    folder: Path,
+    submodel: OutputSide,
+    threads: int,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> tuple[Worker | None, str | None]:
+    """The worker with its timed steps, or why there is none: an experiment of others must not end the benchmark."""
+    try:
+        say("ExecuTorch's training export, which may take minutes")
+        start = time.perf_counter()
+        prepare(folder, submodel)
+        took = f"exported in {time.perf_counter() - start:.0f} s"
+        command = [sys.executable, "-m", "edgefl.bench.train_step.et_training", str(folder), str(threads)]
+        with Worker(command, environment) as worker:
+            say(f"ExecuTorch's training export: {took}, warming up")
+            worker.run(1, count=False)
+            for number in range(1, STEPS + 1):
+                say(f"ExecuTorch's training export: {took}, step {number} of {STEPS}")
+                worker.run(1)
+    except Exception as error:
+        why = error.log.strip() if isinstance(error, WorkerFailed) else ""
+        return None, (why or f"{type(error).__name__}: {error}")[-1000:]
+    return worker, None
+
+
+def prepare(folder: Path, submodel: OutputSide) -> None:
+    """Write the joint forward and backward pass of the model as people write it, for the first batch of ``folder``."""
+    from executorch.exir import to_edge
+    from torch.export import export
+    from torch.export.experimental import _export_forward_backward
+
+    module = WithLoss(elementary(as_written(submodel.suffix)), loss_as_written(submodel.spec.loss))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        joint = _export_forward_backward(export(module, _batches(folder)[0], strict=False))
+        program = to_edge(joint).to_executorch()
+    (folder / _PROGRAM).write_bytes(program.buffer)
+
+
+def elementary(module: nn.Module) -> nn.Module:
+    """``module`` itself, its batch norms replaced; those that are frozen have kernels and stay."""
+    if isinstance(module, AnyBatchNorm) and not module.frozen:
+        return PlainBatchNorm(module)
+    for name, child in list(module.named_children()):
+        setattr(module, name, elementary(child))
+    return module
+
+
+def _batches(folder: Path) -> list[tuple[Tensor, Tensor]]:
+    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
+    return [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
+
+
+def opened(folder: Path) -> TrainingModule:
+    """The program of ``folder`` in ExecuTorch's runtime."""
+    from executorch.extension.training import _load_for_executorch_for_training
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _load_for_executorch_for_training(str(folder / _PROGRAM))
+
+
+def load(folder: Path, threads: int) -> Callable[[], float]:
+    """A step computes loss and gradients of the next batch."""
+    from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
+
+    _unsafe_reset_threadpool(threads)
+    program = opened(folder)
+    data = cycle(_batches(folder))
+
+    def step() -> float:
+        (loss,) = program.forward_backward("forward", next(data))
+        return float(cast(Tensor, loss))
+
+    return step
+
+
+if __name__ == "__main__":
+    import executorch.extension.training  # noqa: F401 - idle is measured with the libraries imported
+
+    torch.set_num_threads(int(sys.argv[2]))
+    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2])))

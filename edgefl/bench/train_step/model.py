@@ -1,0 +1,21 @@
+"""Which model a training step is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgefl.models.zoo import catalog as zoo
+from edgefl.submodels.output_side.submodel import STRONG, OutputSide, tiers
+from edgefl.wire.errors import ModelError
+
+
+def built(model: str, options: Mapping[str, Any], tier: str) -> OutputSide:
+    """The part of ``model`` that ``tier`` trains; ``strong`` is the whole of any model.
+
+    Raises ModelError for a model, option or tier that does not exist.
+    """
+    presets = {"strong": STRONG} if tier == "strong" else tiers(model)
+    if tier not in presets:
+        raise ModelError(f"model {model!r} has no tier {tier!r}; there are: {', '.join(presets)}", tier=tier)
+    return presets[tier].of(zoo.build(model, **options))

@@ -1,0 +1,1 @@
+"""Commands about results: heterogeneity, personalization, reproduced tables."""

@@ -1,0 +1,121 @@
+"""``edgefl personalize``: what a run's model is worth to each of its users, before and after a few steps."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.output import console, print_json, print_table
+
+if TYPE_CHECKING:
+    from edgefl.analysis.personal.report import Report
+
+Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
+_WORST = 10
+
+_HELP = """
+Adapt the model of a finished run to each of its devices' data, and report accuracy before and after, over all users.
+
+Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
+and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new) and
+paper_literal (the test shard as both, which leaks). All runs get the same batches with the same seed, so they can be
+compared. The level of a constant answer, each user's own most frequent class, is printed beside.
+
+Examples:
+
+  edgefl personalize runs/first
+
+  edgefl personalize runs/first --alpha 0.03 --steps 0,1,2,5,10 --protocol train_support --html report.html
+
+  edgefl personalize runs/first --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("personalize", help=_HELP)(personalize)
+
+
+def personalize(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run")],
+    protocol: Annotated[
+        list[Protocol] | None,
+        typer.Option(help="what is adapted to and what judges; may be repeated. Default: all three"),
+    ] = None,
+    steps: Annotated[str, typer.Option(help="numbers of steps of the curve")] = "0,1,2,5,10",
+    headline: Annotated[int, typer.Option(min=0, help="the number of steps of the headline")] = 1,
+    alpha: Annotated[float | None, typer.Option(help="size of a step; default: the program's own")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 40,
+    seed: Annotated[int, typer.Option(min=0, help="decides splits, batches and noise")] = 0,
+    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    html: Annotated[Path | None, typer.Option(help="a page with charts")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
+) -> None:
+    from device_runtime.data.support import checked_protocol
+    from edgefl.analysis.personal.evaluate import Setting
+    from edgefl.analysis.personal.finished import Finished
+    from edgefl.analysis.personal.page import page
+
+    curve = numbers(steps)
+    finished = Finished.open(folder, data)
+    size = finished.alpha if alpha is None else alpha
+    settings = [
+        Setting(size, curve, batch, checked_protocol(each.value), seed, headline)
+        for each in protocol or Protocol
+    ]
+    made = [finished.report(setting) for setting in settings]
+    title = f"{finished.spec.name} by {finished.federation.program.name} on {finished.dataset.name}"
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(title, made), encoding="utf-8")
+    if as_json:
+        print_json(
+            {
+                "run": str(folder),
+                "model": finished.spec.name,
+                "program": finished.federation.program.name,
+                "data": finished.dataset.name,
+                "reports": made,
+            }
+        )
+    else:
+        _show(title, made, html)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``0,1,5`` -> (0, 1, 5); ConfigError for anything else."""
+    from edgefl.wire.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"--steps is a list of whole numbers such as 0,1,5, found {text!r}", steps=text
+        ) from error
+
+
+def _show(title: str, made: list[Report], html: Path | None) -> None:
+    from edgefl.analysis.personal.page import summary, user_rows
+
+    first = made[0]
+    caption = f"{len(first.users)} users, steps of {first.alpha:g}, batches of {first.batch}"
+    print_table(title, summary(made), caption)
+    for report in made:
+        console.print(f"{report.protocol}: {report.note}", markup=False, highlight=False)
+    curve = [
+        {"steps": point.steps} | {report.protocol: f"{report.curve[place].accuracy:.2%}" for report in made}
+        for place, point in enumerate(first.curve)
+    ]
+    print_table("Mean accuracy over users", curve)
+    rows = user_rows(first)
+    print_table(
+        f"Users, {first.protocol}",
+        rows[:_WORST],
+        f"the {_WORST} that fare worst of {len(rows)}; --json has them all" if len(rows) > _WORST else "",
+    )
+    for name, why in first.left_out.items():
+        console.print(f"left out: {name}: {why}", markup=False, highlight=False)
+    if html is not None:
+        console.print(f"{html}", markup=False, highlight=False)

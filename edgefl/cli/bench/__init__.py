@@ -1,0 +1,1 @@
+"""``edgefl bench``: measure on this machine."""

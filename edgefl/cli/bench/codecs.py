@@ -1,0 +1,255 @@
+"""``edgefl bench aggregate`` and ``edgefl bench encode``: what coded updates cost the server and a device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from edgefl.cli.output import errors, print_table
+
+if TYPE_CHECKING:
+    from edgefl.bench.aggregate.on_device import OnDeviceRow
+    from edgefl.bench.aggregate.rows import AggregateRow
+    from edgefl.bench.encode.rows import EncodeRow
+    from edgefl.wire.errors import EdgeflError
+
+Row = TypeVar("Row")
+Device = StrEnum("Device", ["cpu", "cuda"])
+_PARAMETERS = 10**9
+"""Of a measurement in a GPU's memory, unless told."""
+
+_AGGREGATE = """
+Updates per second of the server's aggregator, beside Flower's weighted average of the same updates as float32.
+
+Both begin with arrays in memory, by turns: ours as they travelled, Flower's decoded before its clock starts.
+updates_per_s counts what adds the updates into the sums, ratio is that beside Flower's whole average. A whole round of
+ours, in which each update is checked, added, and the finished new weights are made, is round_updates_per_s and round_ratio.
+
+copy_fraction: bytes that accumulating has to move, per second, as a share of what a plain copy moves on as many threads
+in the same run. They are each byte of each update once, and the int64 sums read and written once per batch; a copy of n
+bytes moves 2 n. Times are medians; --json has the minima, too.
+
+With --device cuda the sums are on the GPU, and the updates' way there is a part of the time; with --on-device they are
+made there, one bit per entry, and only the kernel's own time counts.
+
+Flower runs in a process of its own. Where it is not installed its columns are empty, and nothing else changes:
+
+  python3.11 -m venv flower
+
+  flower/bin/pip install flwr
+
+Examples:
+
+  edgefl bench aggregate --json
+
+  edgefl bench aggregate --codec fedbat --codec fedpaq:bits=2 --clients 64 --threads 4 --flower flower/bin/python
+
+  edgefl bench aggregate --device cuda --on-device --parameters 1000000000 --clients 64
+"""
+_ENCODE = """
+What it costs a device to make the bytes of an update, beside one of its training steps.
+
+encode_ms: the program's last graph, which codes the update, with the noise that it draws, until the bytes are there.
+step_ms: a step of the same program, FedBAT's binarized one; sgd_step_ms: a step of plain SGD. Each graph runs on the
+device's engine in a process of its own, by turns with the others. Times are medians; --json has the minima and the
+first call of a process, too.
+
+Examples:
+
+  edgefl bench encode --json
+
+  edgefl bench encode --model resnet18 --codec fedbat --codec 'topk:share=0.01' --threads 2
+"""
+_Codecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--codec",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="a codec of `edgefl ls codecs`, may be repeated; default: six",
+    ),
+]
+_Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", help="KEY=VALUE of the model, values as in JSON; may be repeated", metavar="KEY=VALUE"
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
+
+
+def register(group: typer.Typer) -> None:
+    group.command("aggregate", help=_AGGREGATE)(aggregate)
+    group.command("encode", help=_ENCODE)(encode)
+
+
+def aggregate(
+    model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "resnet18",
+    parameters: Annotated[
+        int, typer.Option(min=0, help="a perceptron of about so many parameters in place of the model; 0: no")
+    ] = 0,
+    codec: _Codecs = None,
+    clients: Annotated[int, typer.Option(min=1, help="updates of a round")] = 32,
+    threads: Annotated[int, typer.Option(min=0, help="threads that add updates up; 0: one per core")] = 0,
+    device: Annotated[Device, typer.Option(help="where the sums are")] = Device.cpu,
+    on_device: Annotated[
+        bool,
+        typer.Option(
+            "--on-device", help="one-bit updates that are made in the GPU's memory: its kernel alone"
+        ),
+    ] = False,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="blocks, each with one average of Flower's and three of ours")
+    ] = 5,
+    flower: Annotated[
+        str,
+        typer.Option(metavar="PYTHON", help="interpreter of an environment with flwr; default: this one"),
+    ] = "",
+    option: _Options = None,
+    as_json: _Json = False,
+) -> None:
+    from edgefl.bench.aggregate.rows import CODECS, Settings, build, measure
+    from edgefl.cli.bench.measure import model_options
+
+    if on_device:
+        _on_device(parameters, clients, repeat, device, as_json)
+        return
+    settings = Settings(
+        clients=clients,
+        threads=threads,
+        device=device.value,
+        repeat=repeat,
+        flower=flower or sys.executable,
+        options=model_options(option or ()),
+    )
+    spec = build(model, parameters, settings)
+    rows, failed = _measured(
+        codec or CODECS, lambda name, say: measure(spec, name, settings, say), _aggregated
+    )
+    for problem in sorted({row.flower_error for row in rows if row.flower_error}):
+        errors.print(f"Flower did not run: {problem}", style="yellow", markup=False, highlight=False)
+    title = f"aggregate: {spec.name}, {clients} clients, {device}"
+    _report("aggregate", title, rows, _aggregate_columns, as_json, failed)
+
+
+def encode(
+    model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "resnet20",
+    codec: _Codecs = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="blocks of calls to each graph")] = 5,
+    option: _Options = None,
+    as_json: _Json = False,
+) -> None:
+    from edgefl.bench.encode.rows import CODECS, Settings, build, measure
+    from edgefl.cli.bench.measure import model_options
+
+    options = model_options(option or ())
+    settings = Settings(batch=batch, threads=threads, repeat=repeat, options=options)
+    spec = build(model, settings)
+    rows, failed = _measured(codec or CODECS, lambda name, say: measure(spec, name, settings, say), _encoded)
+    title = f"encode: {spec.name}, batch {batch}, threads {threads}"
+    _report("encode", title, rows, _encode_columns, as_json, failed)
+
+
+def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_json: bool) -> None:
+    from edgefl.bench.aggregate.on_device import measure
+    from edgefl.wire.errors import ConfigError
+
+    if device is not Device.cuda:
+        raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
+    row = measure(parameters or _PARAMETERS, clients, repeat)
+    _report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json, ())
+
+
+def _measured(
+    codecs: Sequence[str],
+    measure: Callable[[str, Callable[[str], None]], Row],
+    line: Callable[[Row], str],
+) -> tuple[list[Row], list[EdgeflError]]:
+    """A row for each codec that can be measured, told on stderr as soon as it is there, and why the others cannot."""
+    from edgefl.wire.errors import EdgeflError
+
+    rows, failed = [], []
+    with errors.status("") as status:
+        for codec in codecs:
+            try:
+                rows.append(measure(codec, lambda text: status.update(Text(text))))
+                errors.print(line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
+            except EdgeflError as error:  # the other codecs are worth measuring all the same
+                failed.append(error)
+                errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+    return rows, failed
+
+
+def _report(
+    name: str,
+    title: str,
+    rows: list[Row],
+    columns: Callable[[Row], dict[str, Any]],
+    as_json: bool,
+    failed: Sequence[EdgeflError],
+) -> None:
+    """The rows; the exit code is that of the first failure."""
+    from edgefl.cli.bench.measure import print_rows
+
+    if as_json:
+        print_rows(name, rows, as_json)
+    else:
+        print_table(title, [columns(row) for row in rows])
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _aggregated(row: AggregateRow) -> str:
+    flower = "-" if row.flower_updates_per_s is None else f"{row.flower_updates_per_s:g}"
+    return (
+        f"{row.codec}: {row.updates_per_s:g} updates/s, {row.copy_fraction:.0%} of a copy, Flower {flower}; a whole round "
+        f"{row.round_updates_per_s:g} updates/s"
+    )
+
+
+def _aggregate_columns(row: AggregateRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return {
+        "codec": row.codec,
+        "updates/s": row.updates_per_s,
+        "Flower": row.flower_updates_per_s,
+        "ratio": row.ratio,
+        "whole round": row.round_updates_per_s,
+        "its ratio": row.round_ratio,
+        "of a copy": f"{row.copy_fraction:.0%}",
+    }
+
+
+def _on_device_columns(row: OnDeviceRow) -> dict[str, Any]:
+    """``--json`` has more."""
+    return {
+        "codec": row.codec,
+        "parameters": row.parameters,
+        "ms": 1e3 * row.seconds,
+        "updates/s": row.updates_per_s,
+        "GB/s of a copy": row.copy_bytes_per_s / 1e9,
+        "of a copy": f"{row.copy_fraction:.0%}",
+    }
+
+
+def _encoded(row: EncodeRow) -> str:
+    return f"{row.codec}: {row.encode_ms:g} ms, step {row.step_ms:g} ms, ratio {row.ratio:g}"
+
+
+def _encode_columns(row: EncodeRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return {
+        "codec": row.codec,
+        "encode ms": row.encode_ms,
+        "step ms": row.step_ms,
+        "ratio": f"{row.ratio:.1%}",
+        "SGD step ms": row.sgd_step_ms,
+        "first ms": row.encode_first_ms,
+        "KiB": f"{row.update_bytes / 2**10:.1f}",
+    }

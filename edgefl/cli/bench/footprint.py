@@ -1,0 +1,79 @@
+"""``edgefl bench footprint``: what a waiting device holds in memory, how soon it is ready, what it takes on disk."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from edgefl.cli.output import errors, print_table, size
+
+if TYPE_CHECKING:
+    from edgefl.bench.footprint.rows import FootprintRow
+
+_FOOTPRINT = """
+What a device costs before it trains anything, beside a Flower client with torch.
+
+Real processes on a real broker (Mosquitto where it is installed), one after the other: resident memory when connected
+and waiting, and seconds from the start of the process until the other side has heard of it. Installed is what the
+packages that it runs with take on disk as they were shipped, with all they require. The device of --engine executorch
+needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
+all of it, too, and the bytecode that Python adds.
+
+Examples:
+
+  edgefl bench footprint --json
+
+  edgefl bench footprint --python device/bin/python --flower flower/bin/python
+"""
+
+
+def register(group: typer.Typer) -> None:
+    group.command("footprint", help=_FOOTPRINT)(footprint)
+
+
+def footprint(
+    repeat: Annotated[int, typer.Option(min=1, help="fresh processes of each kind")] = 5,
+    python: Annotated[
+        str, typer.Option(metavar="PYTHON", help="interpreter of a device's environment; default: this one")
+    ] = "",
+    flower: Annotated[
+        str,
+        typer.Option(
+            metavar="PYTHON", help="interpreter of an environment with flwr and torch; default: this"
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+) -> None:
+    from edgefl.bench.footprint.rows import measure
+    from edgefl.cli.bench.measure import print_rows
+
+    with errors.status("") as status:
+        rows = measure(
+            repeat,
+            python or sys.executable,
+            flower or sys.executable,
+            lambda text: status.update(Text(text)),
+        )
+    for row in rows:
+        if row.error:
+            errors.print(f"{row.what}: {row.error}", style="yellow", markup=False, highlight=False)
+    if as_json:
+        print_rows("footprint", rows, as_json)
+    else:
+        print_table("footprint: connected and idle", [_columns(row) for row in rows])
+    if all(row.error for row in rows):
+        raise typer.Exit(1)
+
+
+def _columns(row: FootprintRow) -> dict[str, Any]:
+    """``--json`` has more."""
+    return {
+        "what": row.what,
+        "idle": "-" if row.idle_rss_bytes is None else size(row.idle_rss_bytes),
+        "ready s": row.ready_s,
+        "installed": "-" if row.installed_bytes is None else size(row.installed_bytes),
+        "packages": len(row.packages),
+    }

@@ -1,0 +1,119 @@
+"""``edgefl bench programs``: what a round of each program costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from edgefl.cli.output import errors, print_table
+
+if TYPE_CHECKING:
+    from edgefl.bench.programs.rows import ProgramRow
+
+_PROGRAMS = """
+What a round of each program costs a device, beside what the papers' specifications say.
+
+One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
+Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
+model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
+exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
+specification says of the same: gradients | up down kept.
+
+Examples:
+
+  edgefl bench programs --json
+
+  edgefl bench programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
+
+  edgefl bench programs --repeat 0      (no times)
+"""
+
+
+def register(group: typer.Typer) -> None:
+    group.command("programs", help=_PROGRAMS)(programs)
+
+
+def programs(
+    program: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:KEY=VALUE,...]",
+            help="a program of `edgefl ls programs` or path/to/file.py:factory, may be repeated; default: all",
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "cnn",
+    batch: Annotated[int, typer.Option(min=1, help="samples per local step")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="local steps")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="samples of the device")] = 320,
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
+    repeat: Annotated[int, typer.Option(min=0, help="blocks of timed steps per program; 0: counts only")] = 3,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated", metavar="KEY=VALUE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+) -> None:
+    from edgefl.bench.programs.rows import Settings, build, everything, measure
+    from edgefl.cli.bench.measure import model_options, print_rows
+    from edgefl.wire.errors import EdgeflError
+
+    options = model_options(option or ())
+    settings = Settings(batch, steps, samples, repeat, threads, options)
+    spec = build(model, settings)
+    rows: list[ProgramRow] = []
+    failed = []
+    with errors.status("") as status:
+        for name in program or everything():
+            try:
+                found = measure(spec, name, settings, lambda text: status.update(Text(text)))
+            except EdgeflError as error:  # the other programs are worth measuring all the same
+                failed += [error] if program else []  # of all programs, some are for other models
+                word = "error" if program else f"left out {name}"
+                errors.print(f"{word}: {error.message}", style="red", markup=False, highlight=False)
+                continue
+            rows += found
+            for row in found:
+                errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        print_rows("programs", rows, as_json)
+    else:
+        title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
+        print_table(title, [_columns(row) for row in rows])
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _line(row: ProgramRow) -> str:
+    """What a run that is cut short leaves."""
+    time = "" if row.step_ms is None else f", step {row.step_ms:g} ms, {row.step_ratio:g} of FedAvg's"
+    return (
+        f"{row.program}, {row.exchange}: {_derivatives(row)} per step, {row.up:g} up, {row.down:g} down, {row.kept:g} kept"
+        f"{time}; {_beside(row)}"
+    )
+
+
+def _derivatives(row: ProgramRow) -> str:
+    return f"{row.gradients_per_step}" + (f"+{row.products_per_step} HVP" if row.products_per_step else "")
+
+
+def _beside(row: ProgramRow) -> str:
+    if row.as_spec is None:
+        return "no figures specified"
+    return f"{'as' if row.as_spec else 'NOT as'} specified: {row.spec}"
+
+
+def _columns(row: ProgramRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return {
+        "program": row.program if row.exchange == "round" else f"{row.program}, {row.exchange}",
+        "grad": _derivatives(row),
+        "up": f"{row.up:g}",
+        "down": f"{row.down:g}",
+        "kept": f"{row.kept:g}",
+        "state": f"{row.state:g}",
+        "ms": "-" if row.step_ms is None else row.step_ms,
+        "ratio": "-" if row.step_ratio is None else f"{row.step_ratio:.2f}",
+        "spec": f"{row.spec}{'' if row.as_spec is not False else ' (!)'}",
+    }

@@ -1,0 +1,1 @@
+"""``edgefl ls``, ``edgefl inspect``, ``edgefl validate``: look at what there is."""

@@ -1,0 +1,270 @@
+"""``edgefl ls``, ``edgefl inspect`` and ``edgefl validate``: look at what there is before running it."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from edgefl.cli.catalog import programs
+from edgefl.cli.federation.updates import as_rows, for_people, tier_sizes
+from edgefl.cli.output import console, errors, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.wire.bundle.archive import Bundle
+    from edgefl.wire.bundle.manifest import Manifest
+    from edgefl.wire.update.size import UpdateSize
+
+Catalog = StrEnum("Catalog", ["models", "kinds", "submodels", "programs", "optimizers", "codecs"])
+
+_LS = """
+List what edgefl knows.
+
+Examples:
+
+  edgefl ls models
+
+  edgefl ls kinds
+
+  edgefl ls codecs
+
+  edgefl ls programs
+
+  edgefl ls programs fafed      (with its options)
+
+  edgefl ls submodels --json
+"""
+_INSPECT = """
+Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
+
+Examples:
+
+  edgefl inspect bundles/weak.efl
+
+  edgefl inspect bundles/weak.efl --json
+"""
+_VALIDATE = """
+Check a federation file and list every problem in it. Tells how many bytes an update of each tier takes.
+
+Examples:
+
+  edgefl validate federation.toml
+
+  edgefl validate --template > federation.toml
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ls", help=_LS)(ls)
+    app.command("inspect", help=_INSPECT)(inspect)
+    app.command("validate", help=_VALIDATE)(validate)
+
+
+def ls(
+    what: Annotated[
+        Catalog,
+        typer.Argument(help="what to list; kinds: of submodels, submodels: each model's preset tiers"),
+    ],
+    name: Annotated[str | None, typer.Argument(help="everything about one of them")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
+) -> None:
+    listed = {
+        "models": _models,
+        "kinds": _kinds,
+        "submodels": _submodels,
+        "programs": programs.program_rows,
+        "optimizers": programs.optimizer_rows,
+        "codecs": _codecs,
+    }
+    rows = listed[what.value]()
+    if name is not None:
+        about = programs.one(rows, name, what.value)
+        rows = [row for row in rows if row.get("name") == name]
+    if as_json:
+        print_json(rows)
+        return
+    if name is not None:
+        print_table(name, about)
+        return
+    caption = ""
+    if what is Catalog.programs:
+        rows, caption = programs.for_people(rows), programs.CAPTION
+    print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows], caption)
+
+
+def _with_defaults(options: Any) -> dict[str, list[str]]:
+    """Options whose defaults are known as NAME=DEFAULT, in the words of the command line."""
+    if not isinstance(options, dict):
+        return {}
+    return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
+
+
+def _models() -> list[dict[str, Any]]:
+    from edgefl.models.zoo.catalog import MODELS, build
+
+    rows = []
+    for name in MODELS:
+        spec = build(name)
+        parameters = sum(parameter.numel() for parameter in spec.module.parameters())
+        rows.append(
+            {
+                "name": name,
+                "parameters": parameters,
+                "input": list(spec.sample.shape),
+                "units": list(spec.units),
+            }
+        )
+    return rows
+
+
+def _submodels() -> list[dict[str, Any]]:
+    from edgefl.models.zoo.catalog import build
+    from edgefl.submodels.output_side import accounting
+    from edgefl.submodels.output_side.submodel import TIERS
+
+    rows = []
+    for model, tiers in TIERS.items():
+        spec = build(model)
+        whole = accounting.full(spec)
+        for tier, preset in tiers.items():
+            submodel = preset.of(spec)
+            cost = accounting.tier(submodel)
+            rows.append(
+                {
+                    "kind": "output_side",
+                    "model": model,
+                    "tier": tier,
+                    "cut": preset.cut,
+                    "chunks": len(submodel.prefix),
+                    "parameters": cost.p,
+                    "activations": cost.a,
+                    "capacity": round(cost.mem / whole.mem, 4),
+                }
+            )
+    return rows
+
+
+def _kinds() -> list[dict[str, Any]]:
+    from edgefl.submodels.catalog import KINDS
+
+    return [
+        {
+            "kind": name,
+            "what": (factory.__doc__ or "").strip().split("\n\n")[0].replace("\n   ", ""),
+            "options": [option for option in signature(factory).parameters if option != "spec"],
+        }
+        for name, factory in KINDS.items()
+    ]
+
+
+def _codecs() -> list[dict[str, Any]]:
+    from edgefl.cli.federation.updates import codec_rows
+
+    return codec_rows()
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
+    as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
+) -> None:
+    from edgefl.wire.bundle import archive as bundles
+
+    bundle = bundles.read(path)
+    if as_json:
+        print_json({"digest": bundle.ref(1 << 30).sha256, "manifest": bundle.manifest})
+    else:
+        _show(bundle)
+
+
+def _show(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}", markup=False)
+    console.print(f"digest      {bundle.ref(1 << 30).sha256}")
+    console.print(f"parameters  {manifest.parameters:,} trained")
+    console.print(
+        f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes"
+    )
+    for number, chunk in enumerate(manifest.prefix, 1):
+        console.print(f"forward {number}   {', '.join(chunk.units)}", markup=False)
+    phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
+    console.print(
+        f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})", markup=False
+    )
+    console.print(f"update      {_update(manifest)}", markup=False, soft_wrap=True)
+    rows = [
+        {
+            "graph": graph.name,
+            "format": graph.format,
+            "size": size(graph.blob.size),
+            "inputs": _ports(graph.inputs),
+            "outputs": _ports(graph.outputs),
+        }
+        for graph in manifest.graphs
+    ]
+    print_table("graphs", rows)
+
+
+def _update(manifest: Manifest) -> str:
+    """What a device sends back: the codec, the arrays of a coded update, and their bytes."""
+    ports = manifest.graph(manifest.finish).outputs_of("update")
+    arrays = [f"{port.label} {math.prod(port.shape):,} x {port.dtype}" for port in ports]
+    held = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
+    told = size(sum(port.nbytes for port in ports))
+    return f"codec {manifest.codec}, version {manifest.codec_version}: {held}; {told}"
+
+
+def _ports(ports: Any) -> str:
+    counts: dict[str, int] = {}
+    for port in ports:
+        counts[port.role] = counts.get(port.role, 0) + 1
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def validate(
+    path: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="federation file (TOML)")] = None,
+    template: Annotated[
+        bool, typer.Option(help="print a file with every key, its default and its meaning")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="the complete configuration as JSON, and sizes as `updates`")
+    ] = False,
+) -> None:
+    from edgefl.config import load
+    from edgefl.config.text import document
+
+    if template:
+        typer.echo(document(), nl=False)
+        return
+    if path is None:
+        raise typer.BadParameter("give a federation file, or --template")
+    loaded = load(path)
+    updates = _checked(loaded)
+    rows = as_rows(updates)
+    if as_json:
+        print_json(loaded.model_dump() | {"updates": rows})
+        return
+    typer.echo(f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(updates)}")
+    print_table(f"updates, codec {loaded.codec.name}", for_people(rows))
+
+
+def _checked(federation: Federation) -> dict[str, UpdateSize]:
+    """The size of an update, by tier: those of the file, or the model's own. ModelError or ConfigError if the model
+    cannot be built for the data, or cut or trained as the tiers say."""
+    from edgefl.lab.lab import completed
+    from edgefl.setup.data import open_data
+    from server.compose import build_model, submodel_of, warnings
+
+    spec = build_model(federation, open_data(federation))
+    initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}
+    tiers = federation.tiers or completed(federation).tiers
+    submodels = {tier: submodel_of(spec, tier, table) for tier, table in tiers.items()}
+    for tier, submodel in submodels.items():
+        for warned in warnings(submodel, tier, initial):
+            errors.print(f"warning: {warned.text}", markup=False)
+    return tier_sizes(federation, spec, submodels)

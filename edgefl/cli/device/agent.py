@@ -1,0 +1,157 @@
+"""``edgefl device``: run a device agent. Never imports torch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+from edgefl.cli.device import engine as device_engine
+from edgefl.cli.device import personalize as device_personalize
+from edgefl.cli.device.isolated import Told
+from edgefl.cli.engines import Engine
+from edgefl.wire.bundle import signatures
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.topics import checked_name
+
+_EXAMPLES = """
+Run a device agent: take tasks, train on local data, send updates. Needs no torch.
+
+Examples:
+
+  edgefl device --id phone-7 --broker localhost:1883 --data my-data.npz
+
+  edgefl device --id pi-3 --broker broker.lan --data /data/images --memory 256MiB --threads 4
+
+  edgefl device --id pi-4 --broker broker.lan --data /data/images --engine executorch
+"""
+
+
+class _AgentOrCommand(TyperGroup):
+    """Runs the agent, for which the options are; where a command is named first, it needs none of them."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        needed = (
+            [param for param in self.params if param.required] if args and args[0] in self.commands else []
+        )
+        try:
+            for param in needed:
+                param.required = False
+            return super().parse_args(ctx, args)
+        finally:
+            for param in needed:
+                param.required = True
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        cls=_AgentOrCommand, invoke_without_command=True, help=_EXAMPLES, rich_markup_mode="rich"
+    )
+    group.callback()(device)
+    group.command("personalize", help=device_personalize.HELP)(device_personalize.personalize)
+    group.command("build-engine", help=device_engine.HELP)(device_engine.build_engine)
+    app.add_typer(group, name="device")
+
+
+def device(
+    ctx: typer.Context,
+    device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
+    data: Annotated[
+        Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
+    ],
+    broker: Annotated[
+        str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
+    ] = "localhost:1883",
+    federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
+    store: Annotated[
+        Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
+    ] = None,
+    tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
+    memory: Annotated[
+        str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
+    ] = "",
+    engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
+    until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
+    limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
+    server_key: Annotated[
+        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+    ] = "",
+    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
+) -> None:
+    if ctx.invoked_subcommand is not None:
+        return
+    from device_runtime import process
+
+    settings = process.DeviceSettings(
+        federation=checked_name("federation", federation),
+        device=checked_name("device", device_id),
+        broker=address(broker, ca_file),
+        data=str(data),
+        folder=str(store or default_folder(federation, device_id)),
+        tier=tier,
+        server_key=checked_key(server_key),
+        memory_bytes=parse_bytes(memory) if memory else 0,
+        until_done=until_done,
+        limits=parse_limits(limit or []),
+        engine=engine.value,
+        threads=threads,
+        as_json=as_json,
+    )
+    if isinstance(ctx.obj, Told):
+        ctx.obj.tell(settings)
+    else:
+        process.run(settings)
+
+
+def default_folder(federation: str, device_id: str) -> Path:
+    """A store for each federation: an update that waits must never go to another one's server."""
+    return Path.home() / ".edgefl" / federation / device_id
+
+
+def address(text: str, ca_file: str) -> Address:
+    parsed = Address.parse(text)
+    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+
+
+def checked_key(text: str) -> str:
+    """A key that can be used, or none; better now than at the first bundle."""
+    if text:
+        import cryptography  # noqa: F401  the extra `secure`
+
+        signatures.parse_key(text)
+    return text
+
+
+def parse_limits(entries: list[str]) -> Limits:
+    """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
+    pairs = dict(entry.partition("=")[::2] for entry in entries)
+    try:
+        return msgspec.convert(pairs, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9} | dict.fromkeys(("K", "KIB"), 2**10)
+_UNITS |= dict.fromkeys(("M", "MIB"), 2**20) | dict.fromkeys(("G", "GIB"), 2**30)
+_MOST_BYTES = 1 << 60
+
+
+def parse_bytes(text: str) -> int:
+    """``64MiB`` or ``64M`` -> 67108864."""
+    digits = text.rstrip("BbKkMmGgIi ")
+    unit = text[len(digits) :].strip().upper()
+    try:
+        size = float(digits) * _UNITS[unit]
+    except (ValueError, KeyError):
+        size = math.nan
+    if not 0 <= size <= _MOST_BYTES:
+        raise ConfigError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
+    return int(size)

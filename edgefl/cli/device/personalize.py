@@ -1,0 +1,206 @@
+"""``edgefl device personalize``: the current model, adapted to this device's data. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.engines import Engine
+from edgefl.cli.output import console, print_json, print_table
+from edgefl.wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from device_runtime.data.samples import LocalData
+    from device_runtime.personal.personalize import Adapted
+    from device_runtime.round.graphs import Blobs
+    from device_runtime.round.job import Job
+    from edgefl.wire.bundle.manifest import Manifest
+
+    Opened = tuple[Job, Manifest, Blobs, Path]
+    """Which model, how to call it, where its parts come from, and a folder for what is too large for memory."""
+
+Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
+
+HELP = """
+Adapt the federation's current model to this device's data by a few steps, and say what that is worth.
+
+The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges it:
+train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held out);
+split_test halves --test-data (else --data); paper_literal adapts to what judges it, which leaks, for comparison only.
+Nothing is sent, and the agent may run meanwhile.
+
+Examples:
+
+  edgefl device personalize --id phone-7 --data my-data.npz --curve
+
+  edgefl device personalize --id phone-7 --data my-data.npz --test-data later.npz --steps 5 --out mine.safetensors
+
+  edgefl device personalize --bundle strong.efl --weights model.safetensors --data my-data.npz --json      (offline)
+"""
+
+
+def personalize(
+    data: Annotated[
+        Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
+    ],
+    device_id: Annotated[str, typer.Option("--id", help="name of this device; not needed offline")] = "",
+    broker: Annotated[
+        str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
+    ] = "localhost:1883",
+    federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
+    tier: Annotated[str, typer.Option(help="tier whose model to take; default: the only one there is")] = "",
+    test_data: Annotated[Path | None, typer.Option(help="samples to judge by, in the same forms")] = None,
+    protocol: Annotated[
+        Protocol, typer.Option(help="what is adapted to, and what judges")
+    ] = Protocol.train_support,
+    steps: Annotated[int, typer.Option(min=0, help="steps to take")] = 1,
+    curve: Annotated[bool, typer.Option("--curve", help="also after 0, 1, 2, 5 and 10 steps")] = False,
+    alpha: Annotated[float | None, typer.Option(help="size of a step; default: the round's own")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="decides the split, the batches and noise")] = 0,
+    out: Annotated[Path | None, typer.Option(help="file for the adapted weights (safetensors)")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="a bundle file, in place of the broker's")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="weights for --bundle: model.safetensors of a run, or what --out wrote"),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="folder for what is fetched; default: ~/.edgefl/FEDERATION/ID/personalize"),
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
+    limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
+    server_key: Annotated[
+        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+    ] = "",
+    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    from device_runtime.data import samples as local_data
+    from device_runtime.data.support import checked_protocol
+    from device_runtime.engine.select import open_engine
+    from device_runtime.personal.personalize import CURVE, Personalizer, Wanted
+    from edgefl.wire import tensors
+
+    local = local_data.load(data)
+    wanted = Wanted(
+        protocol=checked_protocol(protocol.value),
+        steps=steps,
+        curve=CURVE if curve else (),
+        alpha=alpha,
+        seed=seed,
+        test=_judging(data, test_data),
+    )
+    opened = (
+        _files(bundle, weights, store)
+        if bundle or weights
+        else _visited(federation, device_id, tier, broker, ca_file, store, server_key, limit or [], engine)
+    )
+    with opened as (job, manifest, blobs, folder):
+        made = Personalizer(
+            engine=open_engine(engine.value, threads), manifest=manifest, blobs=blobs, folder=folder
+        )
+        report, adapted = made.run(job, local, wanted)
+        if out is not None:
+            _write(out, tensors.dump({**made.frozen(job), **adapted}))
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, out)
+
+
+def _judging(data: Path, test_data: Path | None) -> LocalData | None:
+    from device_runtime.data import samples as local_data
+
+    if test_data is None:
+        return None
+    if test_data.resolve() == data.resolve():
+        raise ConfigError(
+            f"--test-data is {data} too, so that the model would be adapted to what judges it: leave --test-data out, and a "
+            "part of --data is held out"
+        )
+    return local_data.load(test_data)
+
+
+@contextmanager
+def _files(bundle: Path | None, weights: Path | None, store: Path | None) -> Iterator[Opened]:
+    import tempfile
+
+    from device_runtime.personal.offline import offline
+    from edgefl.wire.bundle import archive as bundles
+
+    if bundle is None or weights is None:
+        raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
+    found = bundles.read(bundle)
+    job, blobs = offline(found, weights)
+    yield job, found.manifest, blobs, store or Path(tempfile.gettempdir())
+
+
+@contextmanager
+def _visited(
+    federation: str,
+    device_id: str,
+    tier: str,
+    broker: str,
+    ca_file: str,
+    store: Path | None,
+    server_key: str,
+    limit: list[str],
+    engine: Engine,
+) -> Iterator[Opened]:
+    from device_runtime.personal.visitor import Guest, job_of
+    from edgefl.cli.device.agent import address, checked_key, default_folder, parse_limits
+    from edgefl.wire.bundle import manifest as manifests
+    from edgefl.wire.bundle import signatures
+    from edgefl.wire.mqtt.topics import checked_name
+
+    if not device_id:
+        raise ConfigError(
+            "give the name of this device by --id, or --bundle and --weights to work without a broker"
+        )
+    checked_name("federation", federation)
+    checked_name("device", device_id)
+    key = checked_key(server_key)
+    folder = store or default_folder(federation, device_id) / "personalize"
+    with Guest(federation, device_id, address(broker, ca_file), folder, parse_limits(limit)) as guest:
+        job = job_of(guest.announced(), tier, engine.value)
+        if key:
+            signatures.check(key, job.bundle.sha256, job.signature)
+        yield job, manifests.decode(guest.blobs.get(job.bundle)), guest.blobs, folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def _show(report: Adapted, out: Path | None) -> None:
+    rows = [
+        {"steps": point.steps, "loss": round(point.loss, 4), "accuracy": f"{point.accuracy:.2%}"}
+        for point in report.curve
+    ]
+    what = f"{report.model} as tier {report.tier} has it, version {report.model_version[:12]}, steps of {report.alpha:g}"
+    console.print(what, markup=False, highlight=False)
+    print_table("On the query samples", rows)
+    lines = [
+        f"{report.protocol}: {report.note}",
+        f"{report.support} samples to adapt to, {report.query} that judge, batches of {report.batch}"
+        + (" with repetitions, as there are fewer samples" if report.repeated else ""),
+        f"{report.before.accuracy:.2%} before, {report.after.accuracy:.2%} after {report.after.steps} of these steps"
+        + (
+            ""
+            if report.majority is None
+            else f"; its most frequent class alone reaches {report.majority:.2%}"
+        ),
+    ]
+    if out is not None:
+        lines.append(f"adapted weights: {out}")
+    console.print("\n".join(lines), markup=False, highlight=False)

@@ -1,0 +1,1 @@
+"""Commands that run a federation: everything on one machine, a server, a broker."""

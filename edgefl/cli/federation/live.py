@@ -1,0 +1,201 @@
+"""The live view of a run: one row per device, one line per round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from edgefl.cli.output import console, size
+from edgefl.config import Federation
+from edgefl.lab.lab import Restarted, Said
+
+if TYPE_CHECKING:
+    from edgefl.wire.update.size import UpdateSize
+
+_KIB = 1024
+
+
+class View:
+    """Keeps what was last said about each device and round, and draws it if ``live``. ``updates``: sizes by tier."""
+
+    def __init__(
+        self, federation: Federation, devices: list[str], updates: Mapping[str, UpdateSize], *, live: bool
+    ) -> None:
+        self._federation = federation
+        self._updates = updates
+        self._coded = federation.codec.name != "dense"
+        self._devices: dict[str, dict[str, Any]] = {
+            name: {"tier": name.rpartition("-")[0]} for name in devices
+        }
+        self._rounds: list[dict[str, Any]] = []
+        self._reports: dict[int, dict[str, dict[str, Any]]] = {}
+        self._notes: list[str] = []
+        self._stage = "starting: exporting and checking the graphs of each tier"
+        self._said_stage = ""
+        self._notes_said = 0
+        self._final: dict[str, Any] = {}
+        self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
+        self._plain = live and not console.is_terminal
+
+    def __enter__(self) -> View:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.update(self._draw())
+            self._live.stop()
+
+    def take(self, item: Said | Restarted) -> dict[str, Any] | None:
+        """Note one thing; returns the round's row when a round closed."""
+        closed = None
+        if isinstance(item, Restarted):
+            self._notes.append(f"{item.name} was started again")
+        else:
+            closed = self._said(item.event)
+        if self._live:
+            self._live.update(self._draw())
+        elif self._plain:
+            self._say_plainly(closed)
+        return closed
+
+    def _say_plainly(self, closed: dict[str, Any] | None) -> None:
+        """Without a terminal: each new stage of the start, then a line per round."""
+        if closed is not None:
+            console.print(_round_line(closed, self._coded), markup=False, soft_wrap=True)
+            return
+        for note in self._notes[self._notes_said :]:
+            console.print(note, markup=False, style="yellow")
+        self._notes_said = len(self._notes)
+        if not self._rounds and (stage := self._stage.partition(":")[0]) != self._said_stage:
+            console.print(stage, style="dim")
+            self._said_stage = stage
+
+    def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        match event.get("event"):
+            case "deviceseen":
+                self._devices.setdefault(event["device"], {}).update(_kept(event))
+                if event["stage"] == "reported":
+                    self._reports.setdefault(event["round"], {})[event["device"]] = _kept(event)
+            case "exporting":
+                self._stage = f"exporting and checking {event['text']}"
+            case "roundopened":
+                self._stage = f"round {event['round']} is open for {event['goal']} devices"
+            case "waiting":
+                whom = ", ".join(event.get("missing", ())) or "devices"
+                self._stage = f"waiting for {whom}: {event['known']} of {event['needed']}"
+            case "offline" | "rejected" | "declined":
+                self._notes.append(_note(event))
+            case "refused":  # the server's last words say why
+                self._stage = "the run ends unfinished"
+            case "warned":
+                if event["text"] not in self._notes:  # a server that was started again says it again
+                    self._notes.append(event["text"])
+            case "finished":
+                self._final = event
+                self._stage = "done"
+            case "roundclosed":
+                row = {key: value for key, value in event.items() if key != "event"}
+                row["devices"] = self._reports.pop(event["round"], {})
+                told = any(earlier["round"] == row["round"] for earlier in self._rounds)
+                if not told:  # a server that was killed may say it twice
+                    self._rounds.append(row)
+                    return row
+        return None
+
+    def _draw(self) -> Group:
+        table = Table(
+            title=f"round {len(self._rounds)} of {self._federation.federation.rounds}", title_justify="left"
+        )
+        for column in ("device", "tier", "round", "stage", "loss", "step", "peak", "down", "up"):
+            table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
+        for name, row in self._devices.items():
+            table.add_row(escape(name), *map(escape, _cells(row)))
+        history = Text("\n".join(_round_line(row, self._coded) for row in self._rounds[-6:]))
+        notes = Text("\n".join(self._notes[-3:]), style="yellow")
+        return Group(table, history, notes, Text(self._stage, style="dim"))
+
+    def conclude(self, folder: Path) -> None:
+        """The last word: how good, where the model is, how to look further."""
+        accuracy = self._final.get("accuracy")
+        if accuracy is not None:
+            console.print(f"[bold green]final accuracy {accuracy:.1%}[/]")
+        for line in self._uplink():
+            console.print(line, markup=False, highlight=False)
+        console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
+        # The last by name is the weakest of the usual tiers.
+        for path in sorted((folder / "bundles").glob("*.efl"))[-1:]:
+            tier = path.name.partition(".")[0]
+            console.print(f"what a {tier} device downloads:  edgefl inspect {path}", soft_wrap=True)
+        console.print(f"what each process said:        {folder}/logs", soft_wrap=True)
+        console.print("your own model and data:       edgefl validate --template > federation.toml")
+
+    def _uplink(self) -> list[str]:
+        """What a round's updates took, headers included, and how much of it moving statistics did."""
+        rounds = len(self._rounds)
+        up = sum(row["up_bytes"] for row in self._rounds)
+        if not rounds or not up:
+            return []
+        told = _smaller(up, sum(row["up_float32_bytes"] for row in self._rounds)) if self._coded else ""
+        tiers = [report["tier"] for row in self._rounds for report in row["devices"].values()]
+        statistics = sum(self._updates[tier].statistics_bytes for tier in tiers if tier in self._updates)
+        lines = [f"uplink          {size(up / rounds)} per round{told}"]
+        if statistics:
+            lines.append(f"  of it, moving statistics of norms: {size(statistics / rounds)} per round")
+        return lines
+
+
+_KEPT = ("tier", "round", "stage", "step", "steps", "loss", "step_ms", "peak_bytes", "down_bytes", "up_bytes")
+
+
+def _kept(event: dict[str, Any]) -> dict[str, Any]:
+    """The newest figures; a message that lacks one does not erase it."""
+    return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
+
+
+def _note(event: dict[str, Any]) -> str:
+    if event["event"] != "declined":
+        return str(event["text"])
+    text = f"{event['device']} declined round {event['round']} ({event['reason']})"
+    return f"{text}: {event['text']}" if event["text"] else text
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    stage = row.get("stage", "")
+    if stage.startswith(("train", "forward")) and row.get("steps"):
+        stage = f"{stage} {row.get('step', 0)}/{row['steps']}"
+    return [
+        row.get("tier", ""),
+        str(row.get("round", "")),
+        stage,
+        f"{row['loss']:.3f}" if row.get("loss") is not None else "",
+        f"{row['step_ms']:.0f} ms" if row.get("step_ms") else "",
+        f"{row['peak_bytes'] / _KIB**2:.0f} MiB" if row.get("peak_bytes") else "",
+        f"{row['down_bytes'] / _KIB:.0f} KiB" if row.get("down_bytes") else "",
+        f"{row['up_bytes'] / _KIB:.0f} KiB" if row.get("up_bytes") else "",
+    ]
+
+
+def _round_line(row: dict[str, Any], coded: bool) -> str:
+    accuracy = "not evaluated" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.1%}"
+    return (
+        f"round {row['round']:>3}  {accuracy}  {row['reports']} reports  {row['seconds']:.1f} s  "
+        f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}"
+        f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {row.get('text', '')}"
+    ).rstrip()
+
+
+def _smaller(coded: int, float32: int) -> str:
+    """How many times; nothing where no update came."""
+    return f" ({float32 / coded:.1f}x smaller than float32)" if coded else ""

@@ -1,0 +1,177 @@
+"""``edgefl run``: the main job on one machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.engines import Engine
+from edgefl.cli.output import console, errors, print_json
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.lab.lab import Lab
+    from edgefl.wire.update.size import UpdateSize
+
+Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
+
+_EXAMPLES = """
+Train on one machine: a broker, a server and device agents as separate processes, watched live.
+
+Without a federation file it runs the demo: 2 strong, 2 moderate and 2 weak devices train a ResNet-8 with EmbracingFL.
+
+Examples:
+
+  edgefl run --out runs/first
+
+  edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
+
+  edgefl run --rounds 5 --out runs/third --json
+
+  edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
+
+  edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
+
+  edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/new-program.md)
+
+  edgefl run --engine executorch --out runs/phones      (pip install 'edgefl\\[executorch]'; per tier: engine in the file)
+
+  edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run", help=_EXAMPLES)(run)
+
+
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
+    out: Annotated[Path, typer.Option(help="folder for everything the run leaves behind")] = Path(
+        "runs/latest"
+    ),
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
+    ] = None,
+    tiers: Annotated[
+        str | None,
+        typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls programs` lists them, FILE.py:FACTORY is your own"
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them"),
+    ] = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="runtime of every device; default: as each tier of the file says")
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
+    ] = None,
+    downlink: Annotated[
+        Downlink | None, typer.Option(help="how weights travel to the devices; int8: what changed in them")
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
+    download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
+    fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
+) -> None:
+    from edgefl.cli.federation.updates import sizes
+    from edgefl.config import load
+    from edgefl.lab.demo import with_demo_defaults
+    from edgefl.lab.lab import Lab, completed, discard
+    from edgefl.setup.data import open_data, partition
+    from edgefl.setup.one_line import parse_named, parse_program
+    from edgefl.setup.tier_text import parse_tiers
+    from exporters.bundle.formats import check_installed
+
+    overrides: dict[str, object] = {
+        "federation.rounds": rounds,
+        "federation.seed": seed,
+        "data.dir": str(data.resolve()) if data else None,
+        "data.download": download or None,
+        "model.name": model,
+        "codec": None if codec is None else parse_named(codec, "codec"),
+        "optimizer": None if optimizer is None else parse_named(optimizer, "optimizer"),
+        **({} if program is None else parse_program(program)),
+        "downlink.encoding": None if downlink is None else downlink.value,
+        "broker.kind": broker,
+    }
+    chosen = {key: value for key, value in overrides.items() if value is not None}
+    told = chosen if config else with_demo_defaults(chosen)
+    federation = load(config, told)
+    if tiers is not None:
+        federation = load(config, told | {"tiers": parse_tiers(tiers, federation.model.name)})
+    federation = _found_from_anywhere(completed(federation))
+    if engine is not None:
+        federation = _run_by(federation, engine)
+    check_installed(format for tier in federation.tiers for format in federation.formats_of(tier))
+    out = out.resolve()
+    if fresh:
+        discard(out)
+    out.mkdir(parents=True, exist_ok=True)
+    dataset = open_data(federation)
+    updates = sizes(
+        federation, dataset
+    )  # before the folder holds a run: what cannot be trained leaves none behind
+    lab = Lab(federation, out)
+    lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
+    if not as_json:
+        console.print(
+            f"[bold]{federation.federation.name}[/]: {federation.model.name} on {dataset.name}, {len(lab.devices)} devices"
+        )
+    _watch(lab, updates, as_json)
+
+
+def _found_from_anywhere(federation: Federation) -> Federation:
+    """The server is another process, and the run may be taken up from another folder."""
+    from edgefl.programs.user_programs import absolute
+
+    table = federation.program
+    program = table.model_copy(update={"name": absolute(table.name)})
+    return federation.model_copy(update={"program": program})
+
+
+def _run_by(federation: Federation, engine: Engine) -> Federation:
+    """All devices of all tiers with this engine."""
+    tiers = {
+        name: table.model_copy(update={"engine": engine.value}) for name, table in federation.tiers.items()
+    }
+    return federation.model_copy(update={"tiers": tiers})
+
+
+def _watch(lab: Lab, updates: Mapping[str, UpdateSize], as_json: bool) -> None:
+    from edgefl.cli.federation.live import View
+
+    view = View(lab.federation, lab.devices, updates, live=not as_json)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        lab.start()
+        with view:
+            for item in lab.events():
+                round_row = view.take(item)
+                if as_json and round_row is not None:
+                    print_json(round_row)
+        lab.finish()
+    except KeyboardInterrupt:
+        errors.print(f"stopped; `edgefl run --out {lab.folder}` with the same options goes on where it was")
+        raise typer.Exit(130) from None
+    finally:
+        lab.supervisor.stop()
+    if not as_json:
+        view.conclude(lab.folder)

@@ -1,0 +1,95 @@
+"""``edgefl server``: the server of a federation."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from server.events import Event
+
+_EXAMPLES = """
+Run the server of a federation: it exports the tiers' bundles, opens rounds and averages what devices send.
+
+Kill it at any time and start it again with the same --out: it goes on with the open round.
+
+Where the program needs every device, round.absent says what becomes of a round that lacks one: "wait" tries it again
+when the device is back, "refuse" ends the server with exit code 13, "partial" goes on with the others.
+Three tries in a row that end because updates are refused end it with exit code 13, too.
+
+Examples:
+
+  edgefl server --config federation.toml --broker localhost:1883 --out runs/fleet
+
+  edgefl server --config federation.toml --broker user:secret@broker.lan:1883 --out runs/fleet --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("server", help=_EXAMPLES)(server)
+
+
+def server(
+    config: Annotated[Path, typer.Option(help="federation file (TOML)")],
+    out: Annotated[Path, typer.Option(help="folder for journal, checkpoints, bundles and the trained model")],
+    broker: Annotated[
+        str,
+        typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker; default: as the file says"),
+    ] = "",
+    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    database: Annotated[
+        str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
+    ] = "",
+    device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    sign_key: Annotated[
+        Path | None, typer.Option(help="file with the key that signs bundles; made if there is none")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
+) -> None:
+    from edgefl.config import load
+    from edgefl.setup.data import open_data
+    from edgefl.wire.bundle.signatures import Signer
+    from edgefl.wire.mqtt.session import Address
+    from server.compose import compose
+    from server.service import Service
+
+    emit = print_json if as_json else _say
+    federation = load(config)
+    table = federation.broker
+    address = Address.parse(broker or f"{table.host}:{table.port or 1883}")
+    user = address.username or table.username, address.password or table.password
+    out.mkdir(parents=True, exist_ok=True)
+    plan = compose(federation, open_data(federation), out, emit=emit, device=device)
+    service = Service(
+        plan,
+        Address(address.host, address.port, *user, ca_file),
+        out,
+        emit=emit,
+        database=database,
+        device=device,
+        signer=Signer(sign_key) if sign_key else None,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    service.run()
+
+
+def _say(event: Event) -> None:
+    """One line per event; progress of devices is for the live table only."""
+    import msgspec
+
+    fields = msgspec.to_builtins(event)
+    kind = fields.pop("event")
+    if kind == "deviceseen" and fields["stage"] != "reported":
+        return
+    text = "  ".join(f"{key} {_short(value)}" for key, value in fields.items() if value not in (None, "", ()))
+    console.print(f"{kind:<12} {text}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Commands about models and bundles: export, verify, deploy, fit a device, profile."""

@@ -1,0 +1,188 @@
+"""``edgefl deploy``: a submodel of any size, cut from a trained model, as one ONNX file for inference."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.output import console, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from edgefl.config import Federation
+    from edgefl.models.spec import ModelSpec
+    from edgefl.wire.tensors import Arrays
+
+BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
+
+_HELP = """
+Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, images in, logits out.
+
+The size need not have been trained. Batch norm gets statistics of this very submodel, from one pass over the training
+data, frozen in; the whole model keeps its moving statistics, if it has any (model.bn = "global"). The file is compared
+with torch on test images; beside it a JSON file of the same name says what it is. Its accuracy is printed beside the
+whole model's.
+
+Examples:
+
+  edgefl deploy --weights runs/x/model.safetensors --kind importance --gamma 0.1 --compact --out phone.onnx
+
+  edgefl deploy --weights runs/x/model.safetensors --tier weak --out weak.onnx --json
+
+  edgefl deploy --weights runs/x/model.safetensors --kind width --gamma 1/16 --bn-eval batch --batch 500
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("deploy", help=_HELP)(deploy)
+
+
+def deploy(
+    weights: Annotated[
+        Path, typer.Option(help="the trained model: model.safetensors of a run, or a checkpoint")
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="the federation file; default: run.toml in the folder of the weights")
+    ] = None,
+    tier: Annotated[str | None, typer.Option(help="cut as this tier of the federation")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="a kind of `edgefl ls kinds`; default: the whole model")
+    ] = None,
+    gamma: Annotated[str | None, typer.Option(help="share of the parameters, like 0.1 or 1/16; any")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="option of the kind as in a federation file, like 'min_keep=4'; may be repeated"),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    out: Annotated[Path, typer.Option(help="the ONNX file")] = Path("model.onnx"),
+    bn_eval: Annotated[
+        BnEvals,
+        typer.Option(
+            help="batch norm: the submodel's own statistics; for comparison those of each batch, or the moving ones"
+        ),
+    ] = BnEvals.frozen,
+    batch: Annotated[int, typer.Option(min=1, help="images that go through at a time")] = 1,
+    samples: Annotated[
+        int, typer.Option(min=0, help="training images for the statistics; 0: all of them")
+    ] = 0,
+    compact: Annotated[
+        bool,
+        typer.Option("--compact", help="without the channels that the cut has emptied; computes the same"),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    import msgspec
+
+    from edgefl.lab.deployment import Workshop, chosen
+    from edgefl.setup.data import open_data
+    from edgefl.wire.errors import ConfigError
+    from server.compose import build_model
+    from server.storage.checkpoints import write_whole
+
+    if out.suffix == ".json":
+        raise ConfigError(
+            f"{out} is where the facts about the model go; give the model another ending, like .onnx"
+        )
+    trained = _read(weights)
+    share, options = _share(gamma), _options(option or [])
+    federation = _federation(weights, config, data)
+    dataset = open_data(federation)
+    spec = build_model(federation, dataset)
+    submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options, weights=trained)
+    workshop = Workshop(spec, dataset, trained, bn_eval.value, batch, samples)
+    made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, made.artifact.model)
+    write_whole(out.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(made.facts)) + b"\n")
+    facts = {"file": str(out)} | dict(made.facts)
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts, out.with_suffix(".json"))
+
+
+def _compacted(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:
+    """A module whose zeros are its mask, made smaller."""
+    from edgefl.submodels.compaction.compact import compact
+
+    def smaller(module: nn.Sequential) -> nn.Sequential:
+        weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+        return compact(replace(spec, module=module), weights, {}).spec.module
+
+    return smaller
+
+
+def _federation(weights: Path, config: Path | None, data: Path | None) -> Federation:
+    from edgefl.config import load, without_devices
+    from edgefl.lab.lab import CONFIG_NAME
+    from edgefl.wire.errors import ConfigError
+
+    folders = list(weights.resolve().parents)[:2]  # checkpoints have a folder of their own
+    found = config or next((f / CONFIG_NAME for f in folders if (f / CONFIG_NAME).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"there is no {CONFIG_NAME} in the folder of {weights}: name the federation file that the model was trained "
+            "with by --config",
+            weights=str(weights),
+        )
+    return without_devices(load(found, {"data.dir": str(data.resolve())} if data else {}))
+
+
+def _read(path: Path) -> Arrays:
+    from edgefl.wire import tensors
+    from edgefl.wire.errors import ConfigError, ProtocolError
+
+    try:
+        return tensors.load(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no file {path}; a run leaves model.safetensors in its folder", path=str(path)
+        ) from error
+    except ProtocolError as error:
+        raise ConfigError(f"{path} holds no weights: {error.message}", path=str(path)) from error
+
+
+def _share(text: str | None) -> float | None:
+    from fractions import Fraction
+
+    from edgefl.wire.errors import ConfigError
+
+    try:
+        share = None if text is None else float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ConfigError(f"--gamma is a share such as 0.1 or 1/16, found {text!r}", gamma=text) from error
+    if share is not None and not 0.0 < share <= 1.0:
+        raise ConfigError(f"--gamma lies in (0, 1], found {text}", gamma=text)
+    return share
+
+
+def _options(texts: list[str]) -> dict[str, Any]:
+    from edgefl.wire.errors import ConfigError
+
+    try:
+        return tomllib.loads("\n".join(texts))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"--option is KEY=VALUE as TOML writes it (text in quotes), found {', '.join(texts)}: {error}",
+            option=texts,
+        ) from error
+
+
+def _print(facts: dict[str, Any], beside: Path) -> None:
+    row = {
+        "size": size(facts["bytes"]),
+        "parameters": facts["parameters"],
+        "nonzero": facts["nonzero"],
+        "accuracy": f"{facts['accuracy']:.2%}",
+        "whole model": f"{facts['whole_accuracy']:.2%}",
+        "error": f"{facts['max_rel_error']:.1e}",
+    }
+    print_table(f"{facts['model']} on {facts['data']}", [row])
+    console.print(f"{facts['file']}; how to feed it: {beside}", markup=False, highlight=False)

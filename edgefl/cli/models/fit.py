@@ -1,0 +1,153 @@
+"""What a device offers, from options, a file or its hello, and the submodels that fit it: for `plan` and `export`."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edgefl.wire.errors import ConfigError, ProtocolError
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.models.spec import ModelSpec
+    from edgefl.submodels.submodel import Submodel
+    from exporters.fit import Device, Plan
+
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit)/s")  # b would be bits to some
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3}
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a device file. ``memory`` is a size over the idle process, like 64MiB; links are 1MB/s or 8Mbit/s;
+    ``compute`` is in GMAC/s. What is left out is unknown, or the program's own (``batch``, ``steps``)."""
+
+    memory: str | int = ""
+    downlink: str = ""
+    uplink: str = ""
+    compute: float = 0.0
+    round_seconds: float = 0.0
+    batch: int = 0
+    steps: int = 0
+    samples: int = 0
+    kinds: list[str] = []
+    gamma: list[float | str] = []
+
+    def or_else(self, other: Wishes) -> Wishes:
+        """These wishes, and those of ``other`` where they say nothing."""
+        return msgspec.structs.replace(other, **{name: value for name, value in self._told()})
+
+    def _told(self) -> list[tuple[str, Any]]:
+        return [(name, value) for name in self.__struct_fields__ if (value := getattr(self, name))]
+
+    @property
+    def device(self) -> Device:
+        """ConfigError for a memory or a rate that is none, or negative numbers."""
+        from exporters.fit import Device
+        from exporters.memory.recompute import Budget
+
+        wrong = [
+            name
+            for name, value in self._told()
+            if isinstance(value, int | float) and not 0 <= value < math.inf
+        ]
+        if wrong:
+            raise ConfigError(f"{wrong[0]} is a number from 0 on, found {getattr(self, wrong[0])}")
+        budget = Budget.parse(str(self.memory)) if self.memory else Budget(0)
+        if budget.relative:
+            raise ConfigError(f"a device's memory is a size such as 64MiB, found {self.memory!r}")
+        return Device(
+            memory=int(budget.count),
+            downlink=rate(self.downlink) if self.downlink else 0.0,
+            uplink=rate(self.uplink) if self.uplink else 0.0,
+            compute=self.compute * 1e9,
+            round_seconds=self.round_seconds,
+            samples=self.samples,
+        )
+
+
+def rate(text: str) -> float:
+    """Bytes per second of ``1MB/s``, ``200 kB/s``, ``1MiB/s`` or ``8Mbit/s``; ConfigError for anything else."""
+    found = _RATE.fullmatch(text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise ConfigError(f"a link is a rate such as 1MB/s or 8Mbit/s, found {text!r}", found=text)
+    unit = float((1024 if found[3] else 1000) ** _POWERS[found[2].upper()])
+    return float(found[1]) * unit / (8 if found[4] == "bit" else 1)
+
+
+def read_device(path: Path) -> Wishes:
+    """The wishes in a TOML file; ConfigError that names what is wrong with it."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Wishes, strict=False)
+    except FileNotFoundError as error:
+        raise ConfigError(f'there is no device file {path}; write one with memory = "64MiB"') from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        known = ", ".join(Wishes.__struct_fields__)
+        raise ConfigError(f"{path} is no device file: {error}; it has the keys {known}") from error
+
+
+def read_hello(path: Path) -> Wishes:
+    """What a saved hello message (msgpack as it was sent, or JSON) says: memory and samples."""
+    from edgefl.wire.mqtt.messages import MALFORMED, Hello, decode
+
+    try:
+        data = path.read_bytes()
+        hello = msgspec.json.decode(data, type=Hello) if data[:1] == b"{" else decode(Hello, data)
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no hello message {path}") from error
+    except (*MALFORMED, ProtocolError) as error:
+        raise ConfigError(f"{path} is no hello message of a device: {error}") from error
+    return Wishes(memory=hello.memory_bytes, samples=hello.samples)
+
+
+def planned(
+    federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
+) -> Plan:
+    """Every submodel of ``spec`` beside the device, trained by the federation's program."""
+    from edgefl.setup import training
+    from exporters.fit import plan
+
+    def functions(submodel: Submodel) -> Any:
+        return training.functions(suited(federation, submodel), submodel)
+
+    return plan(
+        spec, wishes.device, functions, kinds=wishes.kinds, gammas=gammas(map(str, wishes.gamma)), say=say
+    )
+
+
+def suited(federation: Federation, submodel: Submodel) -> Federation:
+    """The federation with a program that makes use of the submodel's thresholds, unless it names one itself."""
+    from edgefl.objective.carrier import Thresholded
+
+    if "name" in federation.program.model_fields_set or not isinstance(submodel.carrier, Thresholded):
+        return federation
+    return federation.model_copy(update={"program": federation.program.model_copy(update={"name": "tcbgd"})})
+
+
+def overrides(wishes: Wishes) -> dict[str, object]:
+    """Keys of the federation that the wishes set."""
+    told = {"program.batch": wishes.batch, "program.steps": wishes.steps}
+    return {key: value for key, value in told.items() if value}
+
+
+def listed(values: Iterable[str]) -> list[str]:
+    """``a,b`` and ``c`` as a, b, c."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def gammas(values: Iterable[str]) -> list[float]:
+    """Numbers and fractions like 1/64; ConfigError for anything else. Whether they are sizes is the kinds' business."""
+    return [_number(text) for text in listed(values)]
+
+
+def _number(text: str) -> float:
+    top, slash, bottom = text.partition("/")
+    try:
+        return float(top) / float(bottom) if slash else float(top)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"a gamma is a number like 0.25 or 1/64, found {text!r}", found=text) from error

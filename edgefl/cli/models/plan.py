@@ -1,0 +1,152 @@
+"""``edgefl plan``: which submodels fit a device, and which one to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from edgefl.cli.output import console, errors, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.models.spec import ModelSpec
+    from exporters.fit import Offer, Plan
+
+_EXAMPLES = """
+List the submodels of a model that fit a device, with what each would cost it, and recommend one.
+
+Memory is predicted from the training graphs, as the peak over the idle process of the graph of a round that needs most;
+bytes are those of a round's downloads and upload. Recommended is what trains most of the model: the largest geometric
+mean of its shares of parameters and of multiplications. An importance submodel moves few bytes, but computes at full
+width, with zeros: its memory and time are those of the whole model and more. One that is dead at the initial weights
+(its output ignores its input, or no gradient gets below the classifier) would not train and is never recommended.
+Tracing takes some seconds for each size.
+
+Examples:
+
+  edgefl plan --model resnet18 --memory 128MiB --downlink 1MB/s --uplink 200kB/s
+
+  edgefl plan federation.toml --device phone.toml --json      (memory = "96MiB", downlink = "8Mbit/s", compute = 2.5, ...)
+
+  edgefl plan --model cnn --hello hello.bin --kinds width,importance --gamma 1/16,1/4 --round-seconds 60
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan", help=_EXAMPLES)(plan)
+
+
+def plan(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="memory for training over the idle process, like 64MiB")] = "",
+    downlink: Annotated[str, typer.Option(help="like 1MB/s or 8Mbit/s")] = "",
+    uplink: Annotated[str, typer.Option(help="like 200kB/s")] = "",
+    compute: Annotated[float, typer.Option(min=0, help="speed in training, GMAC/s")] = 0.0,
+    round_seconds: Annotated[float, typer.Option(min=0, help="longest round, transfer and computing")] = 0.0,
+    batch: Annotated[int, typer.Option(min=0, help="samples per local step; 0: the program's own")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="local steps per round; 0: the program's own")] = 0,
+    kinds: Annotated[list[str] | None, typer.Option(help="kinds of submodels, default: all")] = None,
+    gamma: Annotated[
+        list[str] | None, typer.Option(help="sizes like 1/16,0.25; default: the paper's")
+    ] = None,
+    device: Annotated[Path | None, typer.Option(help="device file (TOML) with the same keys")] = None,
+    hello: Annotated[Path | None, typer.Option(help="a device's hello message, saved")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="one JSON object: submodels, recommended, ...")
+    ] = False,
+) -> None:
+    from edgefl.cli.models import fit
+
+    wishes = fit.Wishes(
+        memory=memory,
+        downlink=downlink,
+        uplink=uplink,
+        compute=compute,
+        round_seconds=round_seconds,
+        batch=batch,
+        steps=steps,
+        kinds=fit.listed(kinds or ()),
+        gamma=list(fit.gammas(gamma or ())),
+    )
+    wishes = wishes.or_else(fit.read_device(device) if device else fit.Wishes())
+    wishes = wishes.or_else(fit.read_hello(hello) if hello else fit.Wishes())
+    federation, spec = _model(config, model, option or (), fit.overrides(wishes))
+    with errors.status("") as status:
+        made = fit.planned(federation, spec, wishes, lambda text: status.update(Text(text)))
+    if as_json:
+        print_json(as_object(spec.name, made))
+    else:
+        _show(spec.name, made)
+
+
+def _model(
+    config: Path | None, model: str | None, options: Any, overrides: dict[str, object]
+) -> tuple[Federation, ModelSpec]:
+    """A federation file's model is fitted to its data; without one, the model has its own default input."""
+    from edgefl.cli.bench.measure import model_options
+    from edgefl.config import load, without_devices
+    from edgefl.models.zoo import catalog as zoo
+    from edgefl.setup.data import open_data
+    from edgefl.wire.errors import ConfigError
+    from server import compose
+
+    if config is None and model is None:
+        raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
+    named: dict[str, object] = {"model.name": model} if model else {}
+    if config is not None:
+        named |= {f"model.options.{name}": value for name, value in model_options(options).items()}
+    federation = without_devices(load(config, {**named, **overrides}))
+    if config is not None:
+        return federation, compose.build_model(federation, open_data(federation))
+    return federation, zoo.build(federation.model.name, **model_options(options))
+
+
+def as_object(model: str, made: Plan) -> dict[str, Any]:
+    """What ``--json`` prints. ModelError if nothing fits."""
+    return {
+        "model": model,
+        "recommended": made.recommended(),
+        "reason": made.reason(),
+        "submodels": made.fitting,
+        "too_large": [offer for offer in made.offers if offer.problem],
+        "left_out": [
+            {"kind": size.kind, "size": size.label, "reason": error.message} for size, error in made.left_out
+        ],
+    }
+
+
+def _show(model: str, made: Plan) -> None:
+    best = made.recommended()
+    rows = [_row(offer, offer is best) for offer in made.fitting]
+    notes = {
+        f"{offer.kind} {offer.note.split(',')[0]}" for offer in made.fitting if offer.kept_macs < offer.macs
+    }
+    notes |= {"dead: at the initial weights, would not train" for offer in made.fitting if offer.dead}
+    large = len(made.offers) - len(made.fitting)
+    print_table(f"{model}: {len(rows)} submodels fit, {large} do not", rows, "; ".join(sorted(notes)))
+    for left, error in made.left_out:
+        console.print(f"left out: {left.kind}, {left.label}: {error.message}", markup=False, soft_wrap=True)
+    console.print(f"recommended: {made.reason()}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _row(offer: Offer, best: bool) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    timed = offer.transfer_s is not None or offer.compute_s is not None
+    return {
+        "submodel": f"{offer.kind}, {offer.size}" + (" *" if best else " (dead)" if offer.dead else ""),
+        "memory": size(offer.memory_bytes),
+        "params": f"{offer.parameter_share:.1%}",
+        "MMAC": f"{offer.macs / 1e6:,.1f}",
+        "MB down": f"{offer.download_bytes / 1e6:.2f}",
+        "MB up": f"{offer.upload_bytes / 1e6:.2f}",
+        **({"s/round": f"{offer.seconds:,.1f}"} if timed else {}),
+    }

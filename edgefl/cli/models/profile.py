@@ -1,0 +1,260 @@
+"""``edgefl profile``: what bundles cost on this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from edgefl.cli.engines import Engine
+from edgefl.cli.output import console, errors, print_json, print_table
+
+if TYPE_CHECKING:
+    from edgefl.wire.bundle.archive import Bundle
+    from edgefl.wire.bundle.profiles import BundleProfile
+
+_TIMEOUT_S = 300.0
+
+_HELP = """
+Measure bundles on this machine, graph by graph, without torch: time, memory, energy, and the ops that cost most.
+
+Each graph runs in a fresh process on random inputs. Peak memory is told by three measures: planned at export, held by
+the engine's arena, and resident over the idle process. Forward, backward and update times of a step are measured by op
+where the engine tells, else by instruction of its program, and shared out within one. A federation file or a model's
+name is exported first.
+
+Examples:
+
+  edgefl profile bundles/weak.efl
+
+  edgefl profile bundles/*.efl --repeat 50 --html report.html --run runs/first
+
+  edgefl profile resnet20 --batch 8 --tier weak --json      (exports on the fly; needs edgefl\\[server])
+
+  edgefl profile federation.toml --engine executorch
+
+  edgefl profile --fleet --broker broker.lan --federation demo runs/demo      (asks the devices, and shows them side by side)
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("profile", help=_HELP)(profile)
+
+
+def profile(
+    bundles: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="BUNDLE...", help="bundles or a folder of them, a federation file (.toml), or a model"
+        ),
+    ],
+    engine: Annotated[Engine | None, typer.Option(help="default: the one that runs the bundle")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="samples a step; fixed in a bundle")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="counted calls of each graph")] = 20,
+    threads: Annotated[int, typer.Option(min=1, help="of the engine")] = 1,
+    samples: Annotated[
+        int, typer.Option(min=0, help="rows of the round that is watched; 0: two batches")
+    ] = 0,
+    tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
+    run: Annotated[Path | None, typer.Option(help="folder of a run, for the accuracy of each tier")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON list, one entry a bundle")] = False,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="ask the devices of a federation, not this machine")
+    ] = False,
+    broker: Annotated[
+        str, typer.Option(envvar="EDGEFL_BROKER", help="with --fleet: host:port of the MQTT broker")
+    ] = "localhost:1883",
+    federation: Annotated[str, typer.Option(help="with --fleet: name of the federation")] = "demo",
+    device: Annotated[
+        list[str] | None, typer.Option(help="with --fleet: only this device, waited for; may be repeated")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=86_400, help="with --fleet: seconds to wait")
+    ] = _TIMEOUT_S,
+    sign_key: Annotated[
+        Path | None, typer.Option(help="with --fleet: file with the key that signs the federation's bundles")
+    ] = None,
+    ca_file: Annotated[str, typer.Option(help="with --fleet: certificate of the broker's authority")] = "",
+) -> None:
+    from edgefl.cli.models.profile_fleet import FleetOptions, files_of, profile_fleet, refuse
+
+    chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
+    targets = list(files_of(bundles))
+    _check_places(html, run)
+    if fleet:
+        refuse({"--threads": threads != 1, "--samples": samples != 0, "--run": run is not None}, fleet=True)
+        options = FleetOptions(
+            broker=broker,
+            federation=federation,
+            ca_file=ca_file,
+            devices=tuple(device or ()),
+            repeat=repeat,
+            timeout_s=timeout,
+            sign_key=sign_key,
+            html=html,
+            as_json=as_json,
+        )
+        profile_fleet(list(_wanted(targets, replace(chosen, main_only=True))), options)
+        return
+    given = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
+    refuse(given | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
+    from device_runtime.profile.whole import Settings, profile_bundle
+    from edgefl.analysis.profiles.accuracy import accuracy_of
+
+    settings = Settings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
+    found: list[BundleProfile] = []
+    with _ended_tidily(), errors.status("") as status:
+        accuracy = accuracy_of(run) if run else None
+        for bundle in _wanted(targets, chosen):
+            name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
+            found.append(
+                profile_bundle(
+                    bundle, settings, lambda part, name=name: status.update(Text(f"{name}: {part}"))
+                )
+            )
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    if html:
+        from edgefl.analysis.profiles.page import page
+
+        title = f"Profile of {', '.join(dict.fromkeys(each.model for each in found))}"
+        html.write_text(page(title, found, accuracy), encoding="utf-8")
+        errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_places(html: Path | None, run: Path | None) -> None:
+    """Make or look for the folders, before anything is measured for nothing."""
+    from edgefl.wire.errors import ConfigError
+
+    if html:
+        html.parent.mkdir(parents=True, exist_ok=True)
+    if run and not html:
+        raise ConfigError("--run puts the accuracy of each tier on the page: name the page too, by --html")
+    if run and not run.is_dir():
+        raise ConfigError(f"there is no folder {run}: name what `edgefl run --out` was given", path=str(run))
+
+
+@contextmanager
+def _ended_tidily() -> Iterator[None]:
+    """Told to end (SIGTERM) as by Ctrl-C: the process that measures is ended, and its folder removed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _print(profiles: list[BundleProfile]) -> None:
+    from edgefl.analysis.profiles import rows
+
+    _print_halves("Profile", rows.summary(profiles))
+    for name, each in zip(rows.names_of(profiles), profiles, strict=True):
+        _print_halves(f"{name}: graphs", rows.graphs(each))
+        if each.io:
+            print_table(f"{name}: multi-step forward pass", rows.chunks(each))
+        if parts := rows.parts(each):
+            print_table(f"{name}: parts of a training step", parts)
+        if costly := rows.costliest(each):
+            print_table(f"{name}: costliest ops of a training step", costly)
+    for note in dict.fromkeys(note for each in profiles for note in rows.notes(each)):
+        console.print(note, markup=False, highlight=False)
+
+
+def _print_halves(title: str, table: list[dict[str, str]]) -> None:
+    """Times, then memory and sizes below the same names: together they are too wide for a terminal."""
+    name, *columns = table[0]
+    middle = columns.index("planned MiB")
+    for part, shown in (("", columns[:middle]), (", memory and size", columns[middle:])):
+        print_table(title + part, [{key: row[key] for key in (name, *shown)} for row in table])
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Which bundles of those that are named; ``main_only``: of a program's exchanges the main one."""
+
+    batch: int | None
+    engine: str
+    tiers: tuple[str, ...]
+    main_only: bool = False
+
+
+def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
+    """The bundles of the command line, one after another; those of a model or a file are made here. ConfigError in the
+    end if there was none."""
+    from edgefl.wire.errors import ConfigError
+
+    none = True
+    for target in targets:
+        for bundle in _read(target, chosen) if _is_bundle(target) else _exported(target, chosen):
+            none = False
+            yield bundle
+    if none:
+        wishes = [f"of tier {' or '.join(chosen.tiers)}"] * bool(chosen.tiers)
+        wishes += [f"in format {chosen.engine} (`edgefl export --format` makes one)"] * bool(chosen.engine)
+        raise ConfigError(f"none of the bundles is {' and '.join(wishes)}")
+
+
+def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
+    """The bundle in a file, if its tier and format are wanted."""
+    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.errors import ConfigError
+
+    bundle = bundles.read(Path(target))
+    manifest = bundle.manifest
+    if chosen.batch not in (None, manifest.batch):
+        raise ConfigError(
+            f"{target} was exported with batch {manifest.batch}, which its graphs keep, not {chosen.batch}: export it "
+            f"with that batch, or let `edgefl profile {manifest.model} --batch {chosen.batch}` do it",
+            batch=manifest.batch,
+            wanted=chosen.batch,
+        )
+    if manifest.tier in (chosen.tiers or (manifest.tier,)) and chosen.engine in ("", manifest.format):
+        yield bundle
+
+
+def _is_bundle(target: str) -> bool:
+    """A file that is no federation file, or a path; what is neither is a model's name."""
+    path = Path(target)
+    return path.suffix == ".efl" or (path.suffix != ".toml" and (path.exists() or "/" in target))
+
+
+def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
+    """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
+    from edgefl.config import load, without_devices
+    from edgefl.lab.lab import completed
+    from edgefl.setup.data import open_data
+    from edgefl.setup.training import exchange_names, program_of
+    from edgefl.wire.errors import ConfigError
+    from exporters.bundle.formats import check_installed
+    from server import compose
+    from server.bundles import export
+
+    path = Path(target) if target.endswith(".toml") else None
+    changes: dict[str, object] = {} if path else {"model.name": target}
+    told = load(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
+    federation = completed(without_devices(told))
+    if unknown := sorted(set(chosen.tiers) - set(federation.tiers)):
+        raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
+    tiers = [name for name in federation.tiers if name in (chosen.tiers or federation.tiers)]
+    formats = {name: (chosen.engine,) if chosen.engine else told.formats_of(name) for name in tiers}
+    check_installed(sorted({each for held in formats.values() for each in held}))
+    dataset = open_data(federation)
+    spec = compose.build_model(federation, dataset)
+    for name in tiers:
+        submodel = compose.submodel_of(spec, name, federation.tiers[name])
+        exchanges = ("",) if chosen.main_only else exchange_names(program_of(federation, submodel))
+        for exchange, form in product(exchanges, formats[name]):
+            yield export(federation, dataset, submodel, name, exchange=exchange, format=form)

@@ -1,0 +1,202 @@
+"""``edgefl profile --fleet``: what bundles cost on the devices of a federation, side by side."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import table as table_of
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.errors import ConfigError, ParticipationError
+
+if TYPE_CHECKING:
+    from edgefl.wire.bundle.profiles import BundleProfile
+    from server.profiling.rows import DeviceReport, FleetReport
+
+_MOST_DEVICES_LISTED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """``devices``: only these, which are waited for."""
+
+    broker: str
+    federation: str
+    ca_file: str = ""
+    devices: tuple[str, ...] = ()
+    repeat: int = 20
+    timeout_s: float = 300.0
+    sign_key: Path | None = None
+    html: Path | None = None
+    as_json: bool = False
+
+
+def files_of(targets: Sequence[str]) -> Iterator[str]:
+    """``targets`` with folders replaced by the bundles in them; of a run by those of all its tiers."""
+    for target in targets:
+        path = Path(target)
+        if not path.is_dir():
+            yield target
+            continue
+        found = sorted((path / "bundles").glob("*.efl")) or sorted(path.glob("*.efl"))
+        if not found:
+            raise ConfigError(f"there is no bundle (*.efl) in {path}: make some with `edgefl export`")
+        yield from map(str, found)
+
+
+def refuse(given: Mapping[str, bool], *, fleet: bool) -> None:
+    """ConfigError for an option that was given and means nothing to a fleet, or without one."""
+    if wrong := [name for name, there in given.items() if there]:
+        raise ConfigError(
+            f"{wrong[0]} is for this machine, and with --fleet the devices measure: leave it out"
+            if fleet
+            else f"{wrong[0]} is for devices, and this machine measures: add --fleet, or leave it out",
+            option=wrong[0],
+        )
+
+
+def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
+    """Ask the devices, show what they answer. Of several tiers each device gets the bundle of its own.
+
+    ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
+    """
+    report = _asked(bundles, options)
+    if options.as_json:
+        print_json(report)
+    else:
+        _print(report)
+    if options.html and report.answered:
+        _write_page(report, options.html)
+        errors.print(f"page: {options.html}", markup=False, highlight=False, soft_wrap=True)
+    if not report.answered:
+        raise ParticipationError(_nobody(report, options))
+
+
+def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
+    from rich.live import Live
+
+    from edgefl.cli.device.agent import address
+    from edgefl.wire.bundle.signatures import Signer
+    from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
+    from edgefl.wire.mqtt.topics import checked_name
+    from server.profiling.fleet import FleetProfiler, Wanted
+    from server.profiling.rows import by_tier
+
+    if options.repeat > MOST_REPEATS:
+        raise ConfigError(
+            f"a device repeats a graph {MOST_REPEATS} times at most, found --repeat {options.repeat}"
+        )
+    if options.sign_key and not options.sign_key.is_file():
+        raise ConfigError(
+            f"there is no key {options.sign_key}: name the file that the server of the federation signs with",
+            path=str(options.sign_key),
+        )
+    wanted = Wanted(
+        federation=checked_name("federation", options.federation),
+        offered=by_tier(bundles),
+        devices=frozenset(checked_name("device", device) for device in options.devices),
+        repeat=options.repeat,
+        timeout_s=options.timeout_s,
+    )
+    with Live(console=errors, transient=True, auto_refresh=False) as live:
+        profiler = FleetProfiler(
+            address(options.broker, options.ca_file),
+            wanted,
+            signer=Signer(options.sign_key) if options.sign_key else None,
+            tell=lambda report: live.update(_progress(report), refresh=True),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: profiler.stop())
+        return profiler.run()
+
+
+def _progress(report: FleetReport) -> Any:
+    shown = report.devices[:_MOST_DEVICES_LISTED]
+    more = len(report.devices) - len(shown)
+    title = f"{len(report.answered)} of {len(report.devices)} devices answered"
+    listed = [{"device": row.device, "tier": row.tier, "state": row.state} for row in shown]
+    return table_of(title, listed, f"and {more} more" if more else "")
+
+
+def _print(report: FleetReport) -> None:
+    from edgefl.analysis.profiles import rows
+
+    if report.answered:
+        print_table(
+            f"Federation {report.federation}: a training step", [_times(row) for row in report.answered]
+        )
+        print_table("Memory, loading, energy", [_means(row) for row in report.answered])
+    if report.silent:
+        print_table("No profile", [_reason(row) for row in report.silent])
+    for row in report.answered:
+        assert row.profile is not None
+        for note in rows.notes(row.profile):
+            console.print(f"{row.device}: {note}", markup=False, highlight=False)
+
+
+def _times(row: DeviceReport) -> dict[str, str]:
+    """A device's line: the slowest training step, and its parts."""
+    from edgefl.analysis.profiles import rows
+
+    profile = row.profile
+    assert profile is not None
+    step = profile.slowest
+    parts = ("forward_ms", "backward_ms", "update_ms")
+    split = step.split if step else None
+    return {
+        "device": row.device,
+        "tier": profile.tier,
+        "engine": f"{profile.engine} {profile.engine_version}",
+        "step ms": rows.ms(step.run.median_ms) if step else "-",
+        "p90 ms": rows.ms(step.run.p90_ms) if step else "-",
+        **{part.replace("_", " "): rows.ms(getattr(split, part)) if split else "-" for part in parts},
+    }
+
+
+def _means(row: DeviceReport) -> dict[str, str]:
+    """A device's line: the most memory of all graphs by each measure, and what the step takes to load and in energy."""
+    from edgefl.analysis.profiles import rows
+
+    profile = row.profile
+    assert profile is not None
+    step, peaks = profile.slowest, [graph.peak for graph in profile.graphs]
+    return {
+        "device": row.device,
+        "planned MiB": rows.mib(max((peak.planned_bytes for peak in peaks), default=0)),
+        "engine MiB": rows.mib(max((peak.engine_bytes for peak in peaks), default=0)),
+        "RSS MiB": rows.mib(profile.peak_bytes),
+        "idle MiB": rows.mib(profile.idle_bytes),
+        "load ms": rows.ms(step.load_ms) if step else "-",
+        "energy J": "-" if step is None or step.energy_j is None else f"{step.energy_j:.3g}",
+    }
+
+
+def _reason(row: DeviceReport) -> dict[str, str]:
+    state = f"{row.state} ({row.reason})" if row.reason else row.state
+    return {"device": row.device, "tier": row.tier or "-", "state": state, "why": row.text}
+
+
+def _write_page(report: FleetReport, path: Path) -> None:
+    from edgefl.analysis.profiles.page import page
+
+    named = [(f"{row.device} ({row.tier})", row.profile) for row in report.answered]
+    profiles: list[BundleProfile] = [profile for _, profile in named if profile is not None]
+    notes = [f"{row.device}: no profile, {row.state} {row.reason}: {row.text}" for row in report.silent]
+    title = f"Profile of federation {report.federation}"
+    written = page(title, profiles, names=[name for name, _ in named], notes=notes)
+    path.write_text(written, encoding="utf-8")
+
+
+def _nobody(report: FleetReport, options: FleetOptions) -> str:
+    if not report.devices:
+        return (
+            f"no device of federation {report.federation!r} is known to the broker at {options.broker}: start some with "
+            "`edgefl device`, or check --federation and --broker"
+        )
+    return (
+        f"none of {len(report.devices)} devices of federation {report.federation!r} answered with a profile"
+    )

@@ -1,0 +1,193 @@
+"""``edgefl verify``: is a bundle what it says it is?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from edgefl.cli.output import console, errors, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.wire.bundle.manifest import Manifest
+    from exporters.bundle.verify import BundleCheck, GraphCheck, Origin
+
+_HELP = """
+Compare every graph of a bundle with torch.
+
+A bundle holds graphs and no code. The functions behind them are built again, from the federation file the bundle was
+exported with, or, without one, from the model, the program and the units that the bundle names, with default options.
+Each graph then runs in the runtime of its format (onnxruntime, or ExecuTorch's own; that one needs the extra
+`executorch`) on random inputs beside its function in torch: loss, gradients (as momentum), new
+weights and statistics, all outputs. Where rounding decides (kinks of deep models), an output may be as far from
+float64 as torch's own float32 is; the column "rounding" tells how far that was. Exit code 0: everything agrees. 1:
+something differs. Others: it cannot be read or compared.
+
+Examples:
+
+  edgefl verify bundles/weak.efl
+
+  edgefl verify bundles/weak.efl federation.toml --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify", help=_HELP)(verify)
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="the bundle's file")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="the federation file it was exported with")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="compare with this model instead of the one the bundle names")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of the random inputs")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: ok, problems, graphs")] = False,
+) -> None:
+    from edgefl.wire.bundle import archive as bundles
+    from exporters.bundle.verify import verify_bundle
+
+    read = bundles.read(_file(bundle))
+    origin = _origin(_federation(read.manifest, config, model), read.manifest, named=config is not None)
+    with Progress(console=errors, transient=True) as bar:
+        graphs = bar.add_task("", total=len(read.manifest.graphs))
+        check = verify_bundle(
+            read, origin, seed, progress=lambda name: bar.update(graphs, advance=1, description=name)
+        )
+    if as_json:
+        print_json(_object(bundle, read.manifest, check))
+    else:
+        _print(read.manifest, check)
+    raise typer.Exit(0 if check.ok else 1)
+
+
+def _file(path: Path) -> Path:
+    """``path``, unless it is a folder: then BundleError names the bundles in it."""
+    from edgefl.wire.errors import BundleError
+
+    if not path.is_dir():
+        return path
+    found = sorted(str(file) for file in path.glob("*.efl"))
+    advice = f"name one of its bundles: {', '.join(found)}" if found else "there is no bundle (*.efl) in it"
+    raise BundleError(f"{path} is a folder; {advice}", path=str(path), found=tuple(found))
+
+
+def _federation(manifest: Manifest, config: Path | None, model: str | None) -> Federation:
+    """The file's settings; without a file, those that the manifest tells, and defaults."""
+    from edgefl.config import load
+
+    told: dict[str, object] = {}
+    if config is None:
+        told = {
+            "model.name": manifest.model,
+            "program.name": manifest.program,
+            "program.batch": manifest.batch,
+        }
+        if len(manifest.phases) == 1:
+            told["program.steps"] = manifest.phases[0].steps
+        if "lr" in manifest.hyper:
+            told["program.lr"] = manifest.hyper["lr"]
+    return load(config, told | ({"model.name": model} if model else {}))
+
+
+def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origin:
+    """The functions of the federation's tier of this name, or of the units that the manifest lists."""
+    import numpy as np
+
+    from edgefl.config import without_devices
+    from edgefl.data.dataset import Dataset
+    from edgefl.lab.lab import completed
+    from edgefl.setup.training import exchange_of, fetched, functions, reads
+    from edgefl.submodels.output_side.submodel import OutputSide
+    from edgefl.wire.errors import ConfigError
+    from exporters.bundle.verify import Origin
+    from server.compose import build_model, submodel_of
+
+    data = manifest.data
+    x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
+    samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
+    spec = build_model(federation, samples)
+    if named:
+        tiers = completed(without_devices(federation)).tiers
+        if manifest.tier not in tiers:
+            raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
+        submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
+    else:
+        if manifest.suffix[0] == f"{manifest.tier}/submodel":
+            raise ConfigError(
+                f"tier {manifest.tier!r} holds a part of its own of the model, which the bundle does not describe: name the "
+                "federation file that it was exported with",
+                tier=manifest.tier,
+            )
+        groups = tuple(chunk.units for chunk in manifest.prefix)
+        submodel = OutputSide(spec, sum(map(len, groups)), groups)
+    whole, prefix = functions(federation, submodel)
+    program = exchange_of(whole, manifest.exchange)
+    units = fetched(submodel, manifest.tier, reads(program, whole.memory))
+    return Origin(program, prefix, units, manifest.exchange)
+
+
+def _row(check: GraphCheck) -> dict[str, Any]:
+    found = check.report.errors if check.report else {}
+    worst = max(found, key=lambda name: found[name], default=None)
+    return {
+        "graph": check.graph,
+        "bytes": check.size,
+        "ok": not check.problem,
+        "max_rel_error": found[worst] if worst else None,
+        "worst_output": worst,
+        "rounding": max(check.report.rounding.values(), default=None) if check.report else None,
+        "seed": check.report.seed if check.report else None,
+    }
+
+
+def for_people(check: GraphCheck) -> dict[str, Any]:
+    """The columns that fit 80 characters, the one that may be long last; ``--json`` has them all."""
+    row = _row(check)
+    return {
+        "graph": row["graph"],
+        "size": size(row["bytes"]),
+        "ok": row["ok"],
+        "error": _short(row["max_rel_error"]),
+        "rounding": _short(row["rounding"]),
+        "worst output": row["worst_output"],
+    }
+
+
+def _short(value: float | None) -> str | None:
+    return f"{value:.1e}" if value else None if value is None else "0"
+
+
+def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any]:
+    details = [
+        {"problem": item.problem, "errors": dict(item.report.errors) if item.report else {}}
+        for item in check.graphs
+    ]
+    return {
+        "bundle": str(path),
+        "model": manifest.model,
+        "tier": manifest.tier,
+        "program": manifest.program,
+        "ok": check.ok,
+        "problems": list(check.problems),
+        "graphs": [_row(item) | more for item, more in zip(check.graphs, details, strict=True)],
+    }
+
+
+def _print(manifest: Manifest, check: BundleCheck) -> None:
+    title = f"{manifest.model}, tier {manifest.tier}, program {manifest.program}: beside torch"
+    print_table(title, [for_people(item) for item in check.graphs])
+    for text in (*check.problems, *(item.problem for item in check.graphs if item.problem)):
+        console.print(f"differs: {text}", style="red", markup=False, highlight=False)
+    if check.ok:
+        console.print("every graph agrees with torch", style="green")
+    else:
+        console.print(
+            "if the bundle was exported with other options, name its federation file: edgefl verify BUNDLE CONFIG",
+            highlight=False,
+        )

@@ -1,0 +1,176 @@
+"""The program contract: a client's local algorithm as pure functions of named tensors.
+
+A function maps a flat ``dict[str, Tensor]`` to a flat ``dict[str, Tensor]``. The first part of a dotted
+name is the *role* (who feeds or receives the tensor), the rest is the tensor's own name::
+
+    weights.block1.conv1.weight      blobs of the round's model version
+    state.momentum.block1.conv1.weight   the runtime, from the previous call
+    carry.residual.head.weight       the device's store, from its previous round (``start`` and ``finish`` read it)
+    batch.0.x, batch.0.y             the data loader; a program may ask for several independent batches
+    data.class_counts                facts about the device's own samples, which stay on it
+    noise.dither                     uniform [0, 1) drawn by the runtime from a seeded generator
+    hyper.lr                         scalars of the task
+
+and, for outputs only, ``update.*`` (sent to the server), ``metric.*`` (scalars for people) and ``record.x``
+(the boundary activations a forward chunk leaves behind). ``personalize`` returns ``weights.*``.
+
+What the server keeps beside the model (SCAFFOLD's c, FAFED's m and v) are more weights to a device: the tensor of ``m``
+for ``conv.weight`` is called ``m/conv.weight``, is read as ``weights.m/conv.weight`` and sent as ``update.m/conv.weight``.
+
+The same function runs as it is in torch, is traced and exported, and runs on the device from the artifact.
+Randomness is an input, shapes are static, and nothing outside the arguments is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgefl.contract.server import MEAN, Scalars, ServerOpt
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.wire.update.form import DENSE, Form
+
+INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "data", "noise", "hyper"})
+OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weights"})
+
+Schedule = Callable[[int, int], Scalars]
+"""(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this program were
+completed before it, ``rounds`` are planned in all."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One pure function of a program, with the ports it reads.
+
+    Outputs need no declaration: they are what ``fn`` returns, in that order.
+    ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid.
+    """
+
+    name: str
+    fn: Callable[[Tensors], Tensors]
+    inputs: Mapping[str, TensorSpec]
+    label_range: int = 2
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        return self.fn(tensors)
+
+    def example(self, seed: int) -> Tensors:
+        """Random inputs that satisfy the ports: normal floats, whole numbers in their range, noise in [0, 1).
+
+        Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5).
+        """
+        generator = torch.Generator().manual_seed(seed)
+        return {name: _example(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
+
+
+def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
+    if spec.below is not None or not spec.dtype.is_floating_point:
+        below = label_range if spec.below is None else spec.below
+        return torch.randint(0, below, spec.shape, generator=generator, dtype=spec.dtype)
+    uniform = name.startswith("noise.") or name.endswith("running_var")
+    if uniform:
+        shift = 0.5 if name.endswith("running_var") else 0.0
+        return torch.rand(spec.shape, generator=generator, dtype=spec.dtype) + shift
+    if name.startswith("hyper."):
+        return torch.full(spec.shape, 0.1, dtype=spec.dtype)
+    scale = 1.0 if name.startswith("batch.") else 0.1
+    return torch.randn(spec.shape, generator=generator, dtype=spec.dtype) * scale
+
+
+@dataclass(frozen=True)
+class Phase:
+    """``steps`` repetitions of one step function; phases run in order.
+
+    ``over_data``: one pass over all local samples in place of ``steps``, in their order. The last batch is filled up by
+    wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the rows that were filled in, 1 elsewhere.
+    """
+
+    name: str
+    function: Function
+    steps: int
+    over_data: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a device's ``carry`` means to later exchanges.
+
+    ``exchanges``: for how many it is good, counted in completed ones; 0 is for as long as the run goes. A device whose
+    carry is older drops it and says so. ``needed``: without it the device does not take part and says so, instead of
+    beginning with zeros.
+    """
+
+    exchanges: int = 0
+    needed: bool = False
+
+
+def constant(_position: int, _rounds: int) -> Scalars:
+    """The schedule of a program whose scalars stay what it says."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A client's round: ``start``, the phases in order, ``finish``; ``evaluate`` reports a loss on held-out data.
+
+    ``start`` and ``finish`` read ``weights.*`` and ``carry.*``: a change is what training left of the weights minus the
+    weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
+    scalar; ``schedule`` those that the server announces otherwise, exchange by exchange. ``form`` says what the bytes of
+    ``update.*`` mean; ``masks`` names those that are packed bits, with their number of bits. ``own_inference``:
+    ``evaluate`` reads the weights in another form than they travel in, so that units which this program does not train
+    would not fit those that it does.
+
+    ``personalize`` maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
+    data. ``draws``: batches are walked through in shuffled order ("walk"), or each is drawn anew, without replacement
+    inside and independent of all others ("draw").
+
+    ``server`` is what the server makes of the averages. A method of several exchanges has those of ``opening`` once, in
+    order, and then those of ``ahead`` and this one in turn; all have the same ``name``, so a carry passes from one to the
+    next. ``whole``: every device has to take part in every exchange.
+    """
+
+    name: str
+    start: Function
+    phases: tuple[Phase, ...]
+    finish: Function
+    evaluate: Function
+    hyper: Mapping[str, float] = field(default_factory=dict)
+    schedule: Schedule = constant
+    form: Form = DENSE
+    masks: Mapping[str, int] = field(default_factory=dict)
+    own_inference: bool = False
+    personalize: Function | None = None
+    draws: Literal["walk", "draw"] = "walk"
+    server: ServerOpt = MEAN
+    opening: tuple[Program, ...] = ()
+    ahead: tuple[Program, ...] = ()
+    kept: Kept = Kept()
+    whole: bool = False
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """What a bundle holds."""
+        last = () if self.personalize is None else (self.personalize,)
+        return (self.start, *(phase.function for phase in self.phases), self.finish, self.evaluate, *last)
+
+    @property
+    def exchanges(self) -> tuple[Program, ...]:
+        """Every exchange of the method, in the order in which they first come."""
+        return (*self.opening, *self.ahead, self)
+
+    def exchange(self, position: int) -> Program:
+        """The exchange that comes after ``position`` completed ones."""
+        if position < len(self.opening):
+            return self.opening[position]
+        turns = (*self.ahead, self)
+        return turns[(position - len(self.opening)) % len(turns)]
+
+    @property
+    def memory(self) -> Mapping[str, float]:
+        """What the server keeps over all exchanges, with the values that it begins with."""
+        return dict(chain.from_iterable(each.server.memory.items() for each in self.exchanges))

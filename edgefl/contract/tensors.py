@@ -1,0 +1,50 @@
+"""Named tensors: flat dictionaries by dotted names, and the static shape of a port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Static shape and dtype of a port; shape excludes nothing (batch dimensions are written out)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    # Valid values are the whole numbers 0 .. below-1: token numbers, class labels. None says nothing about them.
+    below: int | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+    def rows(self, count: int) -> TensorSpec:
+        """``count`` of these with a batch dimension in front, for a spec of one sample."""
+        return TensorSpec((count, *self.shape), self.dtype, self.below)
+
+
+def role_of(port: str) -> str:
+    """Role of a port: the first part of its dotted name."""
+    return port.partition(".")[0]
+
+
+def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
+    """The tensors below ``prefix``, with the prefix removed: ``select(t, "state.weights")``."""
+    start = prefix + "."
+    return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def prefixed(prefix: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The inverse of :func:`select`, for tensors and for their specs."""
+    return {f"{prefix}.{name}": value for name, value in named.items()}

@@ -1,0 +1,313 @@
+"""A module's forward as one graph of ATen operations, in which chosen submodules stay closed: one call, one node.
+
+``torch.export`` runs the module's Python on tensors without values, so that any control flow that does not depend
+on data is followed, and keeps the batch size a symbol. A closed submodule appears as a call of the operator
+``edgefl::closed``, which a unit turns back into a call of the submodule itself: its weights keep their names, its
+behaviour in training and inference, its statistics and its noise stay its own.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+from torch.utils._pytree import SequenceKey
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph.plain import arguments, cleaned, free_fillings
+from edgefl.models.user_code import blamed
+from edgefl.wire.errors import ModelError
+
+# Two rows: torch takes a size of one for a constant.
+_ROWS = 2
+_REMEDY = (
+    "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
+    "sizes of -1"
+)
+_NOISY = tuple(
+    logging.getLogger(name)
+    for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+)
+# Layers that gather their weights into a list each time they are called, as nn.RNN does: no state is lost.
+_ASSIGNED = r"The tensor attributes? .* assigned during export"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a closed submodule: ``arguments`` is (args, kwargs) with an index for each tensor.
+
+    ``results`` holds the places of the returned tensors: () for a tensor, (1, 0) for the first of a second tuple.
+    """
+
+    path: str
+    arguments: Any
+    results: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands in :attr:`Call.arguments` for the tensor at this index."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """The graph of ``root``: placeholders, operations and one output, every node with ``meta["val"]``.
+
+    ``source`` is the placeholder of the input, ``result`` the node of the returned tensor. ``state`` names the
+    tensor of ``root.state_dict()`` behind a placeholder; ``constants`` holds the others.
+    """
+
+    root: nn.Module
+    graph: fx.Graph
+    source: fx.Node
+    result: fx.Node
+    state: Mapping[fx.Node, str]
+    constants: Mapping[fx.Node, Tensor]
+    calls: tuple[Call, ...]
+
+    def call(self, node: fx.Node) -> Call | None:
+        """The call of a closed submodule that ``node`` is, if it is one."""
+        return self.calls[arguments(node)[1]] if node.target is _OPERATOR else None
+
+    def label(self, node: fx.Node) -> str:
+        """What people know ``node`` by: the closed submodule whose result it is, or the operation."""
+        call = self.call(arguments(node)[0] if node.target is operator.getitem else node)
+        return call.path if call is not None else node.name
+
+    def described(self) -> list[str]:
+        """A line for each operation and its arguments, the same for graphs that compute the same in the same order."""
+        numbers = {node: f"%{number}" for number, node in enumerate(self._operations())}
+        return [self._line(node, numbers) for node in numbers]
+
+    def _operations(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "call_function"]
+
+    def _line(self, node: fx.Node, numbers: Mapping[fx.Node, str]) -> str:
+        call = self.call(node)
+        # The flag of F.dropout is what its layer decides by its own mode.
+        args = node.args[:2] if node.target is torch.ops.aten.dropout.default else node.args
+        told = pytree.tree_map(lambda leaf: numbers.get(leaf, str(leaf)), (args, dict(node.kwargs)))
+        return f"{call.path}{call.arguments} of {told[0][0]}" if call is not None else f"{node.target}{told}"
+
+
+def trace(root: nn.Module, sample: TensorSpec, closed: Callable[[str, nn.Module], bool]) -> Traced:
+    """Trace ``root`` on a batch of ``sample``, in its present mode, with the submodules ``closed(path, module)`` closed.
+
+    A submodule that is given or returns anything but tensors and plain constants is opened all the same. Raises
+    ModelError, with torch's reason and the line of the user's code, if ``root`` cannot be traced, or if it does not
+    return one tensor.
+    """
+    recorder = _Recorder()
+    what = f"cannot trace {type(root).__name__} on samples of shape {sample.shape}"
+    x = torch.zeros((_ROWS, *sample.shape), dtype=sample.dtype)
+    with _told(what), _closed(root, closed, recorder), _quiet():
+        program = torch.export.export(root, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False)
+    return _traced(root, program, tuple(recorder.calls))
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """As :func:`blamed`, but short and with a remedy where the code is right and torch cannot follow it."""
+    try:
+        with blamed(what):
+            yield
+    except ModelError as error:
+        cause, source = error.__cause__, error.details.get("source")
+        if not type(cause).__module__.startswith("torch."):
+            raise
+        fixed = "Constraints violated" in str(cause)
+        reason = "its code turns the batch size into a constant" if fixed else str(cause).partition("\n")[0]
+        at = f" (at {source})" if source else ""
+        raise ModelError(f"{what}: {reason}{at}. {_REMEDY}", source=source) from cause
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs and writes to stderr before it raises: a traceback, advice for itself and its graph."""
+    before = {log: log.disabled for log in _NOISY}
+    written = io.StringIO()
+    try:
+        for log in before:
+            log.disabled = True
+        with redirect_stderr(written), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _ASSIGNED)
+            yield
+        sys.stderr.write(written.getvalue())
+    finally:
+        for log, disabled in before.items():
+            log.disabled = disabled
+
+
+@dataclass
+class _Recorder:
+    """Calls of closed submodules seen so far; ``inside`` while one of them runs."""
+
+    calls: list[Call] = field(default_factory=list)
+    running: list[Callable[[list[Tensor]], Any]] = field(default_factory=list)
+    returned: Any = None
+    inside: bool = False
+
+
+_recorders: list[_Recorder] = []
+
+
+@torch.library.custom_op("edgefl::closed", mutates_args=())
+def _closed_call(tensors: list[Tensor], index: int) -> list[Tensor]:
+    """Call number ``index`` of a closed submodule; exists in graphs only, never runs on values."""
+    raise NotImplementedError
+
+
+@_closed_call.register_fake
+def _(tensors: list[Tensor], index: int) -> list[Tensor]:
+    recorder = _recorders[-1]
+    recorder.inside = True
+    try:
+        recorder.returned = recorder.running[index](tensors)
+    finally:
+        recorder.inside = False
+    found = [value for value in pytree.tree_leaves(recorder.returned) if isinstance(value, Tensor)]
+    return [torch.empty_like(value) for value in found]
+
+
+_OPERATOR = torch.ops.edgefl.closed.default
+
+
+@contextmanager
+def _closed(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder: _Recorder) -> Iterator[None]:
+    modules = [(path, module) for path, module in root.named_modules() if path and closed(path, module)]
+    modules = [
+        (path, module) for path, module in modules if not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    ]
+    own = {module: module.__dict__["forward"] for _, module in modules if "forward" in module.__dict__}
+    _recorders.append(recorder)
+    for path, module in modules:
+        module.forward = _recording(path, module, module.forward, recorder)
+    try:
+        yield
+    finally:
+        _recorders.pop()
+        for _, module in modules:
+            del module.__dict__["forward"]
+            if module in own:
+                module.__dict__["forward"] = own[module]
+
+
+def _recording(
+    path: str, module: nn.Module, original: Callable[..., Any], recorder: _Recorder
+) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if recorder.inside or not all(_is_plain(leaf) for leaf in leaves):
+            return original(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        def run(given: list[Tensor]) -> Any:
+            queue = iter(given)
+            filled = [next(queue) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            # Rebound statistics must not stay behind; functional_call puts the module's own back.
+            return torch.func.functional_call(
+                _Shell(module, original), {f"module.{k}": v for k, v in state.items()}, args, kwargs
+            )
+
+        recorder.running.append(run)
+        recorder.calls.append(Call(path, _slots(leaves, spec), ()))
+        index = len(recorder.calls) - 1
+        found = _closed_call(tensors, index)
+        if not _is_plain_result(recorder.returned):
+            return original(*args, **kwargs)
+        return _returned(recorder, index, found)
+
+    return forward
+
+
+class _Shell(nn.Module):
+    """Calls ``original`` while the tensors of ``module`` are replaced."""
+
+    def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.original = module, original
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(*args, **kwargs)
+
+
+def _is_plain(leaf: object) -> bool:
+    # A symbolic size is no int here: the call would hold this batch's size.
+    return leaf is None or isinstance(leaf, Tensor | torch.dtype) or type(leaf) in (bool, int, float, str)
+
+
+def _is_plain_result(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain_result, value))
+    return value is None or isinstance(value, Tensor)
+
+
+def _slots(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    numbers = iter(range(len(leaves)))
+    return pytree.tree_unflatten(
+        [Slot(next(numbers)) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+    )
+
+
+def _returned(recorder: _Recorder, index: int, found: list[Tensor]) -> Any:
+    """What the closed submodule returned, built of the operator's results; notes where each one lies."""
+    flat, spec = pytree.tree_flatten_with_path(recorder.returned)
+    tensors = iter(found)
+    places = tuple(
+        tuple(key.idx for key in keys if isinstance(key, SequenceKey))
+        for keys, leaf in flat
+        if isinstance(leaf, Tensor)
+    )
+    call = recorder.calls[index]
+    recorder.calls[index] = Call(call.path, call.arguments, places)
+    return pytree.tree_unflatten(
+        [next(tensors) if isinstance(leaf, Tensor) else leaf for _, leaf in flat], spec
+    )
+
+
+def _traced(root: nn.Module, program: ExportedProgram, calls: tuple[Call, ...]) -> Traced:
+    module = program.graph_module
+    graph = cleaned(module, type(root).__name__)
+    (results,) = arguments(graph.output_node())
+    outputs = program.graph_signature.user_outputs
+    result = next((node for node in results if outputs and node.name == outputs[0]), None)
+    if len(outputs) != 1 or not isinstance(result, fx.Node):
+        raise ModelError(
+            f"a model gives one tensor; {type(root).__name__} gives {len(outputs)} values. Wrap it in a module that "
+            "returns only its logits",
+            outputs=tuple(outputs),
+        )
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    state: dict[fx.Node, str] = {}
+    constants: dict[fx.Node, Tensor] = {}
+    source = None
+    names = set(root.state_dict())
+    for spec in program.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            source = node
+        elif spec.target in names:
+            state[node] = str(spec.target)
+        elif spec.kind is InputKind.BUFFER:
+            constants[node] = root.get_buffer(str(spec.target))
+        else:
+            constants[node] = program.constants[str(spec.target)]
+    assert source is not None
+    free_fillings(graph, source)
+    return Traced(root, graph, source, result, state, constants, calls)

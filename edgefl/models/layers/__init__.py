@@ -1,0 +1,1 @@
+"""Layers whose effects are visible, recurrent layers, norms, and initial values."""

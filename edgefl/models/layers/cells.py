@@ -1,0 +1,229 @@
+"""Layers of LSTM and GRU cells as operators: one node of a graph each, whatever the length of the sequence.
+
+Only what must go step by step is in here, and the product with the inputs; :mod:`edgefl.models.layers.recurrence` tells
+autograd which operator is the gradient of which, and has the gradients of the weights. Exporters turn each operator
+into one ONNX Scan (:mod:`exporters.decompositions.recurrent`).
+
+Outside, sequences are (T, B, features). Inside, a step is (features, B): a gate is then a contiguous block, and a
+product reads the weight as it lies. ``reverse`` runs from the last position to the first; results lie at the
+position they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LstmResult = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+GruResult = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+LstmGradient = tuple[Tensor, Tensor, Tensor]
+GruGradient = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("edgefl::lstm_cells", mutates_args=())
+def lstm_cells(
+    x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
+) -> LstmResult:
+    """T steps of an LSTM: p = kernel @ x[t] + bias + recurrent @ h has the gates i, f, g, o in this order, and
+
+        c' = sigmoid(f) * c + sigmoid(i) * tanh(g),    h' = sigmoid(o) * tanh(c')
+
+    ``x`` (T, B, E), ``kernel`` (4H, E), ``recurrent`` (4H, H), ``bias`` (4H), ``h`` and ``c`` (B, H). Returns the
+    hidden states (T, B, H), the last h and c (B, H), and what the backward pass reads, each (T, H, B): the four
+    activated gates, the cell before each step and tanh of the cell after it.
+    """
+    projected, hidden = _projected(x, kernel, bias), h.shape[1]
+    states, i_, f_, g_, o_, before, squashed = _sequences(x, h, 6)
+    h, c = h.t(), c.t()
+    for t in _order(x, reverse):
+        p = torch.addmm(projected[:, t], recurrent, h)
+        i = torch.sigmoid(p[:hidden], out=i_[t])
+        f = torch.sigmoid(p[hidden : 2 * hidden], out=f_[t])
+        g = torch.tanh(p[2 * hidden : 3 * hidden], out=g_[t])
+        o = torch.sigmoid(p[3 * hidden :], out=o_[t])
+        before[t] = c
+        c = torch.addcmul(f * c, i, g)
+        h = o * torch.tanh(c, out=squashed[t])
+        states[t] = h.t()
+    return states, h.t().contiguous(), c.t().contiguous(), i_, f_, g_, o_, before, squashed
+
+
+@torch.library.custom_op("edgefl::lstm_cells_backward", mutates_args=())
+def lstm_cells_backward(
+    d_states: Tensor | None,
+    d_h: Tensor,
+    d_c: Tensor,
+    i: Tensor,
+    f: Tensor,
+    g: Tensor,
+    o: Tensor,
+    before: Tensor,
+    squashed: Tensor,
+    recurrent: Tensor,
+    reverse: bool,
+) -> LstmGradient:
+    """The steps of :func:`lstm_cells` back: gradients of every p (T, B, 4H), and of the first h and c (B, H).
+
+    With dh = d_states[t] + (what flows back from the step after), s = ``squashed`` and c = ``before``:
+
+        dc += dh * o * (1 - s^2)
+        di = dc * g * i * (1 - i),  df = dc * c * f * (1 - f),  dg = dc * i * (1 - g^2),  do = dh * s * o * (1 - o)
+        dh <- recurrent^T @ [di, df, dg, do],    dc <- dc * f
+    """
+    steps, hidden, batch = i.shape
+    d_gates, d_p = i.new_empty(steps, batch, 4 * hidden), i.new_empty(4 * hidden, batch)
+    di, df, dg, do = d_p.chunk(4)
+    transposed, d_h, d_c = recurrent.t().contiguous(), d_h.t(), d_c.t()
+    for t in _order(i, not reverse):
+        dh = d_h if d_states is None else d_states[t].t() + d_h
+        through = dh * o[t]
+        output = through * squashed[t]
+        dc = torch.addcmul(d_c + through, output, squashed[t], value=-1)
+        to_g = dc * i[t]
+        to_i = to_g * g[t]
+        d_c = dc * f[t]
+        to_f = d_c * before[t]
+        torch.addcmul(to_i, to_i, i[t], value=-1, out=di)
+        torch.addcmul(to_f, to_f, f[t], value=-1, out=df)
+        torch.addcmul(to_g, to_i, g[t], value=-1, out=dg)
+        torch.addcmul(output, output, o[t], value=-1, out=do)
+        d_gates[t] = d_p.t()
+        d_h = transposed @ d_p
+    return d_gates, d_h.t().contiguous(), d_c.t().contiguous()
+
+
+@torch.library.custom_op("edgefl::gru_cells", mutates_args=())
+def gru_cells(
+    x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
+) -> GruResult:
+    """T steps of a GRU: a = kernel @ x[t] + outer and p = recurrent @ h + inner have the blocks r, z, n, and
+
+        r = sigmoid(a_r + p_r),  z = sigmoid(a_z + p_z),  n = tanh(a_n + r * p_n),    h' = n + z * (h - n)
+
+    ``x`` (T, B, E), ``kernel`` (3H, E), ``recurrent`` (3H, H), ``outer`` and ``inner`` (3H), ``h`` (B, H). Returns
+    the hidden states (T, B, H), the last one (B, H), and what the backward pass reads, each (T, H, B): r, z, n,
+    p_n, and h - n.
+    """
+    projected, hidden = _projected(x, kernel, outer), h.shape[1]
+    states, r, z, n, p_n, away = _sequences(x, h, 5)
+    h, column = h.t(), inner.unsqueeze(1)
+    for t in _order(x, reverse):
+        a, p = projected[:, t], torch.addmm(column, recurrent, h)
+        torch.sigmoid(a[:hidden] + p[:hidden], out=r[t])
+        torch.sigmoid(a[hidden : 2 * hidden] + p[hidden : 2 * hidden], out=z[t])
+        p_n[t] = p[2 * hidden :]
+        torch.tanh(torch.addcmul(a[2 * hidden :], r[t], p_n[t]), out=n[t])
+        h = torch.addcmul(n[t], z[t], torch.sub(h, n[t], out=away[t]))
+        states[t] = h.t()
+    return states, h.t().contiguous(), r, z, n, p_n, away
+
+
+@torch.library.custom_op("edgefl::gru_cells_backward", mutates_args=())
+def gru_cells_backward(
+    d_states: Tensor | None,
+    d_h: Tensor,
+    r: Tensor,
+    z: Tensor,
+    n: Tensor,
+    p_n: Tensor,
+    away: Tensor,
+    recurrent: Tensor,
+    reverse: bool,
+) -> GruGradient:
+    """The steps of :func:`gru_cells` back: gradients of every a and p (T, B, 3H), and of the first h (B, H).
+
+    With dh = d_states[t] + (what flows back from the step after) and h - n = ``away``:
+
+        dn = dh * (1 - z) * (1 - n^2),  dz = dh * (h - n) * z * (1 - z),  dr = dn * p_n * r * (1 - r)
+        da = [dr, dz, dn],  dp = [dr, dz, dn * r],    dh <- recurrent^T @ dp + dh * z
+    """
+    steps, hidden, batch = r.shape
+    d_a, d_p = (r.new_empty(steps, batch, 3 * hidden) for _ in range(2))
+    transposed, d_h = recurrent.t().contiguous(), d_h.t()
+    for t in _order(r, not reverse):
+        dh = d_h if d_states is None else d_states[t].t() + d_h
+        kept = dh * z[t]
+        new = dh - kept
+        to_z = kept * away[t]
+        dn = torch.addcmul(new, new * n[t], n[t], value=-1)
+        inner = dn * r[t]
+        to_r = inner * p_n[t]
+        dr, dz = to_r - to_r * r[t], to_z - to_z * z[t]
+        step = torch.cat((dr, dz, inner))
+        d_a[t], d_p[t] = torch.cat((dr, dz, dn)).t(), step.t()
+        d_h = torch.addmm(kept, transposed, step)
+    return d_a, d_p, d_h.t().contiguous()
+
+
+def _projected(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """``kernel @ x[t] + bias`` for all steps in one product, (G, T, B)."""
+    steps, batch, features = x.shape
+    rows = x.reshape(steps * batch, features)
+    return torch.addmm(bias.unsqueeze(1), kernel, rows.t()).view(-1, steps, batch)
+
+
+def _order(sequence: Tensor, reverse: bool) -> range:
+    steps = range(sequence.shape[0])
+    return steps[::-1] if reverse else steps
+
+
+def _sequences(x: Tensor, h: Tensor, saved: int) -> list[Tensor]:
+    """Room for the hidden states (T, B, H), and for ``saved`` sequences (T, H, B)."""
+    batch, hidden = h.shape
+    return [h.new_empty(x.shape[0], batch, hidden)] + [
+        h.new_empty(x.shape[0], hidden, batch) for _ in range(saved)
+    ]
+
+
+# Shapes alone: for tracing and the meta device.
+
+
+@lstm_cells.register_fake
+def _(
+    x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
+) -> LstmResult:
+    states, *saved = _sequences(x, h, 6)
+    return states, h.new_empty(h.shape), h.new_empty(h.shape), *saved  # type: ignore[return-value]
+
+
+@lstm_cells_backward.register_fake
+def _(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, i: Tensor, *_rest: object) -> LstmGradient:
+    steps, hidden, batch = i.shape
+    return i.new_empty(steps, batch, 4 * hidden), i.new_empty(batch, hidden), i.new_empty(batch, hidden)
+
+
+@gru_cells.register_fake
+def _(
+    x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
+) -> GruResult:
+    states, *saved = _sequences(x, h, 5)
+    return states, h.new_empty(h.shape), *saved  # type: ignore[return-value]
+
+
+@gru_cells_backward.register_fake
+def _(d_states: Tensor | None, d_h: Tensor, r: Tensor, *_rest: object) -> GruGradient:
+    steps, hidden, batch = r.shape
+    d_a, d_p = (r.new_empty(steps, batch, 3 * hidden) for _ in range(2))
+    return d_a, d_p, r.new_empty(batch, hidden)
+
+
+# Under vmap, one after the other: each client has weights of its own, so there is nothing to share.
+
+
+def _one_by_one(operator: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        results = [
+            operator(*(a if d is None else a.select(d, k) for a, d in zip(args, in_dims, strict=True)))
+            for k in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+for _operator in (lstm_cells, lstm_cells_backward, gru_cells, gru_cells_backward):
+    _operator.register_vmap(_one_by_one(_operator))

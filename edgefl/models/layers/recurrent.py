@@ -1,0 +1,330 @@
+"""Recurrent layers: stacked LSTM and GRU with torch's names and layouts, and the bidirectional LSTM of spec 3.3.
+
+The steps themselves are operators (:mod:`edgefl.models.layers.recurrence`), so neither tracing nor a graph grows with the
+sequence. Inside, a sequence is (T, B, features), as those operators want it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.layers import recurrence
+from edgefl.models.layers.explicit import Dropout
+from edgefl.wire.errors import ModelError
+
+State = tuple[Tensor, Tensor]
+States = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tells a stack of LSTM layers from one of GRU layers.
+
+    ``run`` takes a sequence (T, B, E), the weights (two, or four with biases) of one layer in one direction, the
+    tensors of the first state (B, H), and whether to go backwards; it returns the hidden states (T, B, H) and the
+    tensors of the last state.
+    """
+
+    gates: int
+    carried: int
+    run: Callable[[Tensor, Sequence[Tensor], States, bool], States]
+
+
+def _lstm(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+    kernel, recurrent, *biases = weights
+    bias = biases[0] + biases[1] if biases else recurrent.new_zeros(recurrent.shape[0])
+    return recurrence.lstm(x, kernel, recurrent, bias, first[0], first[1], reverse=reverse)
+
+
+def _gru(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+    kernel, recurrent, *biases = weights
+    outer, inner = biases or [recurrent.new_zeros(recurrent.shape[0])] * 2
+    return recurrence.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
+
+
+LSTM = Kind(gates=4, carried=2, run=_lstm)
+GRU = Kind(gates=3, carried=1, run=_gru)
+
+
+class Stack(nn.Module):
+    """Layers of one kind on each other, in one direction or two, with dropout between them.
+
+    Parameters have the names and layouts of ``torch.nn.LSTM`` and ``torch.nn.GRU`` (``weight_ih_l0`` (G*H, E),
+    ``weight_hh_l0`` (G*H, H), ``bias_ih_l0``, ``bias_hh_l0`` (G*H), ``..._reverse``), so their state dicts load.
+    The noise of the dropout layers is (T, B, D*H).
+    """
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+
+    def __init__(
+        self,
+        kind: Kind,
+        features: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise ModelError(
+                f"a recurrent stack has at least one layer, found layers={layers}", layers=layers
+            )
+        self.kind, self.layers = kind, layers
+        self.ends = ("", "_reverse") if bidirectional else ("",)
+        self.tensors = (
+            ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
+        )
+        self.drops = nn.ModuleList(Dropout(dropout) for _ in range(layers - 1))
+        for layer in range(layers):
+            read = features if layer == 0 else hidden * len(self.ends)
+            widths = {"weight_ih": (read,), "weight_hh": (hidden,)}
+            for name in self._names(layer):
+                values = torch.empty(kind.gates * hidden, *widths.get(name.partition("_l")[0], ()))
+                self.register_parameter(name, nn.Parameter(values))
+
+    @property
+    def features(self) -> int:
+        """Size of what the first layer reads."""
+        return self.weight_ih_l0.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        """Size of the hidden states."""
+        return self.weight_hh_l0.shape[1]
+
+    def _names(self, layer: int) -> list[str]:
+        return [f"{tensor}_l{layer}{end}" for end in self.ends for tensor in self.tensors]
+
+    @torch.no_grad()
+    def fill(self, generator: torch.Generator | None = None) -> None:
+        """Initial values as torch's: uniform in +-1/sqrt(H)."""
+        for parameter in self.parameters():
+            parameter.uniform_(-(self.hidden**-0.5), self.hidden**-0.5, generator=generator)
+
+    def run(self, x: Tensor, state: States | None = None) -> tuple[Tensor, States]:
+        """(B, T, E) -> the last layer's hidden states at every position (B, T, D*H), and the state at the end.
+
+        A state is (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H); None stands for zeros.
+        """
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.features:
+            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ModelError(
+                f"a recurrent layer of {self.features} features reads a padded batch (B, T, {self.features}), found "
+                f"{found}; pad packed sequences, give one sequence a batch dimension, or change the features",
+                found=found,
+            )
+        if state is None:
+            zeros = x.new_zeros(self.layers * len(self.ends), x.shape[0], self.hidden)
+            state = (zeros,) * self.kind.carried
+        first = zip(*(part.unbind() for part in state), strict=True)
+        sequence, last = x.transpose(0, 1), []
+        for layer in range(self.layers):
+            sequence = sequence if layer == 0 else self.drops[layer - 1](sequence)
+            results = [self._direction(sequence, layer, end, next(first)) for end in self.ends]
+            last += [result[1:] for result in results]
+            states = [result[0] for result in results]
+            sequence = states[0] if len(states) == 1 else torch.cat(states, dim=2)
+        final = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        # Contiguous, because torch gives a dense layer that reads a view two ops instead of one.
+        return sequence.transpose(0, 1).contiguous(), final
+
+    def _direction(self, sequence: Tensor, layer: int, end: str, first: States) -> States:
+        weights = [getattr(self, f"{tensor}_l{layer}{end}") for tensor in self.tensors]
+        return self.kind.run(sequence, weights, first, end == "_reverse")
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, {self.hidden}, layers={self.layers}, directions={len(self.ends)}"
+
+
+class _Sequences(Stack):
+    """Stacked layers of the class's own kind, with initial values, for their hidden states only."""
+
+    own: ClassVar[Kind]
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            self.own, features, hidden, layers=layers, bidirectional=bidirectional, dropout=dropout
+        )
+        self.fill()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)[0]
+
+
+class Lstm(_Sequences):
+    """Stacked LSTM layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
+
+    own = LSTM
+
+
+class Gru(_Sequences):
+    """Stacked GRU layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
+
+    own = GRU
+
+
+class TorchStack(Stack):
+    """A stack that is called as ``torch.nn.LSTM`` or ``torch.nn.GRU``, whose parameters it takes over."""
+
+    def __init__(self, old: nn.LSTM | nn.GRU) -> None:
+        super().__init__(
+            LSTM if isinstance(old, nn.LSTM) else GRU,
+            old.input_size,
+            old.hidden_size,
+            layers=old.num_layers,
+            bidirectional=old.bidirectional,
+            dropout=old.dropout,
+            bias=old.bias,
+        )
+        self.batch_first, self.bidirectional = old.batch_first, old.bidirectional
+        self.num_layers = old.num_layers
+        for name, parameter in old.named_parameters():
+            self.register_parameter(name, parameter)
+        self.train(old.training)
+
+    # Under torch's names, for code around the layer that reads them.
+    @property
+    def input_size(self) -> int:
+        return self.features
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hidden
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: there is no copy for cuDNN."""
+
+    def forward(self, x: Tensor, state: Tensor | States | None = None) -> tuple[Tensor, Tensor | States]:
+        """Torch's arguments and results, but for packed sequences and for inputs without a batch dimension."""
+        turn = isinstance(x, Tensor) and x.dim() == 3 and not self.batch_first
+        out, last = self.run(
+            x.transpose(0, 1) if turn else x, (state,) if isinstance(state, Tensor) else state
+        )
+        return out if self.batch_first else out.transpose(0, 1), last if len(last) > 1 else last[0]
+
+
+class LstmDirection(nn.Module):
+    """One direction: gates in the order input, forget, cell, output; ``recurrent`` is (4H, H), ``kernel`` (4H, E)."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.empty(4 * hidden, features))
+        self.recurrent = nn.Parameter(torch.empty(4 * hidden, hidden))
+        self.bias = nn.Parameter(torch.empty(4 * hidden))
+
+    @property
+    def features(self) -> int:
+        return self.kernel.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        return self.recurrent.shape[1]
+
+    def forward(self, words: Tensor, state: State, *, reverse: bool = False) -> State:
+        """``words`` (B, T, E), ``state`` = (h, c), each (B, H); the state after T steps, from the end if ``reverse``."""
+        x = words.transpose(0, 1)
+        _, h, c = recurrence.lstm(x, self.kernel, self.recurrent, self.bias, *state, reverse=reverse)
+        return h, c
+
+    def zero_state(self, words: Tensor) -> State:
+        zeros = words.new_zeros(words.shape[0], self.hidden)
+        return zeros, zeros
+
+
+class BiLstm(nn.Module):
+    """Words (B, T, E) -> the two directions' last hidden states (B, 2H), dropout before and after.
+
+    ``skip`` is the number of first words, in each direction's own processing order, whose states another part has
+    computed (0: none). Then the input is packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps are run:
+    the paper's weak tier, truncated back-propagation (spec 3.3).
+    """
+
+    def __init__(self, features: int, hidden: int, length: int, *, rate: float = 0.3, skip: int = 0) -> None:
+        super().__init__()
+        self.length, self.skip = length, skip
+        self.forward_cell = LstmDirection(features, hidden)
+        self.reverse_cell = LstmDirection(features, hidden)
+        self.drop_in = Dropout(rate)
+        self.drop_out = Dropout(rate)
+
+    @property
+    def features(self) -> int:
+        return self.forward_cell.features
+
+    @property
+    def hidden(self) -> int:
+        return self.forward_cell.hidden
+
+    @property
+    def directions(self) -> tuple[LstmDirection, LstmDirection]:
+        return self.forward_cell, self.reverse_cell
+
+    @property
+    def steps(self) -> int:
+        """Time steps each direction runs, hence differentiates through."""
+        return self.length - self.skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        words, states = self._unpack(x)
+        words = self.drop_in(words)
+        forward, _ = self.forward_cell(words[:, self.skip :], states[0])
+        reverse, _ = self.reverse_cell(words[:, : self.steps], states[1], reverse=True)
+        out: Tensor = self.drop_out(torch.cat((forward, reverse), dim=1))
+        return out
+
+    def _unpack(self, x: Tensor) -> tuple[Tensor, tuple[State, State]]:
+        if self.skip == 0:
+            return x, (self.forward_cell.zero_state(x), self.reverse_cell.zero_state(x))
+        words, *h_and_c = torch.split(x, [self.length * self.features, *[self.hidden] * 4], dim=1)
+        forward, reverse = (h_and_c[0], h_and_c[1]), (h_and_c[2], h_and_c[3])
+        return words.reshape(-1, self.length, self.features), (forward, reverse)
+
+
+class BiLstmStart(nn.Module):
+    """The frozen first ``steps`` words of each direction: (B, T, E) -> :func:`pack`, the record of the weak tier.
+
+    Its tensors have the names of :class:`BiLstm`, so the same global weights feed both parts.
+    """
+
+    def __init__(self, features: int, hidden: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.forward_cell = LstmDirection(features, hidden)
+        self.reverse_cell = LstmDirection(features, hidden)
+
+    def forward(self, words: Tensor) -> Tensor:
+        first, last = words[:, : self.steps], words[:, words.shape[1] - self.steps :]
+        forward = self.forward_cell(first, self.forward_cell.zero_state(words))
+        reverse = self.reverse_cell(last, self.reverse_cell.zero_state(words), reverse=True)
+        return pack(words, forward, reverse)
+
+
+def pack(words: Tensor, forward: State, reverse: State) -> Tensor:
+    """One tensor per boundary: all embeddings (T*E), then h, c of the forward and h, c of the reverse direction."""
+    return torch.cat((words.flatten(1), *forward, *reverse), dim=1)
+
+
+def truncated(whole: BiLstm, skip: int) -> tuple[BiLstmStart, BiLstm]:
+    """``whole`` in two parts that share its tensors: the frozen first ``skip`` words, and the trained rest."""
+    start = BiLstmStart(whole.features, whole.hidden, skip)
+    rest = BiLstm(whole.features, whole.hidden, whole.length, rate=whole.drop_in.rate, skip=skip)
+    for part in (start, rest):
+        part.forward_cell, part.reverse_cell = whole.forward_cell, whole.reverse_cell
+    return start, rest

@@ -1,0 +1,144 @@
+"""The models by name, and anybody's model by ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.spec import ModelSpec
+from edgefl.models.split import split
+from edgefl.models.user_code import blamed, defined_at
+from edgefl.models.zoo.basic import bilstm, cnn, mlp
+from edgefl.models.zoo.convnext import convnext
+from edgefl.models.zoo.elu_mlp import elu_mlp
+from edgefl.models.zoo.fafed_cnn import fafed_cifar, fafed_fashion, fafed_mnist
+from edgefl.models.zoo.fedbat_cnn import fedbat_cnn
+from edgefl.models.zoo.language import lstm_lm
+from edgefl.models.zoo.mobilenet import mobilenet
+from edgefl.models.zoo.resnet import resnet8, resnet10, resnet18, resnet20
+from edgefl.models.zoo.transformer import bert, vit
+from edgefl.wire.errors import ModelError
+
+MODELS: Mapping[str, Callable[..., ModelSpec]] = {
+    "bert": bert,
+    "bilstm": bilstm,
+    "cnn": cnn,
+    "convnext": convnext,
+    "elu_mlp": elu_mlp,
+    "fafed_cifar": fafed_cifar,
+    "fafed_fashion": fafed_fashion,
+    "fafed_mnist": fafed_mnist,
+    "fedbat_cnn": fedbat_cnn,
+    "lstm_lm": lstm_lm,
+    "mlp": mlp,
+    "mobilenet": mobilenet,
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "resnet8": resnet8,
+    "vit": vit,
+}
+
+
+# Options that describe the data; a factory gets those that it declares.
+_SHAPE_OPTIONS = ("in_channels", "size", "classes", "sample_shape")
+
+
+def build(name: str, **options: Any) -> ModelSpec:
+    """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
+
+    ``package.module:factory`` calls a factory of your own, which returns a ModelSpec, an ``nn.Module`` (cut
+    automatically; an ``nn.Sequential`` between its children) or ``(nn.Module, cuts)``; then ``sample_shape`` (a list,
+    or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken out of the options and the rest is passed on.
+    Raises ModelError with what exists.
+    """
+    if ":" in name:
+        return _custom(name, dict(options))
+    factory = MODELS.get(name)
+    if factory is None:
+        known = ", ".join(sorted(MODELS))
+        raise ModelError(
+            f"no model {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
+        )
+    accepted = inspect.signature(factory).parameters
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise ModelError(
+            f"model {name!r} has no option {unknown[0]!r}; it takes {', '.join(accepted)}",
+            unknown=unknown,
+            accepted=tuple(accepted),
+        )
+    return factory(**options)
+
+
+def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
+    factory = _imported(path)
+    seed = int(options.pop("seed", 0))
+    accepted = inspect.signature(factory).parameters
+    kept: dict[str, Any] = {key: options[key] for key in _SHAPE_OPTIONS if key in options}
+    passed = {key: value for key, value in options.items() if key in accepted or key not in kept}
+    if "seed" in accepted:
+        passed["seed"] = seed
+    # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        with blamed(f"the factory {path!r} of a model failed", defined_at(factory)):
+            made = factory(**passed)
+    return _placed(factory, lambda: _spec(path, made, kept))
+
+
+def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:
+    """What ``make`` returns; an error that names no line of the user's code gets the factory's."""
+    source = defined_at(factory)
+    try:
+        with blamed("a module cannot be cut into units", source):
+            return make()
+    except ModelError as error:
+        if error.details.get("source") or not source:
+            raise
+        raise ModelError(
+            f"{error.message} (the model's factory is at {source})", **error.details | {"source": source}
+        ) from error
+
+
+def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
+    if isinstance(made, ModelSpec):
+        return replace(made, name=made.name or path)
+    module, cuts = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"{path!r} must return a ModelSpec, an nn.Module or (nn.Module, cuts); "
+            f"found {type(module).__name__}",
+            name=path,
+        )
+    if "classes" not in options:
+        raise ModelError(f"model {path!r} returns a plain module; give the option 'classes'", name=path)
+    return split(module, cuts, sample=_sample(path, options), classes=int(options["classes"]), name=path)
+
+
+def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
+    if "sample_shape" in options:
+        return TensorSpec(tuple(int(size) for size in options["sample_shape"]))
+    if "in_channels" in options and "size" in options:
+        size = int(options["size"])
+        return TensorSpec((int(options["in_channels"]), size, size))
+    raise ModelError(
+        f"model {path!r} returns a plain module; give the option 'sample_shape', or 'in_channels' and 'size'",
+        name=path,
+    )
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.partition(":")
+    with blamed(f"cannot load model {path!r}"):
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    if not callable(factory):
+        raise ModelError(f"cannot load model {path!r}: {attribute} is no function", name=path)
+    return factory

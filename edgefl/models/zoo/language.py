@@ -1,0 +1,75 @@
+"""The LSTM language model of the FAFED spec (4.1): it says, at every position, what the next token is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.explicit import Dropout
+from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.recurrent import Lstm
+from edgefl.models.loss import SequenceCrossEntropy
+from edgefl.models.spec import ModelSpec, sequential
+
+BOUND = 0.1
+"""Embedding and decoder start uniform in +-0.1 (spec 4.1)."""
+
+
+class Words(nn.Embedding):
+    """Token numbers (B, T) int64 -> vectors (B, T, E)."""
+
+    def fill(self, generator: torch.Generator) -> None:
+        self.weight.uniform_(-BOUND, BOUND, generator=generator)
+
+
+class Decoder(nn.Linear):
+    """Hidden states (B, T, H) -> logits over the vocabulary (B, T, V)."""
+
+    def fill(self, generator: torch.Generator) -> None:
+        self.weight.uniform_(-BOUND, BOUND, generator=generator)
+        self.bias.zero_()
+
+
+class Recurrent(nn.Module):
+    """Dropout, LSTM layers with dropout between them, dropout: (B, T, E) -> (B, T, H)."""
+
+    def __init__(self, features: int, hidden: int, layers: int, rate: float) -> None:
+        super().__init__()
+        self.drop_in = Dropout(rate)
+        self.lstm = Lstm(features, hidden, layers=layers, dropout=rate)
+        self.drop_out = Dropout(rate)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.drop_out(self.lstm(self.drop_in(words)))
+        return out
+
+
+def lstm_lm(
+    *,
+    length: int = 35,
+    vocabulary: int = 5000,
+    features: int = 200,
+    hidden: int = 200,
+    layers: int = 2,
+    rate: float = 0.5,
+    seed: int = 0,
+) -> ModelSpec:
+    """Embedding, LSTM, decoder. A sample is ``length`` tokens, its label the ``length`` tokens that follow each.
+
+    The paper's size is ``vocabulary=33_278, features=650, hidden=650`` (50,065,078 parameters, spec 2.3). Embedding
+    and decoder are not tied: a tensor with two names would be trained apart, and its copies would drift. Every
+    sample begins with a zero state; none is carried from one batch to the next.
+    """
+
+    def units() -> nn.Sequential:
+        return sequential(
+            [
+                ("embedding", Words(vocabulary, features)),
+                ("lstm", Recurrent(features, hidden, layers, rate)),
+                ("decoder", Decoder(hidden, vocabulary)),
+            ]
+        )
+
+    sample = TensorSpec((length,), torch.int64, vocabulary)
+    return ModelSpec("lstm_lm", initialised(units, seed), sample, vocabulary, loss=SequenceCrossEntropy())

@@ -1,0 +1,253 @@
+"""The trained suffix of a model as pure functions of its named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.exit_loss import divergence
+from edgefl.models.layers.explicit import Dropout
+from edgefl.models.loss import CROSS_ENTROPY, Loss, OfClasses, without_absent
+from edgefl.models.spec import ModelSpec, output_spec, skeleton
+from edgefl.objective.carrier import Carrier, Whole
+from edgefl.wire.errors import ModelError
+
+
+class TrainedPart(Protocol):
+    """What an objective needs of a submodel: its trained units, what they read, and the model they come from."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def suffix(self) -> nn.Sequential: ...
+    @property
+    def boundary(self) -> TensorSpec: ...
+    @property
+    def carrier(self) -> Carrier | None: ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A carrier that leaves channels out of some steps, whose moving statistics then rest."""
+
+    def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
+        """``moved`` with the entries of ``before`` where the step had no channel."""
+        ...
+
+
+@dataclass(frozen=True)
+class SelfDistillation:
+    """FjORD's self-distillation: what a step leaves out of the submodel learns from what the submodel says as a whole.
+
+    With z the step's output and Z that of the tensors which inference reads (the device's largest width), the loss is
+    ``l(Z, y) + (1 - weight) l(z, y) + weight T^2 KL(softmax(Z / T) || softmax(z / T))``, Z a constant in the last term.
+    ``weight`` 1 is the FjORD paper's choice. ModelError for a weight outside [0, 1] or T <= 0.
+    """
+
+    weight: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.weight <= 1.0:
+            raise ModelError(
+                f"the weight of distillation lies in [0, 1], found {self.weight}", weight=self.weight
+            )
+        if self.temperature <= 0.0:
+            raise ModelError(
+                f"the temperature of distillation is above 0, found {self.temperature}",
+                temperature=self.temperature,
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Mean ``loss`` of ``suffix`` on a batch, its gradient's ingredients and its inference.
+
+    ``suffix`` maps the boundary tensor (B, *boundary.shape) to what the loss reads: for the default, logits
+    (B, classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values always come
+    from the arguments. Raises ModelError for a suffix without a parameter that gradients move, and for ``masked`` or
+    ``distilled`` with a loss that is not one over classes.
+    """
+
+    suffix: nn.Sequential
+    # One sample of the suffix's input, without the batch dimension.
+    boundary: TensorSpec
+    loss: Loss = CROSS_ENTROPY
+    # How the suffix's tensors travel and act; None: as they are.
+    carried: Carrier | None = None
+    # Train with the logits of classes that no local sample has set to 0 (HeteroFL's masked cross-entropy).
+    masked: bool = False
+    distilled: SelfDistillation | None = None
+    _modes: dict[bool, nn.Sequential] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.trainable:
+            raise ModelError(
+                f"nothing to train: of the suffix's {len(self.weights)} state tensors ({len(self.suffix)} units) none is a "
+                "parameter that requires a gradient; give the model a layer with weights, cut it earlier, or set "
+                "requires_grad",
+                units=len(self.suffix),
+            )
+        if (self.masked or self.distilled) and not isinstance(self.loss, OfClasses):
+            raise ModelError(
+                f"masked_loss and self_distillation need logits of classes, and {type(self.loss).__name__} reads none; "
+                "leave them off",
+                loss=type(self.loss).__name__,
+            )
+        for training in (True, False):
+            self._modes[training] = skeleton(self.suffix, training=training)
+
+    @classmethod
+    def of(cls, part: TrainedPart) -> Objective:
+        """The objective of a submodel, of whichever kind."""
+        return cls(part.suffix, part.boundary, part.spec.loss, part.carrier)
+
+    @cached_property
+    def carrier(self) -> Carrier:
+        """What lies between the payload and :attr:`weights`."""
+        return self.carried or Whole(self.weights)
+
+    @cached_property
+    def weights(self) -> Mapping[str, TensorSpec]:
+        """Every state tensor of the suffix, moving statistics included, in state order."""
+        return {name: TensorSpec.of(tensor) for name, tensor in self.suffix.state_dict().items()}
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the tensors that gradients move."""
+        return tuple(name for name, parameter in self.suffix.named_parameters() if parameter.requires_grad)
+
+    @cached_property
+    def fixed(self) -> tuple[str, ...]:
+        """Names of the other state tensors: moving statistics, and parameters that require no gradient."""
+        return tuple(name for name in self.weights if name not in self.trainable)
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the moving statistics: what training moves without a gradient."""
+        own = dict(self.suffix.named_buffers(remove_duplicate=False))
+        return tuple(name for name in self.fixed if name in own)
+
+    @cached_property
+    def kernels(self) -> frozenset[str]:
+        """Trainable kernels of conv, dense and recurrent layers: what weight decay acts on (spec 8, row 12)."""
+        embeddings = {
+            f"{path}.weight" if path else "weight"
+            for path, module in self.suffix.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        return frozenset(
+            name for name in self.trainable if len(self.weights[name].shape) >= 2 and name not in embeddings
+        )
+
+    def batch(self, size: int) -> TensorSpec:
+        """The port of ``size`` boundary samples."""
+        return self.boundary.rows(size)
+
+    def labels(self, size: int) -> TensorSpec:
+        """The port of ``size`` labels, as the loss reads them. ModelError if it cannot read the suffix's output."""
+        return self._label.rows(size)
+
+    @cached_property
+    def facts(self) -> Mapping[str, TensorSpec]:
+        """What training asks about the local data as a whole (``data.*``)."""
+        classes = self._label.below
+        return {"class_counts": TensorSpec((classes,), torch.int64)} if self.masked and classes else {}
+
+    @cached_property
+    def _label(self) -> TensorSpec:
+        return self.loss.label(output_spec(self.suffix, self.boundary))
+
+    def noise(self, size: int) -> Mapping[str, TensorSpec]:
+        """The uniform tensors that dropout layers and the carrier read in training, by name."""
+        found: dict[str, TensorSpec] = dict(self.carrier.noise)
+        bare = skeleton(self.suffix, training=False).to("meta")
+        for path, module in bare.named_modules():
+            if isinstance(module, Dropout) and module.rate > 0.0:
+                module.register_forward_pre_hook(_shape_into(found, f"{path}.uniform"))
+        if any(isinstance(module, Dropout) for module in bare.modules()):
+            with torch.no_grad():
+                bare(self.batch(size).zeros().to("meta"))
+        return found
+
+    def __call__(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        noise: Mapping[str, Tensor] | None = None,
+        gates: Mapping[str, Tensor] | None = None,
+        facts: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """Training mode: (mean loss (), number correct () float32, buffers after the pass).
+
+        ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` as
+        :meth:`labels` says, ``facts`` those of :attr:`facts`. The arguments are never changed: batch norm's moving
+        statistics come back as new tensors.
+        """
+        uniform = dict(noise or {})
+        layers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
+
+        def run(training: bool) -> tuple[Tensor, Tensors]:
+            """The output, and the buffers after it, at the tensors that training or inference reads."""
+            read = self.carrier.effective(dict(params), dict(gates or {}), uniform, training=training)
+            tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}, **layers}
+            out = self._output(tensors, x, training=True)
+            if self.masked:
+                out = without_absent(cast(OfClasses, self.loss), out, (facts or {})["class_counts"])
+            return out, {name: tensors[name].detach() for name in self.fixed}
+
+        out, moved = run(training=True)
+        losses = self.loss.each(out, y)
+        if self.distilled is not None:
+            part, (out, moved) = out, run(training=False)
+            losses = self.loss.each(out, y) + self._distilled(self.distilled, part, out, losses)
+        elif isinstance(self.carrier, Resting):
+            moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
+        return losses.mean(), self.loss.correct(out.detach(), y).sum(), moved
+
+    def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
+        """What distillation adds to the loss at ``whole``; ``losses`` are those at ``part``. All of them (B,)."""
+        logits = cast(OfClasses, self.loss).logits
+        apart = divergence(logits(whole).detach(), logits(part), how.temperature)
+        return (1 - how.weight) * losses + how.weight * how.temperature**2 * apart
+
+    def evaluate(
+        self,
+        weights: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        gates: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Inference mode: per sample, the loss (B,) and how right it is (B,), float32 from 0 to 1."""
+        out = self.predict(weights, x, gates)
+        return self.loss.each(out, y), self.loss.correct(out, y)
+
+    def predict(
+        self, weights: Mapping[str, Tensor], x: Tensor, gates: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Inference mode: the output. ``weights`` may hold more than the suffix, such as the whole model."""
+        tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
+        read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
+        return self._output(read, x, training=False)
+
+    def _output(self, tensors: Tensors, x: Tensor, *, training: bool) -> Tensor:
+        missing = [name for name in self.weights if name not in tensors]
+        if missing:
+            raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)
+        # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
+        return cast(Tensor, torch.func.functional_call(self._modes[training], tensors, (x,)))
+
+
+def _shape_into(found: dict[str, TensorSpec], name: str):  # type: ignore[no-untyped-def]
+    def hook(_module: nn.Module, args: tuple[Tensor]) -> None:
+        found[name] = TensorSpec(tuple(args[0].shape))
+
+    return hook

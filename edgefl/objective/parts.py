@@ -1,0 +1,61 @@
+"""What most programs share: beginning with the round's weights, the ports of a step, the update, the evaluation."""
+
+from __future__ import annotations
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.objective import Objective
+
+SCALAR = TensorSpec(())
+
+
+def begun(objective: Objective, tensors: Tensors) -> Tensors:
+    """``state.weights.*`` and ``state.gate.*`` from the round's ``weights.*``, beside which the server's memory may lie."""
+    payload = {name: tensors[f"weights.{name}"] for name in objective.carrier.payload}
+    weights, gates = objective.carrier.unpack(payload)
+    return prefixed("state.weights", weights) | prefixed("state.gate", gates)
+
+
+def finish(objective: Objective) -> Function:
+    """``state.weights.*`` -> ``update.*``: every suffix tensor, moving statistics included."""
+
+    def fn(tensors: Tensors) -> Tensors:
+        weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
+        return prefixed("update", objective.carrier.pack(weights, gates))
+
+    return Function("finish", fn, held_ports(objective))
+
+
+def evaluate(objective: Objective, batch: int) -> Function:
+    """Inference of the suffix on a masked batch: sums over the rows whose ``batch.0.mask`` is 1 (0: padding)."""
+
+    def fn(tensors: Tensors) -> Tensors:
+        mask = tensors["batch.0.mask"]
+        weights, gates = objective.carrier.unpack(select(tensors, "weights"))
+        losses, correct = objective.evaluate(weights, tensors["batch.0.x"], tensors["batch.0.y"], gates)
+        return {
+            "metric.loss_sum": (losses * mask).sum(),
+            "metric.correct": (correct * mask).sum(),
+            "metric.count": mask.sum(),
+        }
+
+    ports = prefixed("weights", objective.carrier.payload) | batch_ports(objective, batch)
+    return Function("evaluate", fn, ports | {"batch.0.mask": TensorSpec((batch,))})
+
+
+def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
+    """Ports of one labelled batch: features as the suffix reads them, labels as the loss does."""
+    return {f"batch.{index}.x": objective.batch(batch), f"batch.{index}.y": objective.labels(batch)}
+
+
+def held_ports(objective: Objective) -> dict[str, TensorSpec]:
+    """Ports of the weights in training, and of the gates beside them."""
+    return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)
+
+
+def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, TensorSpec]:
+    """Ports of a step that takes gradients: weights, gates, ``batch.0`` to ``batch.<streams - 1>``, facts and noise."""
+    ports = held_ports(objective)
+    for index in range(streams):
+        ports |= batch_ports(objective, batch, index)
+    return ports | prefixed("data", objective.facts) | prefixed("noise", objective.noise(batch))

@@ -1,0 +1,78 @@
+"""The gradient of all local samples, batch by batch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.loss import Loss
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import SCALAR, step_ports
+from edgefl.programs.baselines.steps import trained_specs
+
+
+def accumulate(objective: Objective, batch: int) -> Function:
+    """``state.full.*`` += the sum of the per-sample gradients at ``state.weights`` where ``batch.0.mask`` is 1, and
+    ``state.seen`` += their number: for a phase over the data, after which :func:`mean_of` is the mean over all samples.
+
+    Weights and moving statistics stay as they are. It is a pass of training: batch norm normalizes by the batch, the rows
+    that fill up the last one included, so that with it the result depends on how the samples fall into batches.
+    """
+
+    def fn(tensors: Tensors) -> Tensors:
+        mask = tensors["batch.0.mask"]
+        bound = _over(objective, mask)
+        loss, correct, grads, _ = gradient(bound, select(tensors, "state.weights"), tensors)
+        full, seen = select(tensors, "state.full"), mask.sum()
+        rows = len(mask)  # the objective's mean is over all rows, of which those without a mask are 0
+        state = prefixed("state.full", {name: full[name] + rows * g for name, g in grads.items()})
+        metrics = {"metric.loss": rows * loss / seen, "metric.correct": correct}
+        return state | {"state.seen": tensors["state.seen"] + seen} | metrics
+
+    ports = step_ports(objective, batch) | {"batch.0.mask": TensorSpec((batch,))}
+    return Function("full_gradient", fn, ports | full_ports(objective))
+
+
+def full_ports(objective: Objective) -> dict[str, TensorSpec]:
+    """What :func:`accumulate` adds up."""
+    return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
+
+
+def none_yet(objective: Objective) -> Tensors:
+    """Its values before the first batch."""
+    return {name: spec.zeros() for name, spec in full_ports(objective).items()}
+
+
+def mean_of(tensors: Tensors) -> Tensors:
+    """The mean gradient over the samples that were seen, by name."""
+    return {name: total / tensors["state.seen"] for name, total in select(tensors, "state.full").items()}
+
+
+def _over(objective: Objective, mask: Tensor) -> Objective:
+    """``objective`` whose losses are 0 where ``mask`` (B,) is; a shallow copy, since a loss cannot be an argument."""
+    bound = copy.copy(objective)
+    object.__setattr__(bound, "loss", _Masked(objective.loss, mask))
+    return bound
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """A loss, times ``mask`` (B,)."""
+
+    loss: Loss
+    mask: Tensor
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.mul(self.loss.each(out, y), self.mask)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.mul(self.loss.correct(out, y), self.mask)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return self.loss.label(out)

@@ -1,0 +1,1 @@
+"""Per-FedAvg, and the step that adapts a model to one user."""

@@ -1,0 +1,104 @@
+"""Programs of the user's own, by a name that says where their factory is: ``package.module:factory``, or
+``path/to/file.py:factory`` for a file that nobody has to install."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from edgefl.contract.program import Program
+from edgefl.models.user_code import blamed
+from edgefl.wire.errors import ConfigError, ModelError
+
+
+def factory_of(name: str) -> Callable[..., Program]:
+    """The factory of that name. ConfigError for a module, file or factory that is not there, and for one that fails."""
+    place, _, attribute = name.rpartition(":")
+    module = _module(name, place)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        own = [each for each, thing in vars(module).items() if _defined_by(module, thing)]
+        raise ConfigError(
+            f"cannot load program {name!r}: {place} has no function {attribute!r}; it defines "
+            f"{', '.join(own) or 'none'}",
+            name=name,
+        )
+    made: Callable[..., Program] = factory
+    return made
+
+
+def absolute(name: str) -> str:
+    """``name``, the path in it independent of the working directory: for another process, or for later."""
+    place, _, attribute = name.rpartition(":")
+    return f"{Path(place).resolve()}:{attribute}" if _is_file(place) else name
+
+
+def source_of(name: str) -> bytes:
+    """What the program's file says; empty for a module without a source file. ConfigError as in :func:`factory_of`."""
+    place = name.rpartition(":")[0]
+    if _is_file(place):
+        return _read(name, place)
+    try:
+        file = inspect.getsourcefile(_module(name, place))
+        return Path(file).read_bytes() if file else b""
+    except (OSError, TypeError):  # built in, or without a source file
+        return b""
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py")
+
+
+def _read(name: str, place: str) -> bytes:
+    try:
+        return Path(place).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot load program {name!r}: {Path(place).absolute()}: {error.strerror or error}; give the path of "
+            "a file, from the working directory or absolute",
+            name=name,
+        ) from error
+
+
+def _module(name: str, place: str) -> ModuleType:
+    source = _read(name, place) if _is_file(place) else b""
+    try:
+        with blamed(f"cannot load program {name!r}"):
+            return (
+                _of_file(Path(place).resolve(), source) if _is_file(place) else importlib.import_module(place)
+            )
+    except ModelError as error:
+        raise ConfigError(error.message, **{**error.details, "name": name}) from error
+
+
+def _of_file(path: Path, source: bytes) -> ModuleType:
+    """The module of a file, once for each of its contents: after an edit, what is built is what the file says.
+
+    It is compiled from ``source``: Python's own cache takes a file for unchanged by its second and size.
+    """
+    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()
+    name = f"{path.stem}_{digest[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = SourceFileLoader(name, str(path))
+    spec = spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and type hints look a module up by its name
+    try:
+        exec(loader.source_to_code(source, str(path)), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _defined_by(module: ModuleType, thing: object) -> bool:
+    return inspect.isfunction(thing) and thing.__module__ == module.__name__

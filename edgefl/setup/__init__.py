@@ -1,0 +1,1 @@
+"""From a federation file to objects: data, model, submodels, programs. Knows no process."""

@@ -1,0 +1,72 @@
+"""Tiers in one line, for the command line: ``strong,weak,half=width:1/4*2,sparse=importance:1/16``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from edgefl.wire.errors import ConfigError
+
+GRAMMAR = "[NAME=]KIND[:SIZE][*DEVICES], separated by commas"
+_ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:*,]+))?(?:\*(?P<count>\d+))?")
+
+
+def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
+    """Tables for the federation file's ``tiers``, by name.
+
+    KIND is a submodel kind, ``full``, or a preset of the model (``strong``, ``moderate``, ``weak``). SIZE is the share
+    of the parameters (``0.25``, ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier is
+    called after its kind; without DEVICES it gets ``count``. ConfigError with the grammar for anything else.
+    """
+    from edgefl.submodels.catalog import KINDS
+    from edgefl.submodels.output_side.submodel import TIERS
+
+    presets = TIERS.get(model, {})
+    tables: dict[str, dict[str, Any]] = {}
+    for item in text.split(","):
+        found = _ITEM.fullmatch(item.strip())
+        if found is None:
+            raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
+        kind, size = found["kind"].strip(), (found["size"] or "").strip()
+        name = (found["name"] or kind).strip().replace("_", "-")
+        if name in tables and found["name"]:
+            raise ConfigError(f"two tiers are called {name!r}; give each its own name", tier=name)
+        name = name if name not in tables else f"{name}{len(tables) + 1}"
+        table = _preset(presets, kind) if not size else None
+        if table is None:
+            if kind not in KINDS:
+                raise _unknown(kind, model, ["full", *presets], sorted(KINDS))
+            table = _sized(kind, size)
+        tables[name] = table | {"count": int(found["count"] or count)}
+    return tables
+
+
+def _preset(presets: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    if kind == "full":
+        return {"cut": 0}
+    preset = presets.get(kind)
+    return None if preset is None else {"cut": preset.cut, "chunks": preset.chunks}
+
+
+def _unknown(kind: str, model: str, presets: Sequence[str], kinds: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"no tier {kind!r} of {model}; there are {', '.join(presets)}, "
+        f"and with a size after a colon the kinds {', '.join(kinds)}",
+        tier=kind,
+    )
+
+
+def _sized(kind: str, size: str) -> dict[str, Any]:
+    if kind == "output_side":
+        if size and not size.isdigit():
+            raise ConfigError(f"the size of output_side is the number of frozen units, found {size!r}")
+        return {"cut": int(size or 0)}
+    if not size:
+        return {"kind": kind}
+    try:
+        gamma = float(Fraction(size))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"the size of {kind} is a share such as 0.25 or 1/4, found {size!r}") from error
+    return {"kind": kind, "gamma": gamma}

@@ -1,0 +1,102 @@
+"""Many clients in one call: small problems with thousands of rounds, where the calls cost more than the arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+
+_aten = torch.ops.aten
+_SAME_VALUE = frozenset({_aten.alias.default, _aten.detach.default, _aten.clone.default})
+_COMMON = frozenset({"weights", "hyper"})
+"""Roles that are the same for all clients; of all others each has its own."""
+
+
+def together(program: Program, clients: int, dtype: torch.dtype = torch.float64) -> Program:
+    """``program`` for ONE client that stands for ``clients`` of them, all of which take part in every exchange.
+
+    Its own tensors (carry, state, batches, noise) have the clients in front, (clients, *shape); the update is their
+    plain mean, and there are no metrics. Each function is vectorised and recorded once as a list of operations on
+    ``dtype``, without autograd.
+    ValueError for a program that passes over the data, which may have another length for each.
+    """
+    if any(phase.over_data for phase in program.phases):
+        raise ValueError(f"{program.name} passes over the data of each client; simulate its clients apart")
+    apart, unfold = _vectorised(program.finish, clients).fn, program.server.unfold
+
+    def finish(given: Tensors) -> Tensors:
+        out = apart(given)
+        sent = torch.func.vmap(unfold)(select(out, "update"))
+        kept = {name: tensor for name, tensor in out.items() if role_of(name) != "update"}
+        return kept | prefixed("update", {name: tensor.mean(0) for name, tensor in sent.items()})
+
+    return replace(
+        program,
+        start=_recorded(_vectorised(program.start, clients), clients, dtype),
+        phases=tuple(
+            replace(phase, function=_recorded(_vectorised(phase.function, clients), clients, dtype))
+            for phase in program.phases
+        ),
+        finish=_recorded(replace(program.finish, fn=finish), clients, dtype),
+        server=replace(program.server, unfold=lambda update: update),
+        opening=tuple(together(each, clients, dtype) for each in program.opening),
+        ahead=tuple(together(each, clients, dtype) for each in program.ahead),
+    )
+
+
+def rescheduled(recorded: Program, program: Program) -> Program:
+    """``recorded``, made by :func:`together`, with the scalars of ``program``, which has the same functions otherwise."""
+    return replace(
+        recorded,
+        hyper=program.hyper,
+        schedule=program.schedule,
+        opening=tuple(map(rescheduled, recorded.opening, program.opening)),
+        ahead=tuple(map(rescheduled, recorded.ahead, program.ahead)),
+    )
+
+
+def _vectorised(function: Function, clients: int) -> Function:
+    places = {name: None if role_of(name) == "hyper" else 0 for name in function.inputs}
+    mapped = torch.func.vmap(function.fn, in_dims=(places,))
+
+    def fn(given: Tensors) -> Tensors:
+        # Weights too, so that what starts from nothing but them has clients.
+        return mapped(
+            {n: t.expand(clients, *t.shape) if role_of(n) == "weights" else t for n, t in given.items()}
+        )
+
+    return replace(function, fn=fn)
+
+
+def _recorded(function: Function, clients: int, dtype: torch.dtype) -> Function:
+    ports = {name: _stacked(name, spec, clients, dtype) for name, spec in function.inputs.items()}
+    outputs: list[str] = []
+
+    def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
+        out = function.fn(dict(zip(ports, arguments, strict=True)))
+        out = {name: tensor for name, tensor in out.items() if role_of(name) != "metric"}
+        outputs[:] = out
+        return tuple(out.values())
+
+    graph = make_fx(flat)(*(spec.zeros() for spec in ports.values()))
+    for node in graph.graph.nodes:
+        if node.target in _SAME_VALUE:
+            node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+    def fn(given: Tensors) -> Tensors:
+        with torch.no_grad():
+            return dict(zip(outputs, graph(*(given[name] for name in ports)), strict=True))
+
+    return replace(function, fn=fn, inputs=ports)
+
+
+def _stacked(name: str, spec: TensorSpec, clients: int, dtype: torch.dtype) -> TensorSpec:
+    shape = spec.shape if role_of(name) in _COMMON else (clients, *spec.shape)
+    return TensorSpec(shape, dtype if spec.dtype.is_floating_point else spec.dtype, spec.below)

@@ -1,0 +1,162 @@
+"""Clients that average a part of their models every few steps: which part keeps them alike? (EmbracingFL spec 2.10)
+
+A scheme is no more than regions of the model's tensors, so width slices and layers are the same to the loop::
+
+    regions = synchronised(spec, "second_half")
+    for found in partial_sync(spec, clients, held_out, regions, rounds=100, layers=("block1.conv2", "block9.conv2")):
+        print(found.step, found.layers["block9.conv2"].largest)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, role_of
+from edgefl.models.spec import ModelSpec
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.simulation.average import partial_average
+from edgefl.simulation.round import Feed, run_round
+from edgefl.simulation.svcca import KEEP, Similarity, similarities
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.width.submodel import Width
+from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Region, extract
+
+Scheme = Literal["none", "second_half", "first_half", "channel"]
+Samples = tuple[Tensor, Tensor]
+"""A client's rows and labels."""
+
+
+def synchronised(spec: ModelSpec, scheme: Scheme, *, cut: int | None = None) -> dict[str, Region]:
+    """The part of each global tensor that clients average; a tensor that is not named stays local.
+
+    ``second_half``: the units behind ``cut`` (EmbracingFL). ``first_half``: those before it (InclusiveFL-like).
+    ``channel``: the leading half of the channels of every layer (HeteroFL- and FjORD-like). ``none``: nothing. Moving
+    statistics go with their unit or channel. ``cut`` is a number of units, by default :func:`half_cut`.
+    """
+    if scheme not in get_args(Scheme):
+        raise ModelError(f"a scheme is one of {', '.join(get_args(Scheme))}; found {scheme!r}", scheme=scheme)
+    if scheme == "channel":
+        return dict(Width(spec, 0.5, "floor").regions())
+    if scheme == "none":
+        return {}
+    place = half_cut(spec) if cut is None else cut
+    if not 0 < place < len(spec.units):
+        raise ModelError(
+            f"a cut into halves lies in 1..{len(spec.units) - 1} units of {spec.name}, found {place}",
+            cut=place,
+        )
+    kept = spec.units[:place] if scheme == "first_half" else spec.units[place:]
+    return {name: None for name in spec.weights if name.partition(".")[0] in kept}
+
+
+def half_cut(spec: ModelSpec) -> int:
+    """Units before the cut that halves the kernels best, the earlier of two: behind block 4 in ResNet-20 (spec 2.10)."""
+    kernels = [
+        sum(parameter.dim() >= 2 for parameter in unit.parameters())
+        for _, unit in spec.module.named_children()
+    ]
+    return min(range(1, len(kernels)), key=lambda cut: abs(2 * sum(kernels[:cut]) - sum(kernels)), default=0)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How alike the clients' models are after ``step`` local steps, right after an average."""
+
+    step: int
+    layers: Mapping[str, Similarity]
+
+
+def partial_sync(
+    spec: ModelSpec,
+    clients: Sequence[Samples],
+    held_out: Sequence[Tensor],
+    regions: Mapping[str, Region],
+    *,
+    rounds: int = 100,
+    every: int = 10,
+    batch: int = 32,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    layers: Sequence[str] = (),
+    keep: int = KEEP,
+    seed: int = 0,
+) -> Iterator[Measurement]:
+    """PARTIAL_SYNC_STUDY: all clients begin with ``spec``'s weights; in each round every one takes ``every`` local steps
+    on its own samples, then ``regions`` of all models become their uniform mean and the rest stays local.
+
+    After each round SVCCA of every pair of clients at ``layers`` is measured on the batches ``held_out``
+    (:func:`edgefl.simulation.svcca.similarities`). Momentum starts anew in each round; a client with fewer samples
+    than a batch draws with replacement. Equal seeds give equal results.
+    """
+    program = sgd(
+        Objective.of(OutputSide(spec, 0)),
+        batch=batch,
+        steps=every,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+    )
+    models = [dict(spec.weights) for _ in clients]
+    for number in range(1, rounds + 1):
+        models = [
+            _trained(program, model, samples, batch, _generator(seed, number, client))
+            for client, (model, samples) in enumerate(zip(models, clients, strict=True))
+        ]
+        models = averaged(models, regions)
+        yield Measurement(number * every, similarities(spec, models, held_out, layers, keep))
+
+
+def averaged(models: Sequence[Mapping[str, Tensor]], regions: Mapping[str, Region]) -> list[Tensors]:
+    """Every model with the uniform mean over all in ``regions``, and its own values elsewhere."""
+    if not regions:
+        return [dict(model) for model in models]
+    mean = partial_average(models[0], [(regions, _held(model, regions)) for model in models])
+    shared = _held(mean, regions)
+    return [partial_average(model, [(regions, shared)]) for model in models]
+
+
+def _held(model: Mapping[str, Tensor], regions: Mapping[str, Region]) -> Tensors:
+    local = extract({name: tensor.numpy() for name, tensor in model.items()}, regions)
+    return {name: torch.from_numpy(array) for name, array in local.items()}
+
+
+def _generator(*key: int) -> torch.Generator:
+    return torch.Generator().manual_seed(int(np.random.default_rng(key).integers(1 << 63)))
+
+
+def _trained(
+    program: Program, model: Tensors, samples: Samples, batch: int, generator: torch.Generator
+) -> Tensors:
+    update = run_round(program, model, _walk(samples, batch, generator)).update
+    return {name: tensor.detach() for name, tensor in update.items()}
+
+
+def _walk(samples: Samples, batch: int, generator: torch.Generator) -> Feed:
+    """Batches in shuffled order, wrapping around; with replacement where a batch is more than there is."""
+    x, y = samples
+    order = torch.randperm(len(x), generator=generator)
+
+    def feed(function: Function, step: int) -> Tensors:
+        rows = (
+            torch.randint(len(x), (batch,), generator=generator)
+            if len(x) < batch
+            else order[torch.arange(step * batch, (step + 1) * batch).remainder(len(x))]
+        )
+        noise = {
+            name: torch.rand(spec.shape, generator=generator)
+            for name, spec in function.inputs.items()
+            if role_of(name) == "noise"
+        }
+        return {"batch.0.x": x[rows], "batch.0.y": y[rows], **noise}
+
+    return feed

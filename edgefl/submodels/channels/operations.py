@@ -1,0 +1,159 @@
+"""What is known of every tensor of one run, and one operation of it with its arguments by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from edgefl.models.user_code import is_user_code
+from edgefl.submodels.channels.axes import Atom, Axes, Axis, pin, resolve, size, unify
+
+UNITS = "run_units"
+"""Name of the function that runs the units."""
+
+
+def whole(shape: Iterable[int], reason: str) -> Axes:
+    """Dimensions of which nothing may be left out."""
+    return tuple(resolve(Atom(length, reason)) for length in shape)
+
+
+def free(shape: Iterable[int]) -> Axes:
+    """Dimensions of which nothing is known yet."""
+    return tuple(resolve(Atom(length)) for length in shape)
+
+
+@dataclass
+class Book:
+    """The axes of tensors. It holds the tensors too, so that no other can get the identity of one that is gone."""
+
+    _known: dict[int, tuple[Tensor, Axes]] = field(default_factory=dict)
+    # Tensors that an operation has read.
+    _read: set[int] = field(default_factory=set)
+    # Paths of the submodules that are running, outermost first.
+    path: list[str] = field(default_factory=list)
+    # Whether sizes that code gives to tensors of one value are taken for numbers that it holds.
+    fixed: bool = False
+    # Dimensions of such tensors, if they are not.
+    loose: list[Axis] = field(default_factory=list)
+
+    def axes(self, tensor: Tensor) -> Axes:
+        self._read.add(id(tensor))
+        return self.peek(tensor)
+
+    def peek(self, tensor: Tensor) -> Axes:
+        """The axes of ``tensor``, which nothing reads by that."""
+        if id(tensor) not in self._known:
+            self.note(tensor, whole(tensor.shape, "a constant of the model"))
+        return self._known[id(tensor)][1]
+
+    def note(self, tensor: Tensor, axes: Axes) -> Axes:
+        """``axes`` belong to ``tensor``, together with what was known of it before. Returns what is known now."""
+        known = self._known.setdefault(id(tensor), (tensor, axes))[1]
+        for one, other in zip(known, axes, strict=True):
+            unify(one, other)
+        return known
+
+    def renote(self, tensor: Tensor, axes: Axes) -> None:
+        """``axes`` belong to ``tensor`` from now on."""
+        self._known[id(tensor)] = tensor, axes
+
+    def is_read(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._read
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation: its arguments by the names of torch's schema, and the tensors it gave."""
+
+    book: Book
+    func: Any
+    given: Mapping[str, Any]
+    results: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, book: Book, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any) -> Op:
+        declared = func._schema.arguments
+        given = {
+            argument.name: argument.default_value for argument in declared if argument.has_default_value()
+        }
+        given |= {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(
+            kwargs
+        )
+        return cls(
+            book, func, given, tuple(leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor))
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given.get(name)
+
+    def axes(self, name: str) -> Axes:
+        return self.book.axes(self.given[name])
+
+    def dim(self, name: str, rank: int) -> int:
+        """The dimension that the argument ``name`` numbers, from 0."""
+        return int(self.given[name]) % rank
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors among the arguments."""
+        return (leaf for leaf in pytree.tree_leaves(dict(self.given)) if isinstance(leaf, Tensor))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first result."""
+        return tuple(self.results[0].shape)
+
+    def pin(self, axes: Iterable[Axis], what: str) -> None:
+        """Keep all of ``axes``, because of ``what`` this operation does."""
+        told = [axis for axis in axes if size(axis) > 1]
+        if told:
+            reason = f"{what} ({self.told})"
+            for axis in told:
+                pin(axis, reason)
+
+    def whole(self, shape: Iterable[int], what: str) -> Axes:
+        return whole(shape, f"{what} ({self.told})")
+
+    def given_size(self, length: int) -> Axis:
+        """A dimension that has its size from the code, not from a tensor that is read here."""
+        if self.book.fixed:
+            return self.whole((length,), "a size that the code gives")[0]
+        (axis,) = free((length,))
+        self.book.loose.append(axis)
+        return axis
+
+    @property
+    def told(self) -> str:
+        """What people know the operation by: its name, the submodule and the line that called it."""
+        inside = f" in {self.book.path[-1]}" if self.book.path and self.book.path[-1] else ""
+        source = _source(sys._getframe(1))
+        return f"{self.func}{inside}" + (f" at {source}" if source else "")
+
+    def fits(self, axes: Sequence[Axes]) -> bool:
+        """Whether ``axes`` can be those of the results."""
+        shapes = [tuple(map(size, each)) for each in axes]
+        return shapes == [tuple(result.shape) for result in self.results]
+
+
+def _source(frame: FrameType | None) -> str:
+    """``file:line`` of the innermost line of the user's code that is running; empty if there is none."""
+    # What runs outside a unit is whoever asked for this run.
+    while frame is not None and frame.f_code.co_name != UNITS:
+        if _is_user_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@cache
+def _is_user_file(name: str) -> bool:
+    path = Path(name)
+    return is_user_code(path) and "site-packages" not in path.parts

@@ -1,0 +1,176 @@
+"""Running a model without values while noting what its operations say about the dimensions of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import decomposition_table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.spec import on_meta
+from edgefl.models.user_code import blamed
+from edgefl.submodels.channels.axes import Axes, UnalignedError, pin
+from edgefl.submodels.channels.operations import Book, Op, free, whole
+from edgefl.submodels.channels.rules import rule_of
+from edgefl.wire.errors import ModelError
+
+# Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
+_ROWS = 2
+Before = Callable[[str, nn.Module, tuple[Any, ...]], None]
+"""Called with path, module and arguments before a submodule runs."""
+Place = tuple[str, int]
+"""Path of a submodule that is a graph, and the position of an operation in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """What one run said: the axes of the state tensors, and of the results in submodules that are graphs."""
+
+    axes: Mapping[str, Axes]
+    places: Mapping[Place, Axes]
+    # Dimensions that have their sizes from the code: whether these follow a cut, only a run of the slice can tell.
+    loose: Axes
+
+
+def watch(
+    module: nn.Sequential, sample: TensorSpec, before: Before | None = None, *, fixed: bool = False
+) -> Watched:
+    """Run ``module`` in inference mode, on the meta device, on a batch of ``sample``.
+
+    The sizes of the input and of the output are pinned, and so is what no operation reads; with ``fixed`` also the
+    sizes that the code gives to tensors of zeros and the like, and to what it expands. Raises ModelError, naming
+    the unit and the line of the user's code, if it cannot run.
+    """
+    book, places = Book(fixed=fixed), dict[Place, Axes]()
+    bare = on_meta(module).eval()
+    state = bare.state_dict(keep_vars=True)
+    axes = {name: book.note(tensor, free(tensor.shape)) for name, tensor in state.items()}
+    x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
+    book.note(x, whole(x.shape, "the model's input"))
+    for path, part in bare.named_modules():
+        _follow(path, part, book, before)
+        if isinstance(part, fx.GraphModule):
+            part.forward = _Recording(path, part, book, places).run
+    with torch.no_grad(), plain_attention(), _Watching(book):
+        result = run_units(bare, x)
+    for axis in book.axes(result):
+        pin(axis, "the model's output")
+    for name, tensor in state.items():
+        if not book.is_read(tensor):
+            for axis in axes[name]:
+                pin(axis, "nothing reads it in inference")
+    return Watched(axes, places, tuple(book.loose))
+
+
+def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
+    """Every unit in turn. Its name tells an operation where the user's code begins (:data:`book.UNITS`)."""
+    for name, unit in units.named_children():
+        found = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
+        with blamed(f"unit {name!r} cannot read samples of shape {found}"):
+            x = unit(x)
+        if not isinstance(x, Tensor):
+            raise ModelError(
+                f"unit {name!r} returns {type(x).__name__}; a unit maps one tensor to one tensor", unit=name
+            )
+    return x
+
+
+def _follow(path: str, module: nn.Module, book: Book, before: Before | None) -> None:
+    def enter(part: nn.Module, args: tuple[Any, ...]) -> None:
+        book.path.append(path)
+        if before is not None:
+            before(path, part, args)
+
+    def leave(_part: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
+        book.path.pop()
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)
+
+
+class _Recording(fx.Interpreter):
+    """Runs a submodule that is a graph, and notes the axes of every operation's result."""
+
+    def __init__(self, path: str, module: fx.GraphModule, book: Book, places: dict[Place, Axes]) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self._order = {node: position for position, node in enumerate(module.graph.nodes)}
+        self._path, self._book, self._places = path, book, places
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        if isinstance(found, Tensor):
+            self._places[self._path, self._order[n]] = self._book.peek(found)
+        return found
+
+
+class _Watching(TorchDispatchMode):
+    def __init__(self, book: Book) -> None:
+        super().__init__()
+        self._book = book
+        self._opened: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if rule_of(func) is None and func in decomposition_table and func not in self._opened:
+            found = self._open(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        results = func(*args, **kwargs)
+        op = Op.of(self._book, func, args, kwargs, results)
+        if op.results:
+            # A view in place gives a tensor other dimensions than it had.
+            note = self._book.renote if torch.Tag.inplace_view in func.tags else self._book.note
+            for tensor, axes in zip(op.results, _told(op), strict=True):
+                note(tensor, axes)
+        return results
+
+    def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operation by those that torch decomposes it into."""
+        self._opened.append(func)
+        try:
+            with self:
+                return decomposition_table[func](*args, **kwargs)
+        except NotImplementedError:
+            return NotImplemented
+        finally:
+            self._opened.pop()
+
+
+def _told(op: Op) -> list[Axes]:
+    """The axes of the results; if there is no telling, all that the operation reads and gives is pinned."""
+    rule = rule_of(op.func)
+    try:
+        found = rule(op) if rule is not None else []
+    except UnalignedError:
+        found = []
+    if isinstance(found, tuple):
+        others = [op.whole(result.shape, "only for the operation itself") for result in op.results[1:]]
+        found = [found, *others]
+    if op.fits(found):
+        return found
+    why = "no rule says how its dimensions hang together"
+    for tensor in op.tensors:
+        op.pin(op.book.axes(tensor), why)
+    return [op.whole(result.shape, why) for result in op.results]
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention as products and a softmax, not as fused kernels."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

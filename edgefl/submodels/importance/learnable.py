@@ -1,0 +1,210 @@
+"""Whether a submodel can learn at all: invariant 31 of the FIARSE spec, and the guards that would revive a dead one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.layers.explicit import Dropout
+from edgefl.models.spec import ModelSpec, skeleton
+from edgefl.submodels.importance.guards import Guards, scales
+from edgefl.submodels.importance.maskable import maskable
+from edgefl.submodels.importance.strategy import Strategy
+from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, cut
+from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array, Arrays
+
+_ROWS = 8
+# Tensors that a verdict names.
+_TOLD = 6
+_MIN_KEEPS = (16, 256, 4096)
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """What invariant 31 asks, for one submodel. ``kept`` is the kept fraction per tensor, to be logged."""
+
+    kept: Mapping[str, float]
+    # The classifier's weight: the last kernel of the model.
+    classifier: str
+    # The guards that the submodel was cut with.
+    guards: Guards
+    # The logits of two batches differ.
+    reads_input: bool
+    # A kept entry before the classifier gets a gradient that is not zero; true if nothing lies before it.
+    trains_below: bool
+
+    @property
+    def keeps_classifier(self) -> bool:
+        """The classifier's weight keeps an entry."""
+        return self.kept[self.classifier] > 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.reads_input and self.trains_below and self.keeps_classifier
+
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """Tensors that keep nothing."""
+        return tuple(name for name, fraction in self.kept.items() if fraction == 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """What fails, and the tensors that keep nothing; of a submodel that is not alive."""
+        failed = {
+            "the output does not depend on the input": self.reads_input,
+            f"nothing before {self.classifier} gets a gradient": self.trains_below,
+            f"{self.classifier} keeps nothing": self.keeps_classifier,
+        }
+        told = " and ".join(text for text, passed in failed.items() if not passed)
+        more = len(self.empty) - _TOLD
+        names = ", ".join(self.empty[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+        return f"{told} ({names} keep nothing)" if names else told
+
+
+def liveness(
+    spec: ModelSpec, submodel: Cut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
+) -> Liveness:
+    """The check of ``submodel``, cut from ``weights`` (the spec's own by default), on random inputs and labels.
+
+    As in training, but without dropout. Pure: the weights are not changed, torch's generator is not read.
+    """
+    whole = own_weights(spec) if weights is None else weights
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in submodel.apply(whole).items()}
+    module = _trainable_copy(spec)
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (_rows(spec.sample, generator) for _ in range(2))
+    # Exact: behind a layer that lets nothing of the input through, both passes compute with the same numbers.
+    with torch.no_grad():
+        reads_input = not torch.equal(_logits(module, tensors, first), _logits(module, tensors, second))
+    classifier = _classifier(spec, submodel)
+    below = [name for name in submodel.masks if _layer(name) != _layer(classifier)]
+    return Liveness(
+        kept=submodel.fractions,
+        classifier=classifier,
+        guards=submodel.guards,
+        reads_input=reads_input,
+        trains_below=not below
+        or _moves(spec, module, tensors, submodel, below, first, _rows(spec.label, generator)),
+    )
+
+
+def remedies(
+    spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None, *, seed: int = 0
+) -> tuple[tuple[Strategy, Guards], ...]:
+    """The ways to cut the ``gamma`` part of ``weights`` that give a submodel that is alive, each tried.
+
+    Tried are one guard of A9 at a time, on a model-wise ranking: the smallest sufficient ``min_keep`` of a few, first
+    and last kernel dense, relative importance; and the shard-wise and layer-wise strategies.
+    """
+    whole = own_weights(spec) if weights is None else weights
+    working: list[tuple[Strategy, Guards]] = []
+    for strategy, guards in _candidates(maskable(spec), whole):
+        done = guards.min_keep and any(found.min_keep for _, found in working)
+        if not done and _revives(spec, gamma, whole, strategy, guards, seed):
+            working.append((strategy, guards))
+    return tuple(working)
+
+
+def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
+    """The tier's options that ask for this, as a federation file has them; ``named``: the usual strategy too."""
+    told = {
+        "strategy": strategy.kind if named or strategy.kind != "model" else None,
+        "min_keep": guards.min_keep or None,
+        "dense": list(guards.dense) or None,
+        "relative": guards.relative or None,
+    }
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in told.items() if value is not None)
+
+
+def own_weights(spec: ModelSpec) -> Arrays:
+    """The spec's state as arrays, which share its memory."""
+    return {name: tensor.numpy() for name, tensor in spec.weights.items()}
+
+
+def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterator[tuple[Strategy, Guards]]:
+    kernels = [name for name in names if weights[name].ndim > 1]
+    ends = tuple(dict.fromkeys((_layer(kernels[0]), _layer(kernels[-1])))) if kernels else ()
+    for least in _MIN_KEEPS:
+        yield Strategy(), Guards(min_keep=least)
+    yield Strategy(), Guards(dense=ends[-1:])
+    yield Strategy(), Guards(dense=ends)
+    yield Strategy(), Guards(relative=True)
+    yield Strategy("shard"), NO_GUARDS
+    yield Strategy("layer"), NO_GUARDS
+
+
+def _revives(
+    spec: ModelSpec,
+    gamma: float,
+    weights: Mapping[str, Array],
+    strategy: Strategy,
+    guards: Guards,
+    seed: int,
+) -> bool:
+    groups = strategy.groups(spec)
+    spreads = scales({name: weights[name] for group in groups for name in group})
+    try:
+        submodel = cut(weights, gamma, groups, guards, spreads)
+    except ModelError:
+        return False
+    return liveness(spec, submodel, weights, seed=seed).alive
+
+
+def _trainable_copy(spec: ModelSpec) -> nn.Module:
+    module = skeleton(spec.module, training=True)
+    for part in module.modules():
+        if isinstance(part, Dropout):
+            part.eval()
+    return module
+
+
+def _logits(module: nn.Module, tensors: Tensors, x: Tensor) -> Tensor:
+    # A copy of the dict, because moving statistics are written back into it.
+    out: Tensor = torch.func.functional_call(module, dict(tensors), (x,))
+    return out
+
+
+def _moves(
+    spec: ModelSpec,
+    module: nn.Module,
+    tensors: Tensors,
+    submodel: Cut,
+    below: list[str],
+    x: Tensor,
+    y: Tensor,
+) -> bool:
+    """Whether the loss has a gradient at a kept entry of one of the tensors ``below``."""
+    leaves = {name: tensors[name].detach().requires_grad_() for name in below}
+    loss = spec.loss.each(_logits(module, tensors | leaves, x), y).mean()
+    if not loss.requires_grad:
+        return False
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return any(
+        grad is not None and bool((grad[torch.from_numpy(submodel.masks[name])] != 0).any())
+        for name, grad in zip(leaves, grads, strict=True)
+    )
+
+
+def _rows(sample: TensorSpec, generator: torch.Generator) -> Tensor:
+    shape = (_ROWS, *sample.shape)
+    if sample.below is not None or not sample.dtype.is_floating_point:
+        below = 2 if sample.below is None else sample.below
+        return torch.randint(0, below, shape, generator=generator).to(sample.dtype)
+    return torch.randn(shape, generator=generator, dtype=sample.dtype)
+
+
+def _classifier(spec: ModelSpec, submodel: Cut) -> str:
+    kernels = [name for name, mask in submodel.masks.items() if mask.ndim > 1]
+    if not kernels:
+        raise ModelError(f"{spec.name} has no kernel that could be its classifier", model=spec.name)
+    return kernels[-1]
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]

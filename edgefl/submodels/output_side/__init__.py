@@ -1,0 +1,1 @@
+"""EmbracingFL: the units behind a cut are trained; and what such a tier costs."""

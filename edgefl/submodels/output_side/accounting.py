@@ -1,0 +1,155 @@
+"""What a tier costs: the paper's counts p, a and C (spec 2.8, 3.4), and bounds that hold on a real device.
+
+All numbers are elements, not bytes; nothing here allocates or computes values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+from torch import Tensor, nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.recurrent import BiLstm, Stack
+from edgefl.models.spec import ModelSpec, on_meta, run_meta
+from edgefl.submodels.output_side.live_elements import live_elements
+from edgefl.submodels.output_side.submodel import Chunk, OutputSide
+from edgefl.submodels.submodel import Submodel
+
+# 4 gate pre-activations, 4 gate outputs, cell and hidden, per hidden unit, direction and step (spec 2.8).
+LSTM_VALUES = 10
+
+
+@dataclass(frozen=True)
+class Count:
+    """Trainable parameters and counted activations of a trained part; ``a`` is for the accounting batch."""
+
+    p: int
+    a: int
+
+    @property
+    def mem(self) -> int:
+        """2p + 2a: parameters and gradients, activations and errors (spec 2.8)."""
+        return 2 * self.p + 2 * self.a
+
+
+def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> Count:
+    """p and a of a trained part that reads ``batch`` rows of ``sample``."""
+    p = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    return Count(p, batch * activations(module, sample))
+
+
+def activations(module: nn.Sequential, sample: TensorSpec) -> int:
+    """Counted activations per sample: outputs of conv layers and dense layers, and 10 values per LSTM unit and step.
+
+    GRUs have 7 values, by the same rule. Norms, activation functions, add, pooling, attention scores, embedding
+    outputs and the input are not counted, nor is a single logit.
+    """
+    total = 0
+
+    def add(part: nn.Module, _args: tuple[Tensor, ...], out: Any) -> None:
+        nonlocal total
+        total += _counted(part, out)
+
+    counted = on_meta(module)
+    for part in counted.modules():
+        if isinstance(part, _COUNTED):
+            part.register_forward_hook(add)
+    run_meta(counted, sample, _ROWS)
+    return total
+
+
+_ROWS = 2
+_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, BiLstm, Stack)
+
+
+def _counted(part: nn.Module, out: Any) -> int:
+    if isinstance(part, BiLstm):
+        return LSTM_VALUES * part.hidden * len(part.directions) * part.steps
+    if isinstance(part, Stack):
+        states = out if isinstance(out, Tensor) else out[0]
+        return (2 * part.kind.gates + part.kind.carried) * part.layers * (states.numel() // _ROWS)
+    per_sample: int = out.numel() // out.shape[0]
+    return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample
+
+
+def full(spec: ModelSpec) -> Count:
+    """The whole model's count."""
+    return count(spec.module, spec.sample, spec.accounting_batch)
+
+
+def tier(submodel: Submodel) -> Count:
+    """A submodel's count, at the batch factor of its model."""
+    return count(submodel.suffix, submodel.boundary, submodel.spec.accounting_batch)
+
+
+def capacity(submodel: Submodel) -> float:
+    """C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (spec 2.8)."""
+    return tier(submodel).mem / full(submodel.spec).mem
+
+
+def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]) -> float:
+    """C_avg of a mix of clients. The paper averages the capacities rounded to two decimals (spec 3.4)."""
+    rounded = {
+        name: Decimal(repr(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)
+        for name, value in capacities.items()
+    }
+    total = sum(rounded[name] * number for name, number in clients.items())
+    return float(total / sum(clients.values()))
+
+
+def m_forward(chunk: Chunk, batch: int = 32) -> int:
+    """M_fwd(k): a chunk's weights, and the most that is live at once in one of its units, without gradients.
+
+    The weights include moving statistics. "Live" follows the operations of the unit, each value freed after its
+    last use; views cost nothing.
+    """
+    weights: int = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
+    live, sample = 0, chunk.sample
+    for name, unit in chunk.module.named_children():
+        peak, sample = live_elements(name, unit, sample, batch)
+        live = max(live, peak)
+    return weights + live
+
+
+def m_train(submodel: Submodel, batch: int = 32) -> int:
+    """M_train = 2 p_z + 2 a_z(B) + p_z (momentum) + B * |boundary|."""
+    counted = count(submodel.suffix, submodel.boundary, batch)
+    return counted.mem + counted.p + batch * elements(submodel.boundary)
+
+
+def record(submodel: OutputSide, samples: int) -> int:
+    """rec_i: the largest record, or pair of records (a chunk's input and its result), of ``samples`` rows.
+
+    Raw data are not a record. 0 for the strong tier.
+    """
+    if not submodel.prefix:
+        return 0
+    pairs = [
+        (elements(chunk.sample) if position else 0) + elements(chunk.result)
+        for position, chunk in enumerate(submodel.prefix)
+    ]
+    return samples * max(elements(submodel.boundary), *pairs)
+
+
+def m_peak(submodel: OutputSide, *, batch: int = 32, samples: int = 0, record_in_ram: bool = False) -> int:
+    """M_peak(i) = max(max_k M_fwd(k), M_train), plus the record of ``samples`` rows where it is kept in memory."""
+    peaks = [m_forward(chunk, batch) for chunk in submodel.prefix]
+    kept = record(submodel, samples) if record_in_ram else 0
+    return max([*peaks, m_train(submodel, batch)]) + kept
+
+
+def elements(spec: TensorSpec) -> int:
+    """Number of elements of a tensor of this shape."""
+    return math.prod(spec.shape)
+
+
+def per_unit(spec: ModelSpec) -> Iterable[tuple[str, int, int]]:
+    """(unit, p, a per sample) for each unit: the tables of spec 3.1 to 3.3."""
+    for position, name in enumerate(spec.units):
+        counted = count(spec.part(position, position + 1), spec.boundary(position), 1)
+        yield name, counted.p, counted.a

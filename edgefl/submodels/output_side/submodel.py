@@ -1,0 +1,224 @@
+"""EmbracingFL: a tier trains the units behind its cut and runs the units before it forward, frozen, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.recurrent import BiLstm, truncated
+from edgefl.models.spec import ModelSpec, output_spec, sequential
+from edgefl.submodels.submodel import Chunk
+from edgefl.wire.errors import ModelError
+from edgefl.wire.regions import Placement
+from edgefl.wire.tensors import Array
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OutputSide:
+    """The units ``cut+1 .. U`` of ``spec``, trained; the units ``1 .. cut``, frozen, in ``chunks`` downloads (spec 2.2).
+
+    ``chunks`` is a number, for groups whose largest is as small as possible, or the groups themselves as lists of
+    unit names. ``cut=0`` is the strong tier: everything is trained, there is no prefix and no record.
+    ``skip`` > 0 is the LSTM's weak tier: the unit behind the cut is a BiLstm, the states after its first ``skip``
+    words are computed once, frozen, and recorded (spec 3.3). Its tensors are then in the prefix *and* trained.
+    """
+
+    spec: ModelSpec
+    cut: int
+    chunks: int | Sequence[Sequence[str]] = 1
+    skip: int = 0
+
+    def __post_init__(self) -> None:
+        units = len(self.spec.units)
+        if not 0 <= self.cut < units:
+            raise ModelError(
+                f"a cut of {self.spec.name} lies in 0..{units - 1} (its units: {', '.join(self.spec.units)}); "
+                f"found {self.cut}",
+                cut=self.cut,
+                units=self.spec.units,
+            )
+        if self.skip and not isinstance(self._first_trained, BiLstm):
+            raise ModelError("only a BiLstm right behind the cut can skip words", skip=self.skip)
+        _ = self.groups
+
+    @cached_property
+    def groups(self) -> tuple[Names, ...]:
+        """Unit names per chunk; empty for the strong tier."""
+        frozen = self.spec.units[: self.cut]
+        if isinstance(self.chunks, int):
+            return _balanced(frozen, self._sizes(frozen), self.chunks)
+        groups = tuple(tuple(group) for group in self.chunks)
+        if tuple(name for group in groups for name in group) != frozen or not all(groups):
+            raise ModelError(
+                f"the chunks of cut {self.cut} must list the units {list(frozen)} in order, found {groups}",
+                chunks=groups,
+                units=frozen,
+            )
+        return groups
+
+    @cached_property
+    def prefix(self) -> tuple[Chunk, ...]:
+        """The frozen chunks in the order of their execution."""
+        chunks: list[Chunk] = []
+        sample = self.spec.sample
+        for group in self.groups:
+            units = [(name, self.spec.module.get_submodule(name)) for name in group]
+            if self.skip and group is self.groups[-1]:
+                units.append((self.spec.units[self.cut], self._truncated[0]))
+            module = sequential(units)
+            result = output_spec(module, sample)
+            chunks.append(Chunk(tuple(name for name, _ in units), module, sample, result))
+            sample = result
+        return tuple(chunks)
+
+    @cached_property
+    def suffix(self) -> nn.Sequential:
+        """The trained units; the modules are the model's own, shared."""
+        trained = self.spec.part(self.cut, len(self.spec.units))
+        if not self.skip:
+            return trained
+        first = self.spec.units[self.cut]
+        return sequential(
+            (name, self._truncated[1] if name == first else unit) for name, unit in trained.named_children()
+        )
+
+    @cached_property
+    def boundary(self) -> TensorSpec:
+        return self.prefix[-1].result if self.prefix else self.spec.sample
+
+    @cached_property
+    def holds(self) -> Names:
+        """Names of the global tensors the tier trains, moving statistics included."""
+        return tuple(self.suffix.state_dict())
+
+    @property
+    def kind(self) -> str:
+        return "output_side"
+
+    @property
+    def carrier(self) -> None:
+        """The trained tensors travel and act as they are."""
+
+    @cached_property
+    def units(self) -> Names:
+        """The trained units that have tensors; their blobs are those of every other tier that trains them."""
+        return tuple(name for name, unit in self.suffix.named_children() if unit.state_dict())
+
+    @property
+    def moves(self) -> bool:
+        return False
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
+
+    def place(self, weights: Mapping[str, Array], number: int) -> Placement:
+        """The tensors of the trained units, whole; the same in every round."""
+        return self._placement
+
+    @cached_property
+    def _placement(self) -> Placement:
+        return Placement(dict.fromkeys(self.holds))
+
+    @property
+    def _first_trained(self) -> nn.Module:
+        return self.spec.module.get_submodule(self.spec.units[self.cut])
+
+    @cached_property
+    def _truncated(self) -> tuple[nn.Module, nn.Module]:
+        whole = self._first_trained
+        if not isinstance(whole, BiLstm) or not 0 < self.skip < whole.length or self.cut == 0:
+            raise ModelError(f"cannot skip {self.skip} words behind cut {self.cut}", skip=self.skip)
+        return truncated(whole, self.skip)
+
+    def _sizes(self, units: Names) -> list[int]:
+        state = self.spec.weights
+        return [
+            sum(tensor.numel() for key, tensor in state.items() if key.startswith(f"{name}."))
+            for name in units
+        ]
+
+
+def output_side(spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1) -> OutputSide:
+    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL)."""
+    return OutputSide(spec, cut, chunks)
+
+
+def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
+    """Split into ``count`` consecutive groups so that the largest sum of sizes is least, ties to early splits."""
+    if not units:
+        return ()
+    if not 1 <= count <= len(units):
+        raise ModelError(
+            f"{len(units)} frozen units make 1..{len(units)} chunks, found {count}", chunks=count, units=units
+        )
+    # best[k][i]: (largest sum, where the last group starts) over splits of the first i units into k groups.
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for groups in range(1, count + 1):
+        best.append(
+            {
+                stop: min(
+                    (max(best[-1][start][0], sum(sizes[start:stop])), start)
+                    for start in range(groups - 1, stop)
+                    if start in best[-1]
+                )
+                for stop in range(groups, len(units) + 1)
+            }
+        )
+    stop, found = len(units), []
+    for groups in range(count, 0, -1):
+        start = best[groups][stop][1]
+        found.append(units[start:stop])
+        stop = start
+    return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A named cut: what :func:`tiers` lists."""
+
+    cut: int
+    chunks: int | tuple[Names, ...] = 1
+    # Fraction of the words whose states are not back-propagated through (the LSTM's weak tier).
+    skip: float = 0.0
+
+    def of(self, spec: ModelSpec) -> OutputSide:
+        """This tier's submodel of ``spec``."""
+        skip = int(self.skip * spec.sample.shape[0]) if self.skip else 0
+        return OutputSide(spec, self.cut, self.chunks, skip)
+
+
+STRONG = Tier(0)
+_STAGE_1 = ("stem", "block1", "block2", "block3")
+_STAGE_2 = ("block4", "block5", "block6")
+
+# Spec 2.2 (the paper's Table 1), spec 2.4 for the chunks, and spec 9.2 for ResNet-8. The others are ours, after the
+# same pattern: moderate leaves the first stages frozen, weak trains the last stage.
+TIERS: Mapping[str, Mapping[str, Tier]] = {
+    "resnet20": {"strong": STRONG, "moderate": Tier(4), "weak": Tier(7, (_STAGE_1, _STAGE_2))},
+    "resnet8": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},
+    "cnn": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},
+    "bilstm": {"strong": STRONG, "moderate": Tier(1), "weak": Tier(1, 1, skip=0.5)},
+    "resnet18": {"strong": STRONG, "moderate": Tier(5), "weak": Tier(7, 2)},
+    "mobilenet": {"strong": STRONG, "moderate": Tier(7, 2), "weak": Tier(14, 2)},
+    "convnext": {"strong": STRONG, "moderate": Tier(6), "weak": Tier(13, 2)},
+    "vit": {"strong": STRONG, "moderate": Tier(3), "weak": Tier(5, 2)},
+    "bert": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(4, 2)},
+    "lstm_lm": {"strong": STRONG, "moderate": Tier(1), "weak": Tier(2)},
+}
+
+
+def tiers(model: str) -> Mapping[str, Tier]:
+    """The spec's tiers ``strong``, ``moderate`` and ``weak`` of a model; ModelError, with what exists, otherwise."""
+    if model not in TIERS:
+        raise ModelError(
+            f"no preset tiers for model {model!r} (there are some for {', '.join(sorted(TIERS))}): give cuts",
+            model=model,
+        )
+    return TIERS[model]

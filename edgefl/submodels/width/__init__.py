@@ -1,0 +1,1 @@
+"""Width slices: HeteroFL, FedRolex and FjORD."""

@@ -1,0 +1,1 @@
+"""What both sides need of the operating system, without torch."""

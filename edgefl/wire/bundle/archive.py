@@ -1,0 +1,89 @@
+"""A bundle as one file: a zip of the manifest and its blobs, each named by digest.
+
+Over MQTT the same manifest and blobs travel one by one, so tiers share graphs that are equal.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl.wire.blobs import BlobRef, describe, verified
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.errors import BundleError
+
+MANIFEST_NAME = "manifest.msgpack"
+_MANIFEST_LIMIT = 64 << 20  # far beyond any manifest; keeps a zip bomb from filling the memory
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal bundles are equal files
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A manifest with the blobs it lists, by SHA-256."""
+
+    manifest: Manifest
+    blobs: Mapping[str, bytes]
+
+    @property
+    def encoded(self) -> bytes:
+        return manifests.encode(self.manifest)
+
+    def ref(self, chunk: int) -> BlobRef:
+        """Reference of the manifest's own bytes: the name of the bundle."""
+        return describe(self.encoded, chunk)
+
+    def graph_bytes(self, name: str) -> bytes:
+        return self.blobs[self.manifest.graph(name).blob.sha256]
+
+
+def write(bundle: Bundle, path: Path) -> None:
+    """Write the bundle's file; an interrupted write leaves no half file behind."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _EPOCH), bundle.encoded)
+        for sha256 in sorted(bundle.blobs):
+            info = zipfile.ZipInfo(f"blobs/{sha256}", _EPOCH)
+            archive.writestr(info, bundle.blobs[sha256], zipfile.ZIP_DEFLATED)
+    partial = path.with_name(path.name + ".partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_bytes(buffer.getvalue())
+    partial.replace(path)
+
+
+def read(path: Path) -> Bundle:
+    """The bundle in a file, every digest checked; BundleError says what is wrong with the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = manifests.decode(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
+            blobs = {
+                ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
+                for ref in manifest.blobs
+            }
+    except BundleError:
+        raise
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"there is no bundle at {path}; make one with `edgefl export`", path=str(path)
+        ) from error
+    except Exception as error:  # a damaged zip raises a dozen unrelated types, RuntimeError among them
+        raise BundleError(
+            f"{path} is not a whole bundle ({error}): it is corrupt or truncated; export or fetch it again",
+            path=str(path),
+        ) from error
+    return Bundle(manifest, blobs)
+
+
+def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """One entry, unpacked only if it says that it is no larger than it may be."""
+    size = archive.getinfo(name).file_size
+    if size > most:
+        raise BundleError(
+            f"{name} unpacks to {size} bytes where at most {most} are expected; export or fetch the bundle again",
+            size=size,
+            limit=most,
+        )
+    return archive.read(name)

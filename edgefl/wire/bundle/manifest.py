@@ -1,0 +1,285 @@
+"""The manifest: what a tier downloads, graph by graph, and how the runtime is to call it.
+
+The manifest names no method. Every graph lists its ports with their role, and the runtime feeds roles::
+
+    weights, carry -> start -> state
+    for chunk in prefix:  weights of the chunk's units, batch -> forward -> record
+    for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics
+    weights, carry, state -> finish -> update, carry
+
+and, when a device adapts the model to its own data, ``weights, batch, hyper -> personalize -> weights``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from edgefl.wire.bits import packed_bytes
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.errors import BundleError
+from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
+
+VERSIONS = (VERSION, 2)
+"""What :func:`decode` reads. The second has phases over the data and carries that are needed."""
+
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
+"""What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
+
+Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record"]
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name.
+
+    ``mask``: entries of a packed mask (uint8), which may travel in another form. 0: it is none.
+    """
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+    mask: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name without its role: ``weights.head.bias`` -> ``head.bias``."""
+        return self.name.partition(".")[2]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One artifact and its ports. ``format`` names the engine that runs it.
+
+    ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
+    ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
+    state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
+    old one.
+    """
+
+    name: str
+    format: FormatName
+    blob: BlobRef
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    memory_budget: int = 0
+    planned_bytes: int = 0
+    in_place: tuple[str, ...] = ()
+
+    def inputs_of(self, role: Role) -> tuple[Port, ...]:
+        return tuple(port for port in self.inputs if port.role == role)
+
+    def outputs_of(self, role: Role) -> tuple[Port, ...]:
+        return tuple(port for port in self.outputs if port.role == role)
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive frozen units that are fetched, run forward and dropped together."""
+
+    units: tuple[str, ...]
+    graph: str
+
+
+class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``steps`` runs of ``graph``, in the order of the list.
+
+    ``over_data``: one pass over all local samples in place of ``steps``, in their order, by ``batch.0`` alone;
+    ``batch.0.mask`` is 0 at rows that only fill up the last batch.
+    """
+
+    name: str
+    graph: str
+    steps: int
+    over_data: bool = False
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one local sample looks like. Integer inputs become ``x * scale + shift`` in ``dtype``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A bundle's table of contents. Its own SHA-256 names the bundle.
+
+    ``codec`` and ``codec_version`` name what the bytes of an update mean: a device repeats them beside the update.
+    ``exchange`` tells people which one of a method of several this is, "" the main one. ``personalize`` is the graph that
+    adapts the weights to a device's data by one step, if there is one: ``weights.*`` and a batch to ``weights.*``.
+    ``draws``: batches come from one shuffled walk through the data, or each is drawn anew. A carry is good for the next
+    ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes); without one that is
+    ``carry_needed`` the device declines. ``sources`` tells where each node of the graphs comes from
+    (:mod:`edgefl.wire.bundle.sources`); it is read for a profile and never fetched in a round.
+
+    ``v`` is 2 where a runtime that reads version 1 only would train something else: phases over the data, a carry that is
+    needed.
+    """
+
+    v: int = VERSION
+    model: str
+    program: str
+    tier: str
+    parameters: int
+    data: DataSpec
+    batch: int
+    prefix: tuple[Chunk, ...]
+    suffix: tuple[str, ...]
+    start: str
+    phases: tuple[PhaseSpec, ...]
+    finish: str
+    evaluate: str
+    hyper: dict[str, float]
+    graphs: tuple[Graph, ...]
+    codec: str = "dense"
+    codec_version: int = 1
+    personalize: str = ""
+    draws: Literal["walk", "draw"] = "walk"
+    exchange: str = ""
+    carry_exchanges: int = 0
+    carry_needed: bool = False
+    sources: BlobRef | msgspec.UnsetType = msgspec.UNSET
+
+    def graph(self, name: str) -> Graph:
+        for graph in self.graphs:
+            if graph.name == name:
+                return graph
+        raise BundleError(f"the manifest names graph {name!r} but does not list it; export the bundle again")
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """All that a bundle's file holds: the graphs, and their sources if they were kept."""
+        graphs = tuple(graph.blob for graph in self.graphs)
+        return (*graphs, self.sources) if isinstance(self.sources, BlobRef) else graphs
+
+    @property
+    def format(self) -> FormatName:
+        """What its graphs are written in: one format, as a device runs them all."""
+        return self.graphs[0].format
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a round over all phases but those over the data, whose number is the device's."""
+        return sum(phase.steps for phase in self.phases if not phase.over_data)
+
+    def steps_with(self, samples: int) -> tuple[int, ...]:
+        """Local steps of each phase on a device that has so many samples."""
+        return tuple(
+            -(-samples // self.pass_rows(phase)) if phase.over_data else phase.steps for phase in self.phases
+        )
+
+    @property
+    def of_round(self) -> tuple[Graph, ...]:
+        """The graphs that a round runs; the others are for a device's own use of the model."""
+        names = [*(chunk.graph for chunk in self.prefix), self.start]
+        names += [*(phase.graph for phase in self.phases), self.finish]
+        return tuple(self.graph(name) for name in dict.fromkeys(names))
+
+    def pass_rows(self, phase: PhaseSpec) -> int:
+        """Rows of each step of a phase over the data; BundleError if its graph reads none."""
+        for port in self.graph(phase.graph).inputs_of("batch"):
+            if port.label == "0.x" and port.shape and port.shape[0] > 0:
+                return port.shape[0]
+        raise BundleError(
+            f"phase {phase.name!r} passes over the data, and graph {phase.graph!r} reads no rows of them as "
+            "'batch.0.x'; export the bundle again",
+            phase=phase.name,
+        )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Deterministic bytes: equal manifests have equal digests."""
+    return msgspec.msgpack.encode(manifest, order="deterministic")
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
+    try:
+        version = msgspec.msgpack.decode(data, type=Message).v
+        if version not in VERSIONS:
+            known = " and ".join(map(str, VERSIONS))
+            raise BundleError(
+                f"the manifest has version {version}, this runtime reads {known}: install a matching edgefl",
+                version=version,
+            )
+        manifest = msgspec.msgpack.decode(data, type=Manifest)
+    except MALFORMED as error:
+        raise BundleError(f"the manifest is malformed: {error}; export the bundle again") from error
+    _check(manifest)
+    return manifest
+
+
+def _consistent(port: Port) -> bool:
+    named = port.name.partition(".")[0] == port.role
+    if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
+        return False
+    return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
+
+
+def _check_graph(graph: Graph) -> None:
+    for ports in (graph.inputs, graph.outputs):
+        names = [port.name for port in ports]
+        if (
+            twice := sorted({name for name in names if names.count(name) > 1})
+            if len({*names}) < len(names)
+            else []
+        ):
+            raise BundleError(
+                f"graph {graph.name!r} has port {twice[0]!r} twice; export the bundle again",
+                graph=graph.name,
+                port=twice[0],
+            )
+    for port in (*graph.inputs, *graph.outputs):
+        if not _consistent(port):
+            raise BundleError(
+                f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
+            )
+    rewritten = set(graph.inputs_of("state")) & set(graph.outputs_of("state"))
+    if wrong := sorted(set(graph.in_place) - {port.name for port in rewritten}):
+        raise BundleError(
+            f"graph {graph.name!r} is to write {wrong[0]!r} in place, which it does not read and return as one state port; "
+            "export the bundle again",
+            graph=graph.name,
+            port=wrong[0],
+        )
+    if graph.planned_bytes < 0:
+        raise BundleError(
+            f"graph {graph.name!r} is planned to need {graph.planned_bytes} bytes; export the bundle again",
+            graph=graph.name,
+            planned_bytes=graph.planned_bytes,
+        )
+
+
+def _check(manifest: Manifest) -> None:
+    used = [manifest.start, manifest.finish, manifest.evaluate]
+    used += [chunk.graph for chunk in manifest.prefix] + [phase.graph for phase in manifest.phases]
+    used += [manifest.personalize] if manifest.personalize else []
+    for name in used:
+        manifest.graph(name)
+    for phase in manifest.phases:
+        if phase.over_data:
+            manifest.pass_rows(phase)
+    for graph in manifest.graphs:
+        _check_graph(graph)
+    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange)
+    for name in (*shown, *(graph.name for graph in manifest.graphs)):
+        if not name.isprintable():
+            raise BundleError(
+                f"the name {name!r} in a manifest cannot be shown; export the bundle again", name=name
+            )
+    if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
+        raise BundleError("batch and steps of a manifest must be positive; export the bundle again")
+    if manifest.carry_exchanges < 0:
+        raise BundleError(
+            f"a carry cannot be good for {manifest.carry_exchanges} rounds; export the bundle again",
+            carry_exchanges=manifest.carry_exchanges,
+        )

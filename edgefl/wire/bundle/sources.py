@@ -1,0 +1,97 @@
+"""Where each node of a bundle's graphs comes from: the blob ``Manifest.sources`` names, fetched only for a profile.
+
+::
+
+    found = sources.decode(unpacked(ref, data, limit)).nodes("train")
+    found["MatMul_42"].module        # "layer1.0.conv1"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from edgefl.wire.errors import BundleError
+from edgefl.wire.mqtt.messages import MALFORMED
+
+Phase = Literal["forward", "backward", "update"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A node as it is stored: ``phase`` counts in :data:`PHASES`, ``module`` in the list of modules."""
+
+    name: str
+    op: str
+    phase: int
+    module: int
+    macs: int
+    nbytes: int
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes of each graph by its name, and the module paths that they share."""
+
+    modules: tuple[str, ...]
+    graphs: dict[str, tuple[Row, ...]]
+
+    def nodes(self, graph: str) -> dict[str, Node]:
+        """The graph's nodes by name, in the order of the artifact; empty for a graph that is not listed."""
+        return {
+            row.name: Node(row.op, PHASES[row.phase], self.modules[row.module], row.macs, row.nbytes)
+            for row in self.graphs.get(graph, ())
+        }
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. ``module``: path of the module whose weights it serves ("" if none). ``macs``: multiply-accumulates.
+
+    ``nbytes``: what it reads and writes, by which its time can be estimated where the engine does not tell it.
+    """
+
+    op: str
+    phase: Phase
+    module: str
+    macs: int
+    nbytes: int
+
+
+def of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
+    """The sources of graphs of named nodes."""
+    modules = sorted({node.module for nodes in graphs.values() for node in nodes.values()})
+    number = {module: index for index, module in enumerate(modules)}
+    return Sources(
+        modules=tuple(modules),
+        graphs={
+            graph: tuple(
+                Row(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
+                for name, n in nodes.items()
+            )
+            for graph, nodes in graphs.items()
+        },
+    )
+
+
+def encode(sources: Sources) -> bytes:
+    """Deterministic bytes."""
+    return msgspec.msgpack.encode(sources, order="deterministic")
+
+
+def decode(data: bytes) -> Sources:
+    """The sources in ``data``; BundleError if they are malformed."""
+    try:
+        found = msgspec.msgpack.decode(data, type=Sources)
+    except MALFORMED as error:
+        raise BundleError(
+            f"the sources of a bundle are malformed: {error}; export the bundle again"
+        ) from error
+    rows = [row for rows in found.graphs.values() for row in rows]
+    if any(not (0 <= row.phase < len(PHASES) and 0 <= row.module < len(found.modules)) for row in rows):
+        raise BundleError(
+            "the sources of a bundle name phases or modules that do not exist; export the bundle again"
+        )
+    return found

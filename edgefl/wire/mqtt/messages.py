@@ -1,0 +1,233 @@
+"""The messages of protocol version 1, as msgpack maps.
+
+Unknown fields are ignored, so a field may be added; a different ``v`` is refused with a message that says so.
+Byte vectors of every message stand in tests/wire/golden.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import ProtocolError
+
+VERSION = 1
+ENVELOPE_BYTES = 512
+"""More than any UpdateChunk needs around its data, so that the whole payload stays within ``chunk_bytes``."""
+
+MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What decoding hostile bytes raises: msgspec reports deep nesting and broken UTF-8 as Python's own errors."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages: the schema version."""
+
+    v: int = VERSION
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """Bundles of one format: a tier's manifest blob and, by tier, the server's Ed25519 signature of it."""
+
+    bundles: dict[str, BlobRef] = {}
+    signatures: dict[str, bytes] = {}
+
+
+class Round(Message, frozen=True, kw_only=True):
+    """``rounds/current``, retained: the open round, or the closed one while nothing is open.
+
+    ``run`` names one training run of the federation; a device drops what belongs to another run.
+    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``. A unit is in
+    ``lines`` instead where it takes several blobs: earlier weights, and the patches that lead from there to
+    ``model_version``, in order (:mod:`edgefl.wire.patches`). A device that knows no lines thus misses the unit.
+    ``base`` is the last round whose updates are in the model (0 before the first, -1 from a server that does not say):
+    what a device kept from a later round, it kept of one that was abandoned. ``deadline`` is seconds since the epoch.
+    ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
+    ``bundles`` and ``signatures`` are of ONNX graphs, and empty where no tier has any; ``formats`` has those of other
+    formats, by the name of the format (:meth:`offer`).
+    """
+
+    run: str
+    round: int
+    state: Literal["open", "closed", "done"]
+    model_version: str
+    bundles: dict[str, BlobRef]
+    units: dict[str, BlobRef]
+    hyper: dict[str, float]
+    deadline: float
+    signatures: dict[str, bytes] = {}
+    lines: dict[str, tuple[BlobRef, ...]] = {}
+    base: int = -1
+    formats: dict[str, Offer] = {}
+
+    def offer(self, format: str) -> Offer:
+        """What the round offers to devices whose engine runs ``format``; empty if that is nothing."""
+        if format == "onnx":
+            return Offer(bundles=self.bundles, signatures=self.signatures)
+        return self.formats.get(format, Offer())
+
+    def formats_of(self, tier: str) -> tuple[str, ...]:
+        """The formats in which a tier is offered."""
+        return tuple(name for name in ("onnx", *sorted(self.formats)) if tier in self.offer(name).bundles)
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """``devices/<id>/status``, retained; the offline form is the last will."""
+
+    online: bool
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """``devices/<id>/hello``, retained: what the device is. Sent after each connection."""
+
+    agent: str
+    memory_bytes: int
+    cores: int
+    samples: int
+    engines: dict[str, str]
+    tier: str = ""
+    key: bytes = b""
+
+
+class Task(Message, frozen=True, kw_only=True):
+    """``devices/<id>/tasks``: take part in ``round`` as ``tier``.
+
+    ``seed`` decides batches and noise. ``samples`` bounds the local rows used; 0 means all of them.
+    ``nonce`` identifies the answer together with round and device.
+    """
+
+    run: str
+    round: int
+    tier: str
+    seed: int
+    nonce: str
+    samples: int = 0
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """``devices/<id>/progress``, QoS 0: for people who watch; nothing depends on it."""
+
+    round: int
+    tier: str
+    stage: str
+    step: int
+    steps: int
+    loss: float
+    step_ms: float
+    peak_bytes: int
+    down_bytes: int
+    up_bytes: int
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes.
+
+    ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
+    headers (:mod:`edgefl.wire.mqtt.packets`).
+    """
+
+    step_ms: float
+    forward_ms: float
+    load_ms: float
+    idle_bytes: int
+    peak_bytes: int
+    down_bytes: int
+    down_wire_bytes: int = 0
+
+
+class Update(Message, frozen=True, kw_only=True):
+    """The answer to a task, carried in :class:`UpdateChunk` pieces. ``tensors`` is safetensors bytes.
+
+    ``codec`` and ``codec_version`` say what they mean, in the words of the bundle's manifest.
+    """
+
+    run: str
+    round: int
+    device: str
+    nonce: str
+    tier: str
+    model_version: str
+    samples: int
+    metrics: dict[str, float]
+    profile: Profile
+    tensors: bytes
+    codec: str = "dense"
+    codec_version: int = 1
+
+
+class UpdateChunk(Message, frozen=True, kw_only=True):
+    """``devices/<id>/updates/<round>/<index>``: piece ``index`` of ``count`` of the update named ``sha256``."""
+
+    nonce: str
+    sha256: str
+    index: int
+    count: int
+    size: int
+    data: bytes
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """``devices/<id>/acks``: the server's word on an update.
+
+    ``missing`` lists chunk indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains.
+    """
+
+    round: int
+    nonce: str
+    status: Literal["accepted", "missing", "rejected"]
+    missing: list[int] = []
+    reason: str = ""
+    text: str = ""
+
+
+NO_CARRY = "no-carry"
+"""Why a device declines: the program needs what it kept of the exchange before, and it has none."""
+
+NO_FORMAT = "no-format"
+"""Why a device declines: its tier has no bundle in the format that its engine runs."""
+
+NO_MEMORY = "no-memory"
+"""Why a device declines: a graph of the bundle needs more memory than it offers."""
+
+
+class Decline(Message, frozen=True, kw_only=True):
+    """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
+
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT` and :data:`NO_MEMORY`; a server takes others as they are.
+    """
+
+    round: int
+    nonce: str
+    reason: str
+    text: str = ""
+
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+_version = msgspec.msgpack.Decoder(Message)
+_decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """Msgpack bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
+    """The message in ``payload``; ProtocolError if it is malformed or of another version."""
+    try:
+        version = _version.decode(payload).v
+        if version != VERSION:
+            raise ProtocolError(
+                f"{kind.__name__} has protocol version {version}, this side speaks {VERSION}: "
+                "install the edgefl release that the other side runs",
+                version=version,
+            )
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        message: AnyMessage = _decoders[kind].decode(payload)
+        return message
+    except MALFORMED as error:
+        raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error

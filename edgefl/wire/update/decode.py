@@ -1,0 +1,251 @@
+"""The plain reader of an update's bytes, in numpy: what :mod:`edgefl.wire.update.form` says, one tensor after the other.
+
+The server adds updates up without decoding them; this file says what the sum must be, and is what to read (with
+``tests/codecs/golden``) before writing an app that sends updates. It imports no torch. ::
+
+    codes = np.array([0, 1, 2, 3, 4, 5, 6], np.uint8)
+    pack_codes(codes, 3).tobytes().hex()    # "88c61a": the seven codes are the octal digits of 0o6543210, lowest first
+    changes = decode(form, arrays, placement.regions, shapes)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire import bits as masks
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.regions import Region, local_shape, pieces
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
+
+Bytes = npt.NDArray[np.uint8]
+Reals = npt.NDArray[np.float32]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def pack_codes(codes: Array, bits: int) -> Bytes:
+    """``codes`` (integers below 2**bits, any shape, read in C order), uint8 [ceil(bits * entries / 8)].
+
+    Entry j has bits j * bits .. (j + 1) * bits - 1, counted from the lowest bit of the first byte; a code's own lowest
+    bit comes first, the bits beyond the last entry are 0. ValueError unless 1 <= bits <= 8 and every code fits.
+    """
+    _check_bits(bits)
+    if codes.size and not 0 <= codes.min() <= codes.max() < 1 << bits:
+        raise ValueError(
+            f"codes of {bits} bits are 0..{(1 << bits) - 1}, found {codes.min()}..{codes.max()}; use more bits"
+        )
+    rows = codes.reshape(-1, 1).astype(np.uint8)
+    return np.packbits(np.unpackbits(rows, axis=1, count=bits, bitorder="little"), bitorder="little")
+
+
+def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
+    """The ``count`` codes of :func:`pack_codes`, uint8 [count]; bits beyond the last are not looked at.
+
+    ProtocolError unless ``packed`` is uint8 of exactly ceil(bits * count / 8).
+    """
+    _check_bits(bits)
+    _check_array(f"{count} codes of {bits} bits", packed, "uint8", masks.packed_bytes(count, bits))
+    rows = np.unpackbits(packed, count=bits * count, bitorder="little").reshape(count, bits)
+    return np.packbits(rows, axis=1, bitorder="little").reshape(count)
+
+
+def widen(halves: Array) -> Reals:
+    """float16, or uint16 with the bits of bfloat16 (the upper half of a float32's), as float32; exact."""
+    if halves.dtype == np.uint16:
+        return (halves.astype(np.uint32) << 16).view(np.float32)
+    return halves.astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """One update tensor as it travels.
+
+    ``data`` is its part of ``codes``, ``values`` or ``halves``; ``scales`` those of its whole section, by group, empty
+    where none travel; ``kept`` its part of the mask, bool [entries], for sparse sections only.
+    """
+
+    name: str
+    section: Section
+    data: Array
+    scales: Reals
+    kept: npt.NDArray[np.bool_] | None = None
+
+
+def split(
+    form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
+) -> Iterator[Coded]:
+    """The tensors of an update that has sections, in the order they travel. ``shapes`` are those of the global tensors.
+
+    ProtocolError, before the first is given, unless names, dtypes and lengths are exactly those of ``form``, and the
+    mask has as many entries kept of each tensor as the form says.
+    """
+    sizes = {name: math.prod(local_shape(name, region, shapes)) for name, region in regions.items()}
+    _check_names("tensors of the form", [n for section in form.sections for n in section.names], regions)
+    told = form.arrays(sizes)
+    _check_names("arrays of an update", list(arrays), told)
+    for name, (dtype, length) in told.items():
+        _check_array(f"array {name!r}", arrays[name], dtype, length)
+    kept = _kept(form, arrays, sizes)
+    return _split(form, _Queue(arrays), sizes, kept)
+
+
+def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> Arrays:
+    """What an update means: float32 by update tensor name, in local shapes; changes if ``form.change``, else weights.
+
+    A code's value is float32(scale) * float32(level), a float32 product; an entry that a sparse section did not keep is
+    0. The arrays of a dense update are given back as they are. ProtocolError as in :func:`split`, and for dense updates
+    unless names and shapes are those of ``regions`` and the dtypes are floating.
+    """
+    if not form.sections:
+        _check_dense(arrays, regions, shapes)
+        return dict(arrays)
+    return {
+        coded.name: read(coded, regions[coded.name], shapes).reshape(
+            local_shape(coded.name, regions[coded.name], shapes)
+        )
+        for coded in split(form, arrays, regions, shapes)
+    }
+
+
+def read(coded: Coded, region: Region, shapes: Shapes) -> Reals:
+    """The entries of one tensor, float32, flat, in local order."""
+    match coded.section.encoding:
+        case Codes() as codes:
+            return _read_codes(coded, codes, region, shapes)
+        case Values():
+            return widen(coded.data)
+        case Sparse():
+            assert coded.kept is not None
+            entries = np.zeros(coded.kept.size, np.float32)
+            entries[coded.kept] = coded.data
+            return entries
+
+
+def scaled(coded: Coded, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
+    """(global tensor, entries, scale) of the parts of a tensor of codes, in local order.
+
+    Entries of several global tensors may travel as one update tensor: each part has the scale of its own group.
+    """
+    encoding, groups = coded.section.encoding, coded.section.groups
+    known = encoding.scale if isinstance(encoding, Codes) else None
+    for part, positions in pieces(coded.name, region, shapes):
+        count = math.prod(shapes[part]) if positions is None else positions.size
+        if known is None and part not in groups:
+            raise ProtocolError(
+                f"the form gives {part!r} no scale, but {coded.name!r} holds entries of it; name it in `groups`",
+                name=part,
+            )
+        yield part, count, coded.scales[groups[part]] if known is None else np.float32(known)
+
+
+def _read_codes(coded: Coded, codes: Codes, region: Region, shapes: Shapes) -> Reals:
+    parts = list(scaled(coded, region, shapes))
+    unpacked = unpack_codes(coded.data, codes.bits, sum(count for _, count, _ in parts))
+    levels = np.asarray(codes.levels, np.float32)
+    entries = np.empty(unpacked.size, np.float32)
+    start = 0
+    for _, count, scale in parts:
+        entries[start : start + count] = (scale * levels)[unpacked[start : start + count]]
+        start += count
+    return entries
+
+
+class _Queue:
+    """The arrays of an update, taken from the front."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._left = dict(arrays)
+
+    def take(self, name: str, count: int) -> Array:
+        if not count:  # an array of no entries does not travel
+            return np.empty(0, np.float32)
+        taken, self._left[name] = self._left[name][:count], self._left[name][count:]
+        return taken
+
+
+def _split(
+    form: Form, queue: _Queue, sizes: Mapping[str, int], kept: Mapping[str, npt.NDArray[np.bool_]]
+) -> Iterator[Coded]:
+    for section in form.sections:
+        scales = queue.take("scales", section.scales)
+        for name in section.names:
+            match section.encoding:
+                case Codes(bits=bits):
+                    size = masks.packed_bytes(sizes[name], bits)
+                    data = queue.take("codes", size).astype(np.uint8, copy=False)
+                case Values(dtype="float32"):
+                    data = queue.take("values", sizes[name])
+                case Values():
+                    data = queue.take("halves", sizes[name])
+                case Sparse() as sparse:
+                    data = queue.take("values", sparse.kept(sizes[name]))
+            yield Coded(name, section, data, scales, kept.get(name))
+
+
+def _kept(
+    form: Form, arrays: Mapping[str, Array], sizes: Mapping[str, int]
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which entries of each tensor of the sparse sections are kept. The mask's tensors follow each other bit by bit."""
+    counts = [sizes[name] for name in form.masked]
+    if not sum(counts):
+        return {name: np.zeros(0, np.bool_) for name in form.masked}
+    mask = masks.unpack(arrays["mask"], sum(counts))
+    kept = dict(zip(form.masked, np.split(mask, np.cumsum(counts)[:-1]), strict=True))
+    for section in form.sections:
+        if isinstance(section.encoding, Sparse):
+            for name in section.names:
+                _check_kept(name, kept[name], section.encoding.kept(sizes[name]))
+    return kept
+
+
+def _check_kept(name: str, kept: npt.NDArray[np.bool_], expected: int) -> None:
+    found = int(np.count_nonzero(kept))
+    if found != expected:
+        raise ProtocolError(
+            f"the mask keeps {found} of the {kept.size} entries of {name!r}, expected {expected}; "
+            f"set as many bits as the form keeps",
+            name=name,
+            found=found,
+            expected=expected,
+        )
+
+
+def _check_dense(arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> None:
+    _check_names("tensors of an update", list(arrays), regions)
+    for name, region in regions.items():
+        shape, array = local_shape(name, region, shapes), arrays[name]
+        if array.shape != shape or array.dtype.kind != "f":
+            raise ProtocolError(
+                f"tensor {name!r} is {array.dtype} {list(array.shape)}, expected float32 {list(shape)}; "
+                f"fetch the tier's bundle again",
+                name=name,
+            )
+
+
+def _check_names(what: str, found: list[str], expected: Mapping[str, object]) -> None:
+    if sorted(found) != sorted(expected):
+        raise ProtocolError(
+            f"the {what} are {sorted(found)}, expected {sorted(expected)}; fetch the tier's bundle again",
+            found=sorted(found),
+            expected=sorted(expected),
+        )
+
+
+def _check_array(what: str, array: Array, dtype: str, length: int) -> None:
+    if array.dtype != dtype or array.shape != (length,):
+        raise ProtocolError(
+            f"{what}: found {array.dtype} {list(array.shape)}, expected {dtype} [{length}]; "
+            f"fetch the tier's bundle again",
+            dtype=str(array.dtype),
+            shape=array.shape,
+        )
+
+
+def _check_bits(bits: int) -> None:
+    if not 1 <= bits <= 8:
+        raise ValueError(f"a code has 1 to 8 bits, not {bits}; send floats instead")

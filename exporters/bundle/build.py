@@ -1,0 +1,201 @@
+"""A tier's bundle: every function of its round exported, checked against torch, and listed in a manifest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import TensorSpec, prefixed, role_of
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import VERSIONS, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.sources import Node
+from edgefl.wire.errors import ExportError
+from edgefl.wire.limits import Limits
+from exporters.bundle.formats import Format, Onnx
+from exporters.bundle.wiring import check_wiring
+from exporters.memory.recompute import Budget
+from exporters.sources.blob import packed_sources
+
+VERIFY_SEED = 1
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """One frozen chunk: its units and the function that runs them forward."""
+
+    units: tuple[str, ...]
+    forward: Function
+
+
+@dataclass(frozen=True)
+class Label:
+    """What people read on a bundle. ``exchange``: which one of a method of several, "" the main one."""
+
+    model: str
+    tier: str
+    exchange: str = ""
+
+
+def build_bundle(
+    program: Program,
+    prefix: Sequence[Prefix],
+    suffix: tuple[str, ...],
+    *,
+    label: Label,
+    data: DataSpec,
+    chunk_bytes: int = Limits().chunk_bytes,
+    memory_budget: Budget | None = None,
+    format: Format | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Bundle:
+    """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``, in ``format`` (default: ONNX).
+
+    ``memory_budget`` bounds the steps: they recompute what it takes. Every graph is run once in the runtime of its
+    format and compared with torch before the bundle exists. Raises ExportError, also if the functions do not fit together (a
+    step reads a state that nobody left). Equal functions give equal bytes, so tiers share graphs by their digest.
+    """
+    blobs: dict[str, bytes] = {}
+    nodes: dict[str, Mapping[str, Node]] = {}
+    written = format or Onnx()
+    steps = {phase.function.name for phase in program.phases}
+
+    def add(name: str, function: Function) -> Graph:
+        progress(f"{label.model}, tier {label.tier}: graph {name} ({written.name})")
+        captured = written.capture(function)
+        if memory_budget is not None and name in steps:
+            artifact, budget = written.write_within(captured, memory_budget)
+        else:
+            artifact, budget = written.write(captured), 0
+        written.verify(function, artifact.model, VERIFY_SEED, artifact.in_place)
+        ref = describe(artifact.model, chunk_bytes)
+        blobs[ref.sha256] = artifact.model
+        nodes[name] = artifact.nodes
+        masks = program.masks if name == program.finish.name else {}
+        return Graph(
+            name=name,
+            format=written.name,
+            blob=ref,
+            inputs=ports(captured.inputs),
+            outputs=ports(captured.outputs, masks),
+            memory_budget=budget,
+            planned_bytes=artifact.planned_bytes,
+            in_place=artifact.in_place,
+        )
+
+    chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
+    graphs = [add(name, chunk.forward) for name, chunk in chunks]
+    graphs += [add(name, function) for name, function in _named(program).items()]
+    told, listing = packed_sources(nodes, chunk_bytes)
+    blobs[told.sha256] = listing
+    manifest = Manifest(
+        v=version_of(program),
+        model=label.model,
+        program=program.name,
+        tier=label.tier,
+        exchange=label.exchange,
+        parameters=trained_entries(program),
+        data=data,
+        batch=batch_size(program),
+        prefix=tuple(Chunk(units=chunk.units, graph=name) for name, chunk in chunks),
+        suffix=suffix,
+        start=program.start.name,
+        phases=tuple(
+            PhaseSpec(name=p.name, graph=p.function.name, steps=p.steps, over_data=p.over_data)
+            for p in program.phases
+        ),
+        finish=program.finish.name,
+        evaluate=program.evaluate.name,
+        hyper=dict(program.hyper),
+        graphs=tuple(graphs),
+        codec=program.form.codec,
+        codec_version=program.form.version,
+        personalize=program.personalize.name if program.personalize else "",
+        draws=program.draws,
+        carry_exchanges=program.kept.exchanges,
+        carry_needed=program.kept.needed,
+        sources=told,
+    )
+    check_wiring(manifest)
+    return Bundle(manifest, blobs)
+
+
+def _named(program: Program) -> dict[str, Function]:
+    """The functions by name; phases may share one, but two may not share a name."""
+    named: dict[str, Function] = {}
+    for function in program.functions:
+        if named.setdefault(function.name, function) is not function:
+            raise ExportError(
+                f"program {program.name!r} has two functions named {function.name!r}; give each its own name",
+                program=program.name,
+                function=function.name,
+            )
+    return named
+
+
+def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = None) -> tuple[Port, ...]:
+    """Named tensors as a manifest tells them; ``masks`` names the packed bits among an update's, with their number."""
+    packed = prefixed("update", masks or {})
+    return tuple(
+        Port(
+            name=name,
+            role=role_of(name),  # type: ignore[arg-type]
+            dtype=str(spec.dtype).removeprefix("torch."),
+            shape=spec.shape,
+            mask=packed.get(name, 0),
+        )
+        for name, spec in specs.items()
+    )
+
+
+def version_of(program: Program) -> int:
+    """Of the manifest: the first that says all of it, so that devices of before go on reading what they can train."""
+    later = program.kept.needed or any(phase.over_data for phase in program.phases)
+    return VERSIONS[-1] if later else VERSIONS[0]
+
+
+def batch_size(program: Program) -> int:
+    """Rows of ``batch.0`` in the steps that draw batches, or else in those that pass over the data.
+
+    Streams may differ in size; steps that draw from the same one may not, and neither may the ports of one pass.
+    """
+    drawn = [phase.function for phase in program.phases if not phase.over_data]
+    passing = [phase.function for phase in program.phases if phase.over_data]
+    sizes = [_stream_sizes(program, functions) for functions in (drawn, *([each] for each in passing))]
+    found = next((each["0"] for each in sizes if "0" in each), 0)
+    if not found:
+        raise ExportError(
+            f"no step of program {program.name!r} reads batch.0, which every device draws; give one of them that port",
+            program=program.name,
+        )
+    return found
+
+
+def _stream_sizes(program: Program, functions: Sequence[Function]) -> dict[str, int]:
+    """Rows of each stream, by its number as ports have it; ExportError if its ports differ."""
+    found: dict[str, set[int]] = {}
+    for function in functions:
+        for name, spec in function.inputs.items():
+            if role_of(name) == "batch":
+                found.setdefault(name.split(".")[1], set()).add(spec.shape[0] if spec.shape else 0)
+    for stream, sizes in found.items():
+        if len(sizes) != 1:
+            raise ExportError(
+                f"the batches of stream {stream} of program {program.name!r} should have one size, found "
+                f"{sorted(sizes)}; declare the same number of rows in all steps that read it",
+                sizes=sizes,
+            )
+    return {stream: sizes.pop() for stream, sizes in found.items()}
+
+
+def trained_entries(program: Program) -> int:
+    """Entries that the device trains, moving statistics included: those that ``finish`` reads, or the steps where it
+    reads none."""
+    finish, steps = program.finish.inputs, [phase.function.inputs for phase in program.phases]
+    for ports in (finish, {name: spec for each in steps for name, spec in each.items()}):
+        weights = [spec for name, spec in ports.items() if name.startswith("state.weights.")]
+        if weights:
+            return sum(math.prod(spec.shape) for spec in weights)
+    return 0

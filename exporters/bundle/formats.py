@@ -1,0 +1,205 @@
+"""The formats in which a bundle's graphs can be written: what captures, writes and checks them for each.
+
+::
+
+    form = format_of("onnx")
+    captured = form.capture(program.finish)
+    artifact = form.write(captured)             # what a device loads, and what it costs
+    form.verify(program.finish, artifact.model, seed=1)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterable, Sequence
+from importlib import metadata
+from typing import Any, Protocol
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from edgefl.contract.program import Function
+from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
+from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl.wire.errors import ConfigError
+from exporters.bundle.artifact import Artifact
+from exporters.capture import trace as captures
+from exporters.capture.trace import Captured
+from exporters.memory.predict import predicted_peak
+from exporters.memory.recompute import Budget, within
+from exporters.memory.usage import rewritable
+from exporters.onnx.model import to_onnx
+from exporters.sources.blob import onnx_nodes
+from exporters.verify import graphs as checks
+from exporters.verify.graphs import Report
+
+
+class Format(Protocol):
+    """One way to write the functions of a program, for the engines that read it."""
+
+    @property
+    def name(self) -> FormatName: ...
+
+    @property
+    def version(self) -> str:
+        """Of the packages beside edgefl and torch that decide the bytes; "" if there is none."""
+        ...
+
+    def capture(self, function: Function) -> Captured:
+        """The function's graph as this format wants it; ExportError says which part of the contract it breaks."""
+        ...
+
+    def write(self, captured: Captured) -> Artifact:
+        """Equal graphs give equal bytes. ExportError names an op that cannot be expressed and its source line."""
+        ...
+
+    def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
+        """:meth:`write` with as much recomputation as ``budget`` asks for, and the budget in bytes; ExportError with
+        the smallest peak if none fits."""
+        ...
+
+    def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+        """Run ``model`` in the runtime of this format beside torch; ExportError if it strays (exporters.verify.graphs).
+
+        The state ``in_place`` is written where it is read, if that runtime can be told to.
+        """
+        ...
+
+    def verify_again(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Report:
+        """:meth:`verify` for a model that was not written here just now: a damaged one is an ExportError, whatever it
+        does to the runtime."""
+        ...
+
+    def differs(self, graph: Graph, model: bytes) -> str:
+        """What ``model`` reads and the manifest's ``graph`` does not say, or the other way round; "" if they agree."""
+        ...
+
+
+class Onnx:
+    """ONNX models for onnxruntime, on devices and in browsers."""
+
+    name: FormatName = "onnx"
+    version = ""
+
+    def capture(self, function: Function) -> Captured:
+        return captures.capture(function)
+
+    def write(self, captured: Captured) -> Artifact:
+        model = to_onnx(captured)
+        nodes = onnx_nodes(captured, model)
+        return Artifact(model, predicted_peak(captured), rewritable(captured), nodes)
+
+    def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
+        count = budget.of(captured)
+        return self.write(within(captured, count)), count
+
+    def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+        return checks.verify(function, model, seed, in_place)
+
+    def verify_again(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Report:
+        return self.verify(function, model, seed, in_place)
+
+    def differs(self, graph: Graph, model: bytes) -> str:
+        try:
+            read = {value.name for value in onnx.load_from_string(model).graph.input}
+        except DecodeError:
+            return f"graph {graph.name!r} is no ONNX model; export the bundle again"
+        listed = {port.name for port in graph.inputs}
+        if missing := sorted(read - listed):
+            return f"the graph reads {', '.join(missing)}, which the manifest does not list"
+        if extra := sorted(listed - read):
+            return f"the manifest lists {', '.join(extra)}, which the graph does not read"
+        return ""
+
+
+class ExecuTorch:
+    """ExecuTorch programs for phones. Its package is needed to write and check them: the extra ``executorch``."""
+
+    name: FormatName = "executorch"
+
+    def __init__(self) -> None:
+        self._apart: Any = None
+        try:
+            self.version = metadata.version("executorch")
+        except metadata.PackageNotFoundError as error:
+            raise ConfigError(
+                "graphs in format 'executorch' need the package executorch: pip install 'edgefl[executorch]', or choose "
+                "format 'onnx'",
+                format=self.name,
+            ) from error
+
+    def capture(self, function: Function) -> Captured:
+        captured: Captured = _ours("").capture_for(function)
+        return captured
+
+    def write(self, captured: Captured) -> Artifact:
+        artifact: Artifact = _ours(".program").to_executorch(captured)
+        return artifact
+
+    def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
+        found: tuple[Artifact, int] = _ours(".budget").within(captured, budget)
+        return found
+
+    def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+        report: Report = _ours(".verify").verify(function, model, seed)
+        return report
+
+    def verify_again(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Report:
+        """In a process of its own, which lives as long as this format."""
+        self._apart = self._apart or _ours(".apart").Apart()
+        report: Report = _ours(".verify").verify_apart(function, model, seed, self._apart)
+        return report
+
+    def differs(self, graph: Graph, model: bytes) -> str:
+        """Their names, which the writer left in the program, and what a device is told that stands at each place."""
+        try:
+            inputs, outputs = _ours(".ports").read_ports(model)
+        except ValueError as error:
+            return f"graph {graph.name!r} is no ExecuTorch program with a method 'forward' ({error}); export it again"
+        names = [port.name for port in inputs], [port.name for port in outputs]
+        listed = [port.name for port in graph.inputs], [port.name for port in graph.outputs]
+        if names != listed:
+            return f"the graph has the ports {_told(names)}, the manifest lists {_told(listed)}"
+        return _unlike("input", graph.inputs, inputs) or _unlike("output", graph.outputs, outputs)
+
+
+FORMATS: dict[FormatName, type[Format]] = {"onnx": Onnx, "executorch": ExecuTorch}
+
+
+def format_of(name: str) -> Format:
+    """The format of that name. ConfigError if there is none, or if its package is not installed."""
+    found = FORMATS.get(name)  # type: ignore[call-overload]
+    if found is None:
+        raise ConfigError(f"no format {name!r}; there are: {', '.join(FORMATS)}", format=name)
+    made: Format = found()
+    return made
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """ConfigError for the first of these formats that cannot be written here, with what to install."""
+    for name in names:
+        format_of(name)
+
+
+def _ours(module: str) -> Any:
+    """Loaded when it is needed: its imports take a second, and a bare installation lacks what they ask for."""
+    return importlib.import_module(f"exporters.executorch{module}")
+
+
+def _told(ports: tuple[list[str], list[str]]) -> str:
+    return " -> ".join(", ".join(names) for names in ports)
+
+
+def _unlike(kind: str, listed: tuple[Port, ...], found: Sequence[Any]) -> str:
+    for port, held in zip(listed, found, strict=True):
+        told = f"{port.dtype}{list(port.shape)}"
+        has = f"{EXECUTORCH_DTYPES.get(held.dtype, held.dtype)}{list(held.shape)}"
+        if told != has:
+            return f"{kind} {port.name!r} is {told} in the manifest and {has} in the graph"
+    return ""

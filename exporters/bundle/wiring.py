@@ -1,0 +1,195 @@
+"""Whether the graphs of a manifest fit together: what one reads, an earlier one left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edgefl.wire.bundle.manifest import Graph, Manifest, Port
+from edgefl.wire.errors import ExportError
+
+_GIVEN = ("hyper", "data", "noise")
+_SAMPLES = ("x", "y")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a device runs a graph: the roles it feeds there, the parts of a batch, and what to do about any other.
+
+    ``first_only``: of the streams of batches there is the first.
+    """
+
+    what: str
+    roles: tuple[str, ...]
+    remedy: str
+    parts: tuple[str, ...] = ()
+    first_only: bool = False
+
+    def feeds(self, port: Port) -> bool:
+        if port.role != "batch":
+            return port.role in self.roles
+        stream, _, part = port.label.partition(".")
+        return "batch" in self.roles and part in self.parts and (stream == "0" or not self.first_only)
+
+
+_KEEP = "return it from start as state.*, which steps read"
+_BEGINS = _Place("start", ("weights", "carry", *_GIVEN), "read it in a step")
+_STEP = _Place("a step", ("state", "batch", *_GIVEN), _KEEP, _SAMPLES)
+_PASS = _Place("a step over the data", ("state", "batch", *_GIVEN), _KEEP, (*_SAMPLES, "mask"))
+_ENDS = _Place(
+    "finish", ("weights", "carry", "state", *_GIVEN), "return what it needs from a step as state.*"
+)
+_JUDGES = _Place(
+    "evaluate",
+    ("weights", "batch"),
+    "evaluate by weights and batch.0 alone",
+    (*_SAMPLES, "mask"),
+    first_only=True,
+)
+_ADAPTS = _Place(
+    "personalize",
+    ("weights", "batch", *_GIVEN),
+    "make the step from weights and batch.0 alone",
+    _SAMPLES,
+    first_only=True,
+)
+
+
+def check_wiring(manifest: Manifest) -> None:
+    """Raise ExportError if a device that follows ``manifest`` would lack a tensor or feed one of a wrong shape."""
+    for place, graph in _placed(manifest):
+        _check_fed(place, graph)
+        _check_in_place(graph)
+    steps = [manifest.graph(phase.graph) for phase in manifest.phases]
+    _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
+    _check_hyper(manifest)
+    _check_record([manifest.graph(chunk.graph) for chunk in manifest.prefix], steps)
+    for phase in manifest.phases:
+        if phase.over_data:
+            _check_pass(manifest.graph(phase.graph))
+    if manifest.personalize:
+        _check_personalize(manifest.graph(manifest.personalize))
+
+
+def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
+    """Every graph that a device feeds by roles, where it runs it. Chunks of a frozen prefix have one port."""
+    yield _BEGINS, manifest.graph(manifest.start)
+    for phase in manifest.phases:
+        yield _PASS if phase.over_data else _STEP, manifest.graph(phase.graph)
+    yield _ENDS, manifest.graph(manifest.finish)
+    yield _JUDGES, manifest.graph(manifest.evaluate)
+    if manifest.personalize:
+        yield _ADAPTS, manifest.graph(manifest.personalize)
+
+
+def _check_fed(place: _Place, graph: Graph) -> None:
+    for port in graph.inputs:
+        if not place.feeds(port):
+            raise ExportError(
+                f"function {graph.name!r} reads {port.name!r}, which no device feeds to {place.what}: "
+                f"{_listed(place)}; {place.remedy}",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _check_in_place(graph: Graph) -> None:
+    """What is written into the memory of an input takes as much, and stays in the engine."""
+    read = {port.name: port for port in graph.inputs_of("state")}
+    left = {port.name: port for port in graph.outputs_of("state")}
+    for name in graph.in_place:
+        if name not in read or read[name] != left.get(name):
+            raise ExportError(
+                f"function {graph.name!r} is to write {name!r} in place, and reads {_shown(read.get(name))} and leaves "
+                f"{_shown(left.get(name))} there; the exporter of format {graph.format!r} may name only state that stays "
+                "as it is in type and shape",
+                function=graph.name,
+                port=name,
+            )
+
+
+def _listed(place: _Place) -> str:
+    stream = "batch.0" if place.first_only else "batch.<k>"
+    batches = [f"{stream}.{part}" for part in place.parts]
+    return f"it may read {_and([f'{role}.*' for role in place.roles if role != 'batch'] + batches)}"
+
+
+def _and(words: Collection[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _check_state(graphs: list[Graph]) -> None:
+    state: dict[str, Port] = {}
+    for graph in graphs:
+        for port in graph.inputs_of("state"):
+            if state.get(port.name) != port:
+                left = _shown(state.get(port.name))
+                raise ExportError(
+                    f"function {graph.name!r} reads {port.name!r} as {_shown(port)}, the functions before it leave "
+                    f"{left}; return it from them",
+                    function=graph.name,
+                    port=port.name,
+                )
+        state |= {port.name: port for port in graph.outputs_of("state")}
+
+
+def _check_hyper(manifest: Manifest) -> None:
+    read = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}
+    if missing := sorted(read - set(manifest.hyper)):
+        raise ExportError(
+            f"program {manifest.program!r} reads {missing} but gives no default; list them in Program.hyper",
+            program=manifest.program,
+            hyper=missing,
+        )
+
+
+def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
+    """A chunk leaves one row per row it reads; rows are what the next chunk, and at last the steps, read."""
+    for writer, reader in pairwise([*chunks, *steps[:1]] if chunks else []):
+        left = next(iter(writer.outputs_of("record")), None)
+        read = next((port for port in reader.inputs_of("batch") if port.label == "0.x"), None)
+        if left is None or (read and (left.dtype, left.shape[1:]) != (read.dtype, read.shape[1:])):
+            raise ExportError(
+                f"chunk {writer.name!r} records {_shown(left)}, {reader.name!r} reads {_shown(read)}; cut the model "
+                "at the same place for both",
+                writer=writer.name,
+                reader=reader.name,
+            )
+
+
+def _check_pass(graph: Graph) -> None:
+    """A step over all the data has one batch, and heeds which of its rows are there for the first time."""
+    labels = {port.label for port in graph.inputs_of("batch")}
+    if "0.mask" not in labels or not labels <= {"0.x", "0.y", "0.mask"}:
+        raise ExportError(
+            f"function {graph.name!r} passes over the data and reads {sorted(labels)} of its batch; it should read 0.x, "
+            "0.y and 0.mask, by which it leaves out the rows that only fill up the last batch, and no other stream",
+            function=graph.name,
+            batch=sorted(labels),
+        )
+
+
+def _check_personalize(graph: Graph) -> None:
+    """What it returns can be fed to it again: the next step of adaptation."""
+    read = {port.name: port for port in graph.inputs_of("weights")}
+    roles = {port.role for port in graph.outputs}
+    if "weights" not in roles or roles - {"weights", "metric"}:
+        raise ExportError(
+            f"function {graph.name!r} returns {sorted(roles)}; one that adapts the model returns weights and may return "
+            "metrics, nothing else",
+            function=graph.name,
+        )
+    for port in graph.outputs_of("weights"):
+        if read.get(port.name) != port:
+            raise ExportError(
+                f"function {graph.name!r} returns {port.name!r} as {_shown(port)} and reads "
+                f"{_shown(read.get(port.name))}; read and return the same weights",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _shown(port: Port | None) -> str:
+    return "nothing of that name" if port is None else f"{port.dtype}{list(port.shape)}"

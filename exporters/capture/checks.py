@@ -1,0 +1,184 @@
+"""What a traced function must not do. Each is refused by name, with the module and the line it comes from."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from edgefl.contract.program import Function
+from edgefl.wire.errors import ExportError
+from exporters.capture.locate import locate
+
+# A tensor found in the closure of a function is a constant only while it is clearly no weight.
+MAX_CONSTANT_ELEMENTS = 4096
+# Masks and tables of positions are no weights, but they make the artifact larger.
+MAX_INTEGER_CONSTANT_ELEMENTS = 2**20
+
+_aten = torch.ops.aten
+_READS = frozenset({_aten.index.Tensor})
+_ADDS = frozenset(
+    {_aten.index_put.default, _aten.index_put_.default, _aten._unsafe_index_put.default}
+    | {_aten._index_put_impl_.default}
+)
+_OURS = (Path(torch.__file__).parent, Path(__file__).parents[1])
+
+
+def check_ops(function: Function, joint: fx.GraphModule) -> None:
+    """Refuse random draws, and results whose shape depends on values: the trace holds those of the example."""
+    for node in joint.graph.nodes:
+        if node.op != "call_function":
+            continue
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags and not _is_told_not_to(node):
+            raise _refused(function, node, "draws random numbers; make them an input (role noise)")
+        if _has_shape_of_values(node, tags):
+            raise _refused(
+                function,
+                node,
+                "gives a result whose shape depends on values; a graph has static shapes. Use torch.where, a product "
+                "with the mask, or integer positions",
+            )
+
+
+def _is_told_not_to(node: fx.Node) -> bool:
+    """Whether an op that draws in training only runs in inference."""
+    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)) | node.kwargs
+    return given.get("training", given.get("train")) is False
+
+
+def _has_shape_of_values(node: fx.Node, tags: object) -> bool:
+    masked = any(_is_mask(item) for item in _items(node.args[1])) if len(node.args) > 1 else False
+    if node.target in _READS:
+        return masked  # the tag is on it always
+    if node.target in _ADDS:
+        return masked and True in node.args[3:4]
+    return torch.Tag.dynamic_output_shape in tags  # type: ignore[operator]
+
+
+def _is_mask(item: object) -> bool:
+    value = item.meta.get("val") if isinstance(item, fx.Node) else None
+    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def _items(argument: object) -> Iterator[object]:
+    yield from argument if isinstance(argument, list | tuple) else [argument]
+
+
+def _refused(function: Function, node: fx.Node, reason: str) -> ExportError:
+    place = locate(function, str(node.target))
+    return ExportError(
+        f"op {node.target} in function {function.name!r} {reason} ({place})",
+        function=function.name,
+        op=str(node.target),
+        place=str(place),
+    )
+
+
+def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
+    """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them."""
+    writes = {
+        node for node in module.graph.nodes if any(_base(item).op == "get_attr" for item in _written(node))
+    }
+    for node in writes:
+        for constant in (_base(item) for item in _written(node)):
+            same = [n for n in module.graph.find_nodes(op="get_attr") if n.target == constant.target]
+            if not all(_is_only_written(item, writes) for item in same):
+                raise ExportError(
+                    f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}, shape "
+                    f"{tuple(getattr(module, constant.target).shape)}) and reads it; make it an input and return the "
+                    "new value",
+                    function=function.name,
+                )
+    for node in reversed(list(module.graph.nodes)):
+        if node in writes or (_is_view(node) and not node.users):
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _is_only_written(node: fx.Node, writes: set[fx.Node]) -> bool:
+    return all((user in writes or _is_view(user)) and _is_only_written(user, writes) for user in node.users)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an op writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    values = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
+    written = [values.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    return [item for item in pytree.tree_leaves(written) if isinstance(item, fx.Node)]
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The node whose memory ``node`` is: behind views, and behind in-place ops, which return what they wrote to."""
+    while True:
+        if _is_view(node):
+            node = node.args[0]  # type: ignore[assignment]
+        elif written := _written(node):
+            node = written[0]
+        else:
+            return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "is_view", False)
+
+
+def check_constants(function: Function, joint: fx.GraphModule, core: fx.GraphModule) -> None:
+    """Check tensors that the function closes over: small buffers and masks stay, a weight is an error.
+
+    Constants of ``core`` that are not in ``joint`` come from the rules of the compiler.
+    """
+    own = {_memory(getattr(joint, node.target)) for node in joint.graph.find_nodes(op="get_attr")}
+    for node in core.graph.find_nodes(op="get_attr"):
+        value = getattr(core, node.target)
+        if _memory(value) not in own:
+            continue
+        floats = value.is_floating_point() or value.is_complex()
+        limit = MAX_CONSTANT_ELEMENTS if floats else MAX_INTEGER_CONSTANT_ELEMENTS
+        if isinstance(value, torch.nn.Parameter) or value.requires_grad or value.numel() > limit:
+            raise ExportError(
+                f"function {function.name!r} reads a tensor of shape {tuple(value.shape)} ({value.dtype}, at most "
+                f"{limit} entries may be a constant) that is not among its inputs; a weight must be an input, or "
+                "every device would train a copy of the value at export",
+                function=function.name,
+                shape=tuple(value.shape),
+            )
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def untraceable(function: Function, error: Exception) -> ExportError:
+    """``error``, raised while ``function`` was traced, as an ExportError that tells where."""
+    text = str(error).strip().split("\n")[0]
+    if "_local_scalar_dense" in str(error) or "value out of a tracing tensor" in str(error):
+        place = str(locate(function, "aten._local_scalar_dense.default"))
+        text = "a Python value is taken out of a tensor (.item(), int(tensor), if tensor:)"
+        remedy = (
+            "a graph computes with tensors only; use torch.where, or make the value an input (role hyper)"
+        )
+    else:
+        place = _line(error)
+        text = f"{type(error).__name__}: {text}"
+        remedy = "a function of a program is made of torch ops on its inputs, with static shapes"
+    return ExportError(
+        f"function {function.name!r} cannot be traced: {text} ({place}); {remedy}",
+        function=function.name,
+        place=place,
+    )
+
+
+def _line(error: Exception) -> str:
+    """The innermost line outside torch and the compiler."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and not any(room in path.parents for room in _OURS):
+            return f"at {frame.filename}:{frame.lineno}"
+    return "place unknown"

@@ -1,0 +1,263 @@
+"""The one place that traces: a pure function of named tensors becomes a graph of core ops.
+
+Two passes. The first runs the function with its own calls to ``torch.autograd.grad`` and records forward,
+backward and update as one graph. The second makes that graph functional (an in-place update of a running mean
+becomes a new tensor) and rewrites training ops by the rules of :mod:`exporters.decompositions`. Autograd is
+gone by then, which is why one pass cannot do both. Last, what no output needs is removed::
+
+    captured = capture(program.phases[0].function)
+    captured.inputs, captured.outputs       # the ports that are left, in order
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from edgefl.contract.program import INPUT_ROLES, OUTPUT_ROLES, Function
+from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.submodels.channels.trace import plain_attention
+from edgefl.wire.errors import EdgeflError, ExportError
+from exporters.capture.cached_tables import changed
+from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
+from exporters.decompositions import HIDDEN_MUTATIONS, core_table
+
+_aten = torch.ops.aten
+_SAME_VALUE = frozenset(
+    {
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.detach.default,
+        _aten.detach_.default,
+        _aten.lift_fresh.default,
+        _aten.lift_fresh_copy.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A function as a functional graph of core ops.
+
+    ``module`` has one placeholder per entry of ``inputs`` and returns one tensor per entry of ``outputs``, both
+    in order; constants are attributes of it. ``unused`` lists declared ports that no output depends on.
+    """
+
+    function: Function
+    module: fx.GraphModule
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    unused: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Run the graph in torch; entries of ``tensors`` that are not inputs are ignored."""
+        results = self.module(*(tensors[name] for name in self.inputs))
+        return dict(zip(self.outputs, results, strict=True))
+
+
+def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]] | None = None) -> Captured:
+    """Trace ``function`` on its example; ExportError says which part of the contract it breaks.
+
+    ``table`` has the rules of the second pass, :func:`exporters.decompositions.core_table` if none are given.
+    """
+    example = function.example(0)
+    outputs: dict[str, TensorSpec] = {}
+
+    def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
+        # Copies, so that a module that updates a buffer in place never reaches a graph input.
+        result = function({name: value.clone() for name, value in zip(example, arguments, strict=True)})
+        outputs.update(_checked_outputs(function, result))
+        return tuple(result.values())
+
+    arguments = tuple(example.values())
+    with changed(), plain_attention():
+        joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
+    check_ops(function, joint)
+    drop_outside_writes(function, joint)
+    _name_what_was_pooled(joint)
+    core = _trace(
+        function,
+        torch.func.functionalize(joint),
+        arguments,
+        tracing_mode="fake",
+        decomposition_table=core_table() if table is None else dict(table),
+        _allow_non_fake_inputs=True,
+    )
+    _drop_copies(core)
+    core.graph.eliminate_dead_code()
+    _separate_outputs(core)
+    used = _drop_unused_inputs(core, tuple(function.inputs))
+    check_constants(function, joint, core)
+    core.recompile()
+    return Captured(
+        function=function,
+        module=core,
+        inputs={name: function.inputs[name] for name in used},
+        outputs=outputs,
+        unused=tuple(name for name in function.inputs if name not in used),
+    )
+
+
+def exported_program(captured: Captured) -> ExportedProgram:
+    """The graph as an ExportedProgram: plain user inputs and outputs, constants as constant tensors.
+
+    Built directly rather than by ``torch.export.export``, which would trace the graph once more. Every output is
+    a USER_OUTPUT: exporters drop gradients and losses that carry any other kind, without a word.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(captured.module.graph, mapping := {}))
+    constants = _constants_to_placeholders(graph, captured.module)
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    results = [mapping[node] for node in captured.module.graph.output_node().args[0]]
+    graph.output_node().args = (tuple(results),)
+    signature = ExportGraphSignature(
+        input_specs=[
+            InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), constants[node.name])
+            if node.name in constants
+            else InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None)
+            for node in nodes
+        ],
+        output_specs=[
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in results
+        ],
+    )
+    values = {target: getattr(captured.module, target) for target in constants.values()}
+    return ExportedProgram(
+        root=torch.nn.Module(),
+        graph=graph,
+        graph_signature=signature,
+        state_dict={},
+        range_constraints={},
+        module_call_graph=[_call_entry(signature, len(captured.inputs), len(results))],
+        constants=values,
+    )
+
+
+def _call_entry(signature: ExportGraphSignature, inputs: int, outputs: int) -> ModuleCallEntry:
+    user_inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    call = ModuleCallSignature(
+        inputs=user_inputs,
+        outputs=[spec.arg for spec in signature.output_specs],
+        in_spec=pytree.tree_structure((tuple(range(inputs)), {})),
+        out_spec=pytree.tree_structure(tuple(range(outputs))),
+    )
+    return ModuleCallEntry(fqn="", signature=call)
+
+
+def _constants_to_placeholders(graph: fx.Graph, module: fx.GraphModule) -> dict[str, str]:
+    """Replace each ``get_attr`` by a leading placeholder; map its node name to the attribute's name."""
+    placeholders: dict[str, fx.Node] = {}
+    first = next(iter(graph.nodes))
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        if node.target not in placeholders:
+            with graph.inserting_before(first):
+                placeholders[node.target] = graph.placeholder(f"c_{node.target}")
+            placeholders[node.target].meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(placeholders[node.target])
+        graph.erase_node(node)
+    return {node.name: target for target, node in placeholders.items()}
+
+
+def _trace(
+    function: Function, traced: object, arguments: tuple[Tensor, ...], **options: object
+) -> fx.GraphModule:
+    try:
+        return make_fx(traced, **options)(*arguments)  # type: ignore[arg-type]
+    except EdgeflError:
+        raise
+    except Exception as error:
+        raise untraceable(function, error) from error
+
+
+def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec]:
+    if not isinstance(result, dict) or not result:
+        raise ExportError(
+            f"function {function.name!r} must return a non-empty dict of tensors, got {type(result).__name__}",
+            function=function.name,
+        )
+    bad = [name for name, value in result.items() if not isinstance(value, Tensor)]
+    bad += [name for name in result if role_of(name) not in OUTPUT_ROLES]
+    bad += [name for name in function.inputs if role_of(name) not in INPUT_ROLES]
+    if bad:
+        raise ExportError(
+            f"function {function.name!r} has ports that are no tensors or carry no known role: {bad}; inputs have "
+            f"the roles {sorted(INPUT_ROLES)}, outputs {sorted(OUTPUT_ROLES)}",
+            function=function.name,
+            ports=bad,
+        )
+    return {name: TensorSpec.of(value) for name, value in result.items()}
+
+
+def _name_what_was_pooled(joint: fx.GraphModule) -> None:
+    """Give the gradient of a maximum the tensor whose maxima its positions are.
+
+    torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
+    that finds the maxima again, so that nobody needs positions, must see the tensor itself.
+    """
+    for node in joint.graph.nodes:
+        if node.target is not _aten.max_pool2d_with_indices_backward.default:
+            continue
+        positions = node.args[-1]
+        pooling = positions.args[0] if positions.target is operator.getitem else positions
+        if pooling.target is _aten.max_pool2d_with_indices.default:
+            node.update_arg(1, pooling.args[0])
+    joint.recompile()
+
+
+def _drop_copies(module: fx.GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in _SAME_VALUE and _same_layout(node, node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+
+
+def _separate_outputs(module: fx.GraphModule) -> None:
+    """Give an output that is an input, a constant or another output a copy of its own."""
+    graph = module.graph
+    output = graph.output_node()
+    results: list[fx.Node] = []
+    for node in output.args[0]:
+        if node.op == "call_function" and node not in results:
+            results.append(node)
+            continue
+        with graph.inserting_before(output):
+            copy = graph.call_function(_aten.clone.default, (node,))
+        copy.meta["val"] = node.meta["val"]
+        results.append(copy)
+    output.args = (tuple(results),)
+
+
+def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
+    """Whether a copy may be dropped: one that makes its input contiguous is needed by a following view."""
+    return bool(copy.meta["val"].stride() == source.meta["val"].stride())
+
+
+def _drop_unused_inputs(module: fx.GraphModule, names: tuple[str, ...]) -> tuple[str, ...]:
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    used = []
+    for name, node in zip(names, placeholders, strict=True):
+        if node.users:
+            used.append(name)
+        else:
+            module.graph.erase_node(node)
+    return tuple(used)

@@ -1,0 +1,129 @@
+"""Why a captured function has no ONNX form: the op or the type that stands in the way, its module and its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import onnx
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from edgefl.wire.errors import ExportError
+from exporters.capture.locate import locate, locate_type, refusal
+from exporters.capture.trace import Captured
+
+FLOATS = (torch.float32, torch.float64)
+"""What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.
+
+float16 may leave a graph: an output that is rounded to it for the way to the server.
+"""
+
+_NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
+
+
+def check_floats(captured: Captured) -> None:
+    """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
+    node = _first(captured, _narrow, but=_leaves_as_float16)
+    if node is None:
+        return
+    remedy = "Only float32 and float64 can be exported, training in narrower floats is not supported:"
+    dtype = str(_types(node, _narrow)[0]).removeprefix("torch.")
+    if node.op == "placeholder":
+        nodes = captured.module.graph.find_nodes(op="placeholder")
+        name = dict(zip(nodes, captured.inputs, strict=True))[node]
+        raise ExportError(
+            f"input {name!r} of function {captured.name!r} is {dtype}. {remedy} declare the port as float32",
+            function=captured.name,
+            input=name,
+        )
+    place = locate_type(captured.function, _narrow)
+    raise refusal(
+        captured.function,
+        place.op or str(node.target),
+        place,
+        f"makes a {dtype} tensor ({place}). {remedy} leave out the conversion or autocast",
+    )
+
+
+def unsupported(captured: Captured, error: BaseException) -> ExportError:
+    """What to raise where torch.onnx gave up with ``error``. Complex numbers are blamed before the op is."""
+    node = _first(captured, _complex)
+    if node is not None:
+        return _complex_refused(captured, node)
+    texts = _texts(error)
+    found = _NODE.search("\n".join(texts))
+    if found is None:
+        return ExportError(
+            f"function {captured.name!r} has no ONNX form: {texts[-1]}. Express it with other ops, or add a rule in "
+            "exporters/decompositions",
+            function=captured.name,
+        )
+    place = locate(captured.function, found[1])
+    return refusal(
+        captured.function,
+        place.op or found[1],
+        place,
+        f"has no ONNX form ({place}). Use other ops there, or add a rule that rewrites it to core ops in "
+        "exporters/decompositions",
+    )
+
+
+def check_complex(captured: Captured, proto: onnx.ModelProto) -> None:
+    """Refuse complex numbers that torch.onnx wrote as pairs of reals without success: the types contradict."""
+    node = _first(captured, _complex)
+    if node is None:
+        return
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise _complex_refused(captured, node) from error
+
+
+def _complex_refused(captured: Captured, node: fx.Node) -> ExportError:
+    place = locate_type(captured.function, _complex)
+    return refusal(
+        captured.function,
+        place.op or str(node.target),
+        place,
+        f"makes complex numbers, which have no ONNX form ({place}). Compute real and imaginary parts as tensors of "
+        "their own",
+    )
+
+
+def _texts(error: BaseException) -> list[str]:
+    """The messages of ``error`` and of what caused it, the first cause last."""
+    texts = []
+    cause: BaseException | None = error
+    while cause is not None:
+        texts.append(str(cause))
+        cause = cause.__cause__
+    return texts
+
+
+def _narrow(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype not in FLOATS
+
+
+def _complex(dtype: torch.dtype) -> bool:
+    return dtype.is_complex
+
+
+def _first(
+    captured: Captured, types: Callable[[torch.dtype], bool], but: Callable[[fx.Node], bool] = lambda _: False
+) -> fx.Node | None:
+    found = (node for node in captured.module.graph.nodes if _types(node, types) and not but(node))
+    return next(found, None)
+
+
+def _leaves_as_float16(node: fx.Node) -> bool:
+    """Whether nothing computes with a rounded result, which is an output as it is."""
+    halves = _types(node, _narrow) == [torch.float16]
+    return halves and node.op == "call_function" and all(user.op == "output" for user in node.users)
+
+
+def _types(node: fx.Node, types: Callable[[torch.dtype], bool]) -> list[torch.dtype]:
+    """Those of ``types`` among the results of ``node``."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    return [value.dtype for value in values if isinstance(value, Tensor) and types(value.dtype)]

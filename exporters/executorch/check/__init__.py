@@ -1,0 +1,1 @@
+"""Exported programs run in ExecuTorch's own runtime, beside torch."""

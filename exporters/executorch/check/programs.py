@@ -1,0 +1,62 @@
+"""An exported program runs once in ExecuTorch's own runtime, beside torch, before anybody downloads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from edgefl.contract.program import Function
+from edgefl.wire.errors import ExportError
+from exporters.executorch.check.isolated import Apart
+from exporters.executorch.check.ports import METHOD, read_ports
+from exporters.executorch.silent_import import portable_lib
+from exporters.verify.graphs import Report, Run, compare
+from exporters.verify.rounding import Array
+
+
+def verify(function: Function, model: bytes, seed: int) -> Report:
+    """:func:`exporters.verify.graphs.verify` with ExecuTorch in place of onnxruntime."""
+    return compare(function, load(function, model), seed)
+
+
+def verify_apart(function: Function, model: bytes, seed: int, apart: Apart) -> Report:
+    """:func:`verify` for bytes that may be damaged: the program runs in the process ``apart``."""
+    names = _names(function, model)
+
+    def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
+        return apart.run(function.name, model, [arrays[name] for name in names])
+
+    return compare(function, run, seed)
+
+
+def _names(function: Function, model: bytes) -> list[str]:
+    try:
+        return [port.name for port in read_ports(model)[0]]
+    except ValueError as error:
+        raise _refused(function, "read", error) from error
+
+
+def load(function: Function, model: bytes) -> Run:
+    """``model`` in ExecuTorch's Python runtime. Its inputs are those of ``function`` that its graph reads, by order."""
+    try:
+        module = portable_lib()._load_for_executorch_from_buffer(model)
+    except RuntimeError as error:
+        raise _refused(function, "load", error) from error
+    names = _names(function, model)
+
+    # ``held``: the runtime reads the bytes where they lie, for as long as it runs.
+    def run(arrays: Mapping[str, Array], held: bytes = model) -> Sequence[Array]:
+        try:
+            found = module.run_method(METHOD, tuple(torch.from_numpy(arrays[name].copy()) for name in names))
+        except RuntimeError as error:
+            raise _refused(function, "run", error) from error
+        return [value.numpy() for value in found]
+
+    return run
+
+
+def _refused(function: Function, verb: str, error: Exception) -> ExportError:
+    return ExportError(
+        f"ExecuTorch cannot {verb} the program of function {function.name!r}: {error}", function=function.name
+    )

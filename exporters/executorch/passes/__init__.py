@@ -1,0 +1,1 @@
+"""Rewrites of a whole graph before it is lowered."""

@@ -1,0 +1,337 @@
+"""What is known of the values of a graph before it runs: whether they are finite, and on which side of zero they are.
+
+Inputs are taken to be finite, and sums, products and exponentials to stay within what float32 holds: a run that leaves
+that has diverged. What is left are the ops that make an infinity of ordinary numbers: roots, logarithms, quotients.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from exporters.capture.ordering import AFTER
+from exporters.executorch.xnnpack.emitter import argument
+
+_aten = torch.ops.aten
+
+
+class Kind(IntEnum):
+    """Sets of numbers, each within the one before it. BELOW: finite or minus infinity, as scores behind a mask."""
+
+    ANY = 0
+    BELOW = 1
+    FINITE = 2
+    NONNEGATIVE = 3
+    POSITIVE = 4
+
+
+VARIANCE = "variance"
+"""In ``meta`` of a placeholder that is the running variance of a norm."""
+MOST_OF_EPS = 1e-2
+"""The most that a normalization adds to a variance."""
+MOST_OF_EXPONENTS = 80.0
+LARGEST = 1e30
+"""A number that what is finite is not compared with: beyond it a comparison finds what is not."""
+
+Look = Callable[[Any], Kind]
+"""The kind of an argument: of a node or of a number."""
+Rule = Callable[[fx.Node, Look], Kind]
+
+
+def kinds_of(module: fx.GraphModule) -> dict[fx.Node, Kind]:
+    """The kind of each node's entries, of all its tensors if it makes several. An op without a rule makes ANY.
+
+    Placeholders of running variances say so in ``meta[VARIANCE]``. Divisors are guessed: see :func:`guess_of`.
+    """
+    found: dict[fx.Node, Kind] = {}
+
+    def look(value: Any) -> Kind:
+        return found[value] if isinstance(value, fx.Node) else _of_number(value)
+
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            found[node] = _of_constant(getattr(module, str(node.target)))
+        elif node.op != "output":
+            told = _of_type(node)
+            found[node] = _of_op(node, look) if told is None else told
+    return found
+
+
+def guess_of(node: fx.Node, kinds: Mapping[fx.Node, Kind]) -> fx.Node | None:
+    """What ``node`` divides by, if its kind holds only where that is not zero.
+
+    A single number that is computed is mostly that of a mean over a batch of which some rows do not count.
+    """
+    if node.target is not _aten.div.Tensor or kinds[node] < Kind.FINITE:
+        return None
+    divisor = node.args[1]
+    guessed = isinstance(divisor, fx.Node) and kinds[divisor] is not Kind.POSITIVE
+    return divisor if guessed else None  # type: ignore[return-value]
+
+
+def _of_type(node: fx.Node) -> Kind | None:
+    """What dtype tells: None, nothing."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    if value.dtype is torch.bool:
+        return Kind.NONNEGATIVE
+    if not value.is_floating_point():
+        return Kind.FINITE
+    return None
+
+
+def _of_op(node: fx.Node, look: Look) -> Kind:
+    if node.op == "placeholder":
+        return Kind.FINITE
+    rule = _RULES.get(node.target)
+    return rule(node, look) if rule else Kind.ANY
+
+
+def _of_number(value: Any) -> Kind:
+    if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
+        return Kind.ANY
+    if value == -math.inf:
+        return Kind.BELOW
+    return Kind.POSITIVE if value > 0 else Kind.NONNEGATIVE if value == 0 else Kind.FINITE
+
+
+def _of_constant(data: Tensor) -> Kind:
+    if not data.numel():
+        return Kind.FINITE
+    return min(_of_number(data.amin().item()), _of_number(data.amax().item()))
+
+
+def _passed(node: fx.Node, look: Look) -> Kind:
+    """Entries, sums and means of what is read are of its kind."""
+    return min(map(look, node.all_input_nodes), default=Kind.ANY)
+
+
+def _at(*places: int) -> Rule:
+    """As :func:`_passed`, of these arguments alone, numbers among them."""
+    return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
+
+
+def _computed(least: Kind, made: Kind) -> Rule:
+    """An op that makes ``made`` of ``least`` and of what lies within it."""
+    return lambda node, look: made if _passed(node, look) >= least else Kind.ANY
+
+
+def _at_least(floor: Kind, needed: Kind) -> Rule:
+    """An op that keeps the kind of its first argument and lifts it to ``floor``, if it is within ``needed``."""
+
+    def rule(node: fx.Node, look: Look) -> Kind:
+        found = look(node.args[0])
+        return max(found, floor) if found >= needed else Kind.ANY
+
+    return rule
+
+
+def _added(node: fx.Node, look: Look) -> Kind:
+    least, most = sorted(map(look, node.args[:2]))
+    if node.kwargs:
+        return min(least, Kind.FINITE)
+    return most if least >= Kind.NONNEGATIVE or _is_variance(*node.args[:2]) else least
+
+
+def _is_variance(first: Any, second: Any) -> bool:
+    """Whether a sum is one of a model's variance, which is not negative, and of what keeps that away from zero."""
+    given = isinstance(first, fx.Node) and first.meta.get(VARIANCE, False)
+    return given and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
+
+
+def _subtracted(node: fx.Node, look: Look) -> Kind:
+    first, second = map(look, node.args[:2])
+    return min(first, Kind.FINITE) if second >= Kind.FINITE else Kind.ANY
+
+
+def _multiplied(node: fx.Node, look: Look) -> Kind:
+    first, second = map(look, node.args[:2])
+    if min(first, second) < Kind.FINITE:
+        return Kind.ANY
+    return max(first, Kind.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
+
+
+def _divided(node: fx.Node, look: Look) -> Kind:
+    first, second = map(look, node.args[:2])
+    if first < Kind.FINITE:
+        return Kind.ANY
+    if second is Kind.POSITIVE:
+        return first
+    divisor = node.args[1]
+    if isinstance(divisor, (int, float)):
+        return Kind.FINITE if divisor else Kind.ANY
+    if second < Kind.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
+        return Kind.ANY
+    return min(first, second)
+
+
+def _powered(node: fx.Node, look: Look) -> Kind:
+    found, exponent = look(node.args[0]), node.args[1]
+    if found is Kind.POSITIVE:
+        return found
+    if found < Kind.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
+        return Kind.ANY
+    if exponent % 2 == 0:
+        return Kind.NONNEGATIVE
+    return found if found is Kind.NONNEGATIVE or exponent % 1 == 0 else Kind.ANY
+
+
+def _clamped(low: str) -> Rule:
+    def rule(node: fx.Node, look: Look) -> Kind:
+        found, bound = look(node.args[0]), argument(node, low)
+        if found < Kind.BELOW or bound is None:
+            return min(found, Kind.FINITE)
+        return max(look(bound), Kind.FINITE)
+
+    return rule
+
+
+def _largest(node: fx.Node, look: Look) -> Kind:
+    """A window of nothing but minus infinity is taken not to be."""
+    found = [look(value) for value in node.all_input_nodes]
+    return max(*found, Kind.FINITE) if min(found) >= Kind.BELOW else Kind.ANY
+
+
+def _selected(node: fx.Node, look: Look) -> Kind:
+    """Of both, or of the first alone where the condition is that something finite is."""
+    condition, first, second = node.args
+    assert isinstance(condition, fx.Node)
+    if condition.target in (_aten.le.Scalar, _aten.lt.Scalar):
+        value, bound = condition.args
+        if look(value) >= Kind.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
+            return look(first)
+    return min(look(first), look(second))
+
+
+def _exponential(node: fx.Node, look: Look) -> Kind:
+    """Finite of what is not far above zero: 89 is too much for float32. It may be 0 all the same."""
+    read = node.args[0]
+    bounded = isinstance(read, fx.Node) and look(read) >= Kind.BELOW and _is_bounded(read, look)
+    return Kind.NONNEGATIVE if bounded else Kind.ANY
+
+
+def _is_bounded(node: fx.Node, look: Look) -> bool:
+    """Logarithms of a softmax, x - max x, -y and -c y of a y that is not negative, and what is clamped."""
+    second = node.args[1] if len(node.args) > 1 else None
+    if node.target is _aten._log_softmax.default:
+        return True
+    if node.target is _aten.neg.default:
+        return look(node.args[0]) >= Kind.NONNEGATIVE
+    if node.target in (_aten.mul.Tensor, _aten.mul.Scalar):
+        return look(node.args[0]) >= Kind.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
+    if node.target is _aten.clamp.default:
+        most = argument(node, "max")
+        return isinstance(most, (int, float)) and most <= MOST_OF_EXPONENTS
+    if node.target is not _aten.sub.Tensor or node.kwargs or not isinstance(second, fx.Node):
+        return False
+    return second.target is _aten.amax.default and second.args[0] is node.args[0]
+
+
+def _logarithm(node: fx.Node, look: Look) -> Kind:
+    found = look(node.args[0])
+    return Kind.FINITE if found is Kind.POSITIVE else Kind.BELOW if found is Kind.NONNEGATIVE else Kind.ANY
+
+
+_RULES: dict[Any, Rule] = {
+    **dict.fromkeys(
+        (
+            operator.getitem,
+            _aten._to_copy.default,
+            _aten._unsafe_view.default,
+            _aten.alias.default,
+            _aten.amin.default,
+            _aten.avg_pool2d.default,
+            _aten.cat.default,
+            _aten.clone.default,
+            _aten.expand.default,
+            _aten.flip.default,
+            _aten.mean.default,
+            _aten.mean.dim,
+            _aten.minimum.default,
+            _aten.permute.default,
+            _aten.repeat.default,
+            _aten.reshape.default,
+            _aten.select.int,
+            _aten.slice.Tensor,
+            _aten.split.Tensor,
+            _aten.split_with_sizes.default,
+            _aten.sort.default,
+            _aten.squeeze.default,
+            _aten.squeeze.dim,
+            _aten.squeeze.dims,
+            _aten.sum.default,
+            _aten.sum.dim_IntList,
+            _aten.t.default,
+            _aten.topk.default,
+            _aten.transpose.int,
+            _aten.unsqueeze.default,
+            _aten.view.default,
+            AFTER,
+        ),
+        _passed,
+    ),
+    **dict.fromkeys(
+        (_aten.embedding.default, _aten.gather.default, _aten.index.Tensor, _aten.index_select.default),
+        _at(0),
+    ),
+    **dict.fromkeys((_aten.full.default, _aten.full_like.default), _at(1)),
+    _aten.scalar_tensor.default: _at(0),
+    _aten.constant_pad_nd.default: _at(0, 2),
+    _aten.where.self: _selected,
+    **dict.fromkeys((_aten.scatter.src, _aten.scatter_add.default), _computed(Kind.FINITE, Kind.FINITE)),
+    **dict.fromkeys(
+        (
+            _aten.addmm.default,
+            _aten.bmm.default,
+            _aten.ceil.default,
+            _aten.convolution.default,
+            _aten.cos.default,
+            _aten.cumsum.default,
+            _aten.elu.default,
+            _aten.floor.default,
+            _aten.gelu.default,
+            _aten.leaky_relu.default,
+            _aten.mm.default,
+            _aten.native_group_norm.default,
+            _aten.neg.default,
+            _aten.round.default,
+            _aten.rsub.Scalar,
+            _aten.sin.default,
+            _aten.upsample_bilinear2d.vec,
+            _aten.upsample_nearest2d.vec,
+        ),
+        _computed(Kind.FINITE, Kind.FINITE),
+    ),
+    # A row of nothing but minus infinity makes NaN.
+    _aten._log_softmax.default: _computed(Kind.FINITE, Kind.FINITE),
+    _aten._softmax.default: _computed(Kind.FINITE, Kind.NONNEGATIVE),
+    **dict.fromkeys(
+        (_aten.erf.default, _aten.sign.default, _aten.tanh.default), _computed(Kind.BELOW, Kind.FINITE)
+    ),
+    _aten.sigmoid.default: _computed(Kind.BELOW, Kind.NONNEGATIVE),
+    _aten.exp.default: _exponential,
+    _aten.log.default: _logarithm,
+    _aten.log1p.default: _at_least(Kind.NONNEGATIVE, Kind.NONNEGATIVE),
+    _aten.sqrt.default: _at_least(Kind.NONNEGATIVE, Kind.NONNEGATIVE),
+    **dict.fromkeys((_aten.reciprocal.default, _aten.rsqrt.default), _computed(Kind.POSITIVE, Kind.POSITIVE)),
+    _aten.abs.default: _at_least(Kind.NONNEGATIVE, Kind.FINITE),
+    _aten.relu.default: _at_least(Kind.NONNEGATIVE, Kind.BELOW),
+    **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
+    **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _subtracted),
+    **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _multiplied),
+    **dict.fromkeys((_aten.div.Tensor, _aten.div.Scalar), _divided),
+    _aten.pow.Tensor_Scalar: _powered,
+    _aten.clamp.default: _clamped("min"),
+    _aten.clamp_min.default: _clamped("min"),
+    _aten.hardtanh.default: _clamped("min_val"),
+    **dict.fromkeys(
+        (_aten.amax.default, _aten.maximum.default, _aten.max_pool2d_with_indices.default), _largest
+    ),
+}

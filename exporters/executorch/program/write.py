@@ -1,0 +1,62 @@
+"""The one place that talks to ExecuTorch's program format: captured graph in, bytes of a .pte out.
+
+The program is written directly, not by ``executorch.exir``, which would trace the graph three times more: our order
+of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`.xnnpack`), our memory plan (:mod:`.plan`). It has one
+method, ``forward``; inputs and outputs are those of the captured function, in order, in memory that the caller gives.
+Equal functions give equal bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from edgefl.contract.tensors import TensorSpec
+from exporters.bundle.artifact import Artifact
+from exporters.capture.trace import Captured
+from exporters.capture.unsupported import check_floats
+from exporters.executorch.graph import lowered
+from exporters.executorch.program.emit import Program, emit
+from exporters.executorch.program.inplace import in_place
+from exporters.executorch.program.keep import end_of_forward, recomputed
+from exporters.executorch.program.missing import check
+from exporters.executorch.program.partition import steps_of
+from exporters.sources.blob import program_nodes
+
+RUNTIME_BYTES = 3_800_000
+"""What ExecuTorch and XNNPACK take for the first program."""
+VALUE_BYTES = 1500
+"""What XNNPACK keeps about each value of a delegate and the node that makes it."""
+
+
+def to_executorch(captured: Captured, *, lean: bool = True) -> Artifact:
+    """``captured`` as a program of ExecuTorch 1.5. Raises ExportError naming the op, the module and the source line
+    of an op without a kernel.
+
+    Not ``lean``: everything is kept from forward to backward pass and the workspace grows as it may, to compare with.
+    """
+    check_floats(captured)
+    module = lowered(captured)
+    if lean:
+        recomputed(module, end_of_forward(captured, module))
+    steps = steps_of(module)
+    check(captured, module, steps)
+    program = emit(module, steps, captured.inputs, captured.outputs, reserve=lean)
+    written = in_place(captured, module, steps)
+    nodes = program_nodes(captured, module.graph, program.instructions)
+    return Artifact(program.model, planned_bytes(captured, program, written), written, nodes)
+
+
+def planned_bytes(captured: Captured, program: Program, written: Collection[str]) -> int:
+    """Bytes over the idle process that one call needs: its program, its arena, XNNPACK's workspace, inputs and outputs.
+
+    State that is not written in place has two arrays.
+    """
+    inputs = sum(_bytes(spec) for spec in captured.inputs.values())
+    outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
+    own = program.arena_bytes + program.workspace_bytes + len(program.model)
+    return own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize

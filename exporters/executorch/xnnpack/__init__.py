@@ -1,0 +1,1 @@
+"""Regions of a graph for ExecuTorch's XNNPACK delegate."""

@@ -1,0 +1,148 @@
+"""Element-wise ops and softmax on XNNPACK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
+from torch import fx
+
+from exporters.executorch.xnnpack.builder import Builder
+from exporters.executorch.xnnpack.emitter import Emitter, argument, shape_of
+
+_aten = torch.ops.aten
+
+
+def _binary(op: Any, swapped: bool = False) -> Emitter:
+    def emit(builder: Builder, node: fx.Node) -> None:
+        first, second = node.args[:2]
+        if swapped:
+            first, second = second, first
+        low, high = _operands(builder, node, first, second)
+        builder.add(op(low, high, builder.result(node).id, 0))
+
+    return Emitter(emit, _is_binary)
+
+
+def _operands(builder: Builder, node: fx.Node, first: Any, second: Any) -> tuple[int, int]:
+    return builder.id(first), builder.id(second)
+
+
+def _is_binary(node: fx.Node) -> bool:
+    """Operands that are tensors or numbers, and no factor beside them."""
+    numbers = all(isinstance(item, (fx.Node, int, float)) for item in node.args[:2])
+    factor = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+    return numbers and factor == 1 and not node.kwargs.get("rounding_mode")
+
+
+def _unary(op: Any) -> Emitter:
+    def emit(builder: Builder, node: fx.Node) -> None:
+        builder.add(op(builder.id(node.args[0]), builder.result(node).id, 0))
+
+    return Emitter(emit)
+
+
+def _clamped(bounds: Callable[[fx.Node], tuple[Any, Any]]) -> Emitter:
+    def emit(builder: Builder, node: fx.Node) -> None:
+        low, high = bounds(node)
+        builder.add(xnn.XNNClamp(builder.id(node.args[0]), builder.result(node).id, 0), low, high)
+
+    def accepts(node: fx.Node) -> bool:
+        low, high = bounds(node)
+        return (low is not None or high is not None) and (low is None or high is None or low < high)
+
+    return Emitter(emit, accepts)
+
+
+def _power(builder: Builder, node: fx.Node) -> None:
+    source, exponent = builder.id(node.args[0]), float(node.args[1])  # type: ignore[arg-type]
+    out = builder.result(node).id
+    if exponent == 3.0:
+        square = builder.value(shape_of(node))
+        builder.add(xnn.XNNSquare(source, square.id, 0))
+        builder.add(xnn.XNNMultiply(square.id, source, out, 0))
+    elif exponent == -2.0:
+        square = builder.value(shape_of(node))
+        builder.add(xnn.XNNSquare(source, square.id, 0))
+        builder.add(xnn.XNNDiv(builder.number(1.0).id, square.id, out, 0))
+    elif exponent == -1.0:
+        builder.add(xnn.XNNDiv(builder.number(1.0).id, source, out, 0))
+    else:
+        builder.add(_POWERS[exponent](source, out, 0))
+
+
+_POWERS = {
+    2.0: xnn.XNNSquare,
+    0.5: xnn.XNNSquareRoot,
+    -0.5: xnn.XNNReciprocalSquareRoot,
+    1.0: xnn.XNNCopy,
+}
+
+
+def _is_power(node: fx.Node) -> bool:
+    return isinstance(node.args[1], (int, float)) and float(node.args[1]) in (*_POWERS, 3.0, -1.0, -2.0)
+
+
+def _reciprocal(builder: Builder, node: fx.Node) -> None:
+    builder.add(xnn.XNNDiv(builder.number(1.0).id, builder.id(node.args[0]), builder.result(node).id, 0))
+
+
+def _gelu(builder: Builder, node: fx.Node) -> None:
+    builder.add(xnn.XNNGelu(builder.id(node.args[0]), builder.result(node).id, 0))
+
+
+def _is_softmax(node: fx.Node) -> bool:
+    rank = len(shape_of(node))
+    return rank > 0 and node.args[1] % rank == rank - 1 and node.args[2] is False  # type: ignore[operator]
+
+
+def _bounds(node: fx.Node) -> tuple[Any, Any]:
+    return argument(node, "min"), argument(node, "max")
+
+
+def _hard_bounds(node: fx.Node) -> tuple[Any, Any]:
+    return argument(node, "min_val"), argument(node, "max_val")
+
+
+EMITTERS: dict[Any, Emitter] = {
+    _aten.add.Tensor: _binary(xnn.XNNAdd),
+    _aten.add.Scalar: _binary(xnn.XNNAdd),
+    _aten.sub.Tensor: _binary(xnn.XNNSubtract),
+    _aten.sub.Scalar: _binary(xnn.XNNSubtract),
+    _aten.rsub.Scalar: _binary(xnn.XNNSubtract, swapped=True),
+    _aten.mul.Tensor: _binary(xnn.XNNMultiply),
+    _aten.mul.Scalar: _binary(xnn.XNNMultiply),
+    _aten.div.Tensor: _binary(xnn.XNNDiv),
+    _aten.div.Scalar: _binary(xnn.XNNDiv),
+    _aten.maximum.default: _binary(xnn.XNNMaximum),
+    _aten.minimum.default: _binary(xnn.XNNMinimum),
+    _aten.abs.default: _unary(xnn.XNNAbs),
+    _aten.neg.default: _unary(xnn.XNNNegate),
+    _aten.ceil.default: _unary(xnn.XNNCeiling),
+    _aten.floor.default: _unary(xnn.XNNFloor),
+    _aten.exp.default: _unary(xnn.XNNExp),
+    _aten.log.default: _unary(xnn.XNNLog),
+    _aten.sqrt.default: _unary(xnn.XNNSquareRoot),
+    _aten.rsqrt.default: _unary(xnn.XNNReciprocalSquareRoot),
+    _aten.tanh.default: _unary(xnn.XNNTanh),
+    _aten.sigmoid.default: _unary(xnn.XNNSigmoid),
+    _aten.sin.default: _unary(xnn.XNNSin),
+    _aten.cos.default: _unary(xnn.XNNCos),
+    _aten.clone.default: _unary(xnn.XNNCopy),
+    _aten.gelu.default: Emitter(_gelu, lambda node: argument(node, "approximate") == "none"),
+    _aten.relu.default: _clamped(lambda node: (0.0, None)),
+    _aten.clamp.default: _clamped(_bounds),
+    _aten.clamp_min.default: _clamped(lambda node: (node.args[1], None)),
+    _aten.clamp_max.default: _clamped(lambda node: (None, node.args[1])),
+    _aten.hardtanh.default: _clamped(_hard_bounds),
+    _aten.pow.Tensor_Scalar: Emitter(_power, _is_power),
+    _aten.reciprocal.default: Emitter(_reciprocal),
+    _aten._softmax.default: Emitter(
+        lambda builder, node: builder.add(
+            xnn.XNNSoftmax(builder.id(node.args[0]), builder.result(node).id, 0)
+        ),
+        _is_softmax,
+    ),
+}

@@ -1,0 +1,1 @@
+"""The memory of a graph: used, predicted, and traded for time by recomputation."""

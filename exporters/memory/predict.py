@@ -1,0 +1,229 @@
+"""How much memory a device needs to run a captured graph, before anything is exported or run.
+
+:func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes in
+place, the buffers of state that the device binds, and its arena (:mod:`exporters.memory.arena`). What it needs
+beside tensors
+is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells prediction and
+measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. A budget has to have room for
+this and for the bound :func:`exporters.memory.recompute.peak_bytes`, which mostly is more.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+from torch import fx
+
+from edgefl.contract.tensors import role_of
+from exporters.capture.trace import Captured
+from exporters.memory.arena import Arena
+from exporters.memory.usage import PRODUCTS, has_many, rewritable, size, timeline, workspace
+
+LOAD_BYTES, LOAD_NODE_BYTES = 11.4e6, 4400
+"""While a graph is loaded: onnxruntime's code for that, and what is made of each node. The code is let go of again."""
+RUN_BYTES, NODE_BYTES = 0.3e6, 4400
+"""While a loaded graph runs: what has been loaded for good, and the nodes."""
+ARENA_SHARE = 0.05
+"""Of the arena: buffers of the kernels, and what lies in other places than we predict."""
+AGENT_BYTES = 0.8e6
+"""A round around the graph: what other graphs have left, the store, decompression, a batch being put together."""
+
+_aten = torch.ops.aten
+# Those that onnxruntime replaces by a new node, which then counts as later than all others.
+_REPLACED = frozenset({_aten.mm.default, _aten.addmm.default})
+_SUM = _aten.add.Tensor
+# Those that onnxruntime's kernels compute in place; its arithmetic does not, nor do Exp, Log and their like.
+_IN_PLACE = frozenset(
+    {
+        _aten.relu.default,
+        _aten.sigmoid.default,
+        _aten.tanh.default,
+        _aten.softplus.default,
+        _aten.leaky_relu.default,
+        _aten.elu.default,
+        _aten.hardsigmoid.default,
+        _aten.clamp.default,
+        _aten._softmax.default,
+        _aten._log_softmax.default,
+    }
+)
+# What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
+_FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
+# State moves between two sets of buffers: from the second step on, both are there.
+_STEPS = 2
+
+
+def predicted_peak(captured: Captured) -> int:
+    """Expected peak of resident memory, over the idle agent, of a round in which ``captured`` runs again and again."""
+    return int(predicted_alone(captured) + AGENT_BYTES)
+
+
+def predicted_alone(captured: Captured) -> int:
+    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded."""
+    run = _Run(captured)
+    loading = LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls)
+    running = run.bound + (1 + ARENA_SHARE) * run.arena_bytes() + RUN_BYTES + NODE_BYTES * len(run.calls)
+    return int(max(loading, running))
+
+
+class _Run:
+    """One graph as onnxruntime runs it."""
+
+    def __init__(self, captured: Captured) -> None:
+        line = timeline(captured.module)
+        self.calls = [node for node in line.nodes if node.op == "call_function"]
+        self._position = line.position
+        result = next(node for node in line.nodes if node.op == "output")
+        returned: tuple[fx.Node, ...] = result.args[0]  # type: ignore[assignment]
+        named = list(zip(captured.outputs, returned, strict=True))
+        self._state = {
+            node for name, node in named if role_of(name) == "state" and node.op == "call_function"
+        }
+        kept = rewritable(captured)
+        in_place = {node for name, node in named if name in kept}
+        self._outputs = {node for _, node in named}
+        self._products = _through_transposes(self.calls)
+        self._owner = {node: self._root(line.owner, node) for node in line.nodes}
+        constants = _constants(self.calls)
+        given = sum(size(node) for node in line.nodes if node.op in ("placeholder", "get_attr"))
+        # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
+        second = self._state - in_place
+        left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
+        self.bound = given + left + sum(size(node) for node in constants)
+        self._elsewhere = self._state | constants
+
+    def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
+        """The node whose memory ``node`` has; transposes that products take in have none of their own."""
+        while True:
+            above = owner[node] if owner[node] is not node else self._products.get(node, node)
+            if above is node or node in self._outputs:
+                return node
+            node = above
+
+    def arena_bytes(self) -> int:
+        """What the arena has touched after a few runs."""
+        order, arena = self._order(), Arena()
+        ends = self._ends(order)
+        for _ in range(_STEPS):
+            held: dict[fx.Node, int] = {}
+            for node in order:
+                self._execute(node, held, ends, arena)
+            for address in held.values():
+                arena.give(address)
+        return arena.touched
+
+    def _execute(
+        self, node: fx.Node, held: dict[fx.Node, int], ends: dict[fx.Node, fx.Node], arena: Arena
+    ) -> None:
+        reads = list(dict.fromkeys(self._owner[value] for value in node.all_input_nodes))
+        dying = [value for value in reads if ends.get(value) is node and value in held]
+        for made in self._made(node):
+            same = [value for value in dying if size(value) == size(made) and _in_place(made, value)]
+            if same:
+                held[made] = held.pop(same[0])
+                dying.remove(same[0])
+            else:
+                held[made] = arena.take(size(made))
+        for address in [arena.take(count) for count in _buffers(node)]:
+            arena.give(address)
+        unread = [node] if node not in ends and node in held and node not in self._outputs else []
+        for value in [*dying, *unread]:
+            arena.give(held.pop(value))
+
+    def _made(self, node: fx.Node) -> list[fx.Node]:
+        """The values in the arena that ``node`` computes: the parts of several are there before its inputs are let go."""
+        if has_many(node):
+            return [part for part in node.users if self._in_arena(part)]
+        return [node] if self._in_arena(node) and node.target is not operator.getitem else []
+
+    def _in_arena(self, node: fx.Node) -> bool:
+        return self._owner[node] is node and node not in self._elsewhere and size(node) > 0
+
+    def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+        """The last reader of each memory; none for outputs."""
+        ends = {self._owner[value]: node for node in order for value in node.all_input_nodes}
+        return {value: node for value, node in ends.items() if value not in self._outputs}
+
+    def _order(self) -> list[fx.Node]:
+        """Depth first from the nodes that no node reads, the last one first; of its inputs, the latest first."""
+        leaves = [node for node in self.calls if not any(user.op == "call_function" for user in node.users)]
+        stack = [(node, False) for node in leaves]
+        seen: set[fx.Node] = set()
+        order: list[fx.Node] = []
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                inputs = {v for v in node.all_input_nodes if v.op == "call_function" and v not in seen}
+                stack += [(value, False) for value in sorted(inputs, key=self._rank)]
+        return order
+
+    def _rank(self, node: fx.Node) -> int:
+        """When the node comes in onnxruntime's list; a product, and a sum with one, is put anew at its end."""
+        node = self._source(node)
+        summed = [self._source(value) for value in node.all_input_nodes] if node.target is _SUM else []
+        later = any(value.target in _REPLACED for value in (node, *summed))
+        return self._position[node] + (len(self._position) if later else 0)
+
+    def _source(self, node: fx.Node) -> fx.Node:
+        """What a transpose that a product takes in is made of; any other node is its own."""
+        while node in self._products:
+            node = self._products[node]
+        return node
+
+
+def _in_place(node: fx.Node, value: fx.Node) -> bool:
+    """Whether ``node`` is computed in the memory of ``value``; a sum with a product becomes part of that product."""
+    return node.target in _IN_PLACE or (node.target is _SUM and value.target in _REPLACED)
+
+
+def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Transposes of matrices that become a flag of a product, and what they read."""
+    taken: dict[fx.Node, fx.Node] = {}
+    for node in calls:
+        if not _is_transpose(node):
+            continue
+        source = node.all_input_nodes[0]
+        behind = source.target in PRODUCTS or _is_transpose(source)
+        if behind or all(user.target in PRODUCTS or _is_transpose(user) for user in node.users):
+            taken[node] = source
+    return taken
+
+
+def _buffers(node: fx.Node) -> list[int]:
+    """Bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
+
+    A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
+    put them, of a whole image otherwise; one of single pixels multiplies the input as it is. A transposed one makes the
+    windows of its output, of a whole image and group, and adds them up.
+    """
+    if node.target is not _aten.convolution.default:
+        return [workspace(node) // 2] * 2 if workspace(node) else []
+    weight, stride, padding = node.args[1], node.args[3], node.args[4]
+    filters, depth, *window = weight.meta["val"].shape  # type: ignore[union-attr]
+    if node.args[6]:  # transposed: its weight counts the channels of the input first
+        positions = math.prod(node.args[0].meta["val"].shape[2:])  # type: ignore[union-attr]
+        return [_FLOAT * depth * math.prod(window) * positions]
+    if {*window, *stride} == {1} and not any(padding):  # type: ignore[misc,arg-type]
+        return []
+    places, groups = math.prod(node.meta["val"].shape[2:]), int(node.args[8])  # type: ignore[call-overload]
+    whole = places * depth * math.prod(window)
+    return [_FLOAT * whole if filters // groups > places else _CONVOLUTION_SLICE]
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    return node.target is _aten.permute.default and node.meta["val"].ndim == 2
+
+
+def _constants(calls: list[fx.Node]) -> set[fx.Node]:
+    """Nodes that depend on no input: computed when the graph is loaded, and kept."""
+    found: set[fx.Node] = set()
+    for node in calls:
+        if all(value.op == "get_attr" or value in found for value in node.all_input_nodes):
+            found.add(node)
+    return found

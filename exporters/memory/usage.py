@@ -1,0 +1,219 @@
+"""How many bytes of tensors a captured graph holds while each of its nodes runs, as a runtime executes it in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from edgefl.contract.tensors import role_of
+from exporters.capture.ordering import AFTER
+from exporters.capture.trace import Captured
+
+_aten = torch.ops.aten
+
+# Same memory, another shape.
+_VIEWS = frozenset(
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.reshape.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        AFTER,
+    }
+)
+
+_SLICE = _aten.slice.Tensor
+PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
+_MOVES = frozenset({_aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.clone.default})
+_FACTORS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar})
+_ARITHMETIC = _FACTORS | {
+    _aten.add.Tensor,
+    _aten.add.Scalar,
+    _aten.sub.Tensor,
+    _aten.sub.Scalar,
+    _aten.where.self,
+}
+# They read the shape of their first argument, which the file holds.
+_SHAPED = frozenset(
+    {
+        _aten.full_like.default,
+        _aten.empty_like.default,
+        _aten.zeros_like.default,
+        _aten.ones_like.default,
+        _aten.new_zeros.default,
+        _aten.new_ones.default,
+        _aten.new_full.default,
+        _aten.new_empty.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Nodes in execution order, and for each the node that owns its memory and the positions that read this memory.
+
+    ``live[i]`` is the number of bytes held while node ``i`` runs: graph inputs always, outputs until the end. Of an op
+    with several results, each belongs to the node that takes it out, and ends by itself.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    position: dict[fx.Node, int]
+    owner: dict[fx.Node, fx.Node]
+    reads: dict[fx.Node, list[int]]
+    live: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        return max(self.live)
+
+
+def timeline(module: fx.GraphModule) -> Timeline:
+    nodes = tuple(module.graph.nodes)
+    position = {node: index for index, node in enumerate(nodes)}
+    owner: dict[fx.Node, fx.Node] = {}
+    reads: dict[fx.Node, list[int]] = {}
+    for index, node in enumerate(nodes):
+        owner[node] = owner[node.args[0]] if _shares(node) else node  # type: ignore[index]
+        reads[node] = []
+        for value in node.all_input_nodes:
+            reads[owner[value]].append(index)
+    return Timeline(nodes, position, owner, reads, _live(nodes, owner, reads))
+
+
+def _shares(node: fx.Node) -> bool:
+    """Whether ``node`` takes no memory of its own. The export merges slices of slices to the last one."""
+    if node.op != "call_function":
+        return False
+    merged = node.target is _SLICE and [user.target for user in node.users] == [_SLICE]
+    return merged or node.target in _VIEWS
+
+
+def has_many(node: fx.Node) -> bool:
+    """Whether the op of ``node`` has several results."""
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
+def size(node: fx.Node) -> int:
+    """Bytes of the tensors that ``node`` makes."""
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, tuple | list) else [value]
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def rewritable(captured: Captured) -> tuple[str, ...]:
+    """State whose new value may be written over the old one, in whatever order onnxruntime runs the graph.
+
+    Whatever reads the old value leads to the new one, so it has been read by then: also where nodes are fused, whose
+    inputs are then read later (a transpose becomes part of a product). Products make a tensor of their own: who reads
+    that does not read the old value. And what onnxruntime may fuse with the last node, so that one kernel reads the old
+    value and writes the new one, goes entry by entry.
+    """
+    [result] = [node for node in captured.module.graph.nodes if node.op == "output"]
+    nodes = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
+    given = dict(zip(captured.inputs, nodes, strict=True))
+    made: dict[str, fx.Node] = dict(zip(captured.outputs, result.args[0], strict=True))  # type: ignore[arg-type]
+    both = [name for name in given if role_of(name) == "state" and name in made]
+    return tuple(
+        name
+        for name in both
+        if captured.inputs[name] == captured.outputs[name]
+        and _is_read_before(given[name], made[name])
+        and not _is_read_within(given[name], made[name])
+    )
+
+
+def _is_read_before(old: fx.Node, new: fx.Node) -> bool:
+    """Whether ``new`` is made of the elements of ``old`` one by one, and all that reads ``old`` leads to it."""
+    if new.op != "call_function" or not is_pointwise(new):
+        return False
+    before = _behind(new)
+    seen: set[fx.Node] = set()
+    waiting = [old]
+    while waiting:
+        node = waiting.pop()
+        for user in set(node.users) - seen - {new}:
+            if user.op == "output" and is_pointwise(node):
+                continue  # given out as it was made, beside the old value
+            if user not in before:
+                return False
+            seen.add(user)
+            if user.target not in PRODUCTS:
+                waiting.append(user)
+    return True
+
+
+def _is_read_within(old: fx.Node, new: fx.Node) -> bool:
+    """Whether an op that is more than arithmetic reads ``old`` and may become one kernel with ``new``: all that it makes
+    is for ``new`` alone."""
+    own = {new}
+    odd: set[fx.Node] = set()
+    for node in reversed(new.graph.nodes):
+        if node.op != "call_function" or not node.users or not own.issuperset(node.users):
+            continue
+        own.add(node)
+        if node.target not in _ARITHMETIC or not odd.isdisjoint(node.users):
+            odd.add(node)
+    return any(_is_old(value, old) for node in odd for value in node.all_input_nodes)
+
+
+def _is_old(node: fx.Node, old: fx.Node) -> bool:
+    """Whether ``node`` is ``old``, or ``old`` seen through what a kernel takes in: another order or shape, a factor."""
+    if node is old:
+        return True
+    through = node.target in _VIEWS or node.target in _MOVES or node.target in _FACTORS
+    return through and any(_is_old(value, old) for value in node.all_input_nodes)
+
+
+def _behind(node: fx.Node) -> set[fx.Node]:
+    """What ``node`` is computed from. Where only a shape is read nothing has to be there by then."""
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        taken = waiting.pop()
+        if taken.target in _SHAPED:
+            continue
+        fresh = [value for value in taken.all_input_nodes if value not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
+
+
+def _live(
+    nodes: Sequence[fx.Node], owner: dict[fx.Node, fx.Node], reads: dict[fx.Node, list[int]]
+) -> tuple[int, ...]:
+    ends: dict[int, int] = {}
+    held = sum(size(node) for node in nodes if node.op in ("placeholder", "get_attr"))
+    live = []
+    for index, node in enumerate(nodes):
+        if node.op == "call_function" and owner[node] is node:
+            new = size(node)
+            dying = [v for v in {owner[a] for a in node.all_input_nodes} if _dies(v, index, reads)]
+            in_place = is_pointwise(node) and any(size(value) == new for value in dying)
+            live.append(held + (0 if in_place else new) + workspace(node))
+            if not has_many(node):
+                held += new
+                last = reads[node][-1] if reads[node] else index
+                ends[last] = ends.get(last, 0) + new
+        else:
+            live.append(held)
+        held -= ends.pop(index, 0)
+    return tuple(live)
+
+
+def workspace(node: fx.Node) -> int:
+    """What an op needs while it runs: onnxruntime's Where fills a tensor for each choice, then merges them."""
+    return 2 * size(node) if node.target is _aten.where.self else 0
+
+
+def _dies(value: fx.Node, index: int, reads: dict[fx.Node, list[int]]) -> bool:
+    return value.op == "call_function" and reads[value][-1] == index
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether each entry of the result depends on the same entry of each argument alone."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())

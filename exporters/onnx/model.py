@@ -1,0 +1,232 @@
+"""The one place that talks to torch.onnx: captured graph in, bytes of an ONNX model out.
+
+The bytes hold standard ops of the default domain, no weights (they are graph inputs), the port names and static
+shapes of the function, and nothing of the machine that made them: equal functions give equal bytes. The
+optimizer of torch.onnx stays off, because it folds and renames; the few clean-ups below touch constants only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import PassManager
+from onnx_ir.passes import common as passes
+from torch.export import ExportedProgram
+
+try:
+    from torch.onnx._internal.exporter import _decomp
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+except ImportError:  # private, so they may move
+    _decomp = ONNXRegistry = None
+
+from edgefl.wire.errors import ExportError
+from exporters.capture.cached_tables import Change, changed
+from exporters.capture.trace import Captured, exported_program
+from exporters.capture.unsupported import check_complex, check_floats, unsupported
+from exporters.onnx.ops import OPSET, TRANSLATIONS
+from exporters.onnx.peephole import merge_chains
+
+# The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
+IR_VERSION = 9
+REWRITTEN = ".next"
+
+# What torch.onnx works out again for each export; private, so each may move.
+_COLLECT = "create_onnx_friendly_decomposition_table"
+_OpSignature = getattr(getattr(ir, "schemas", None), "OpSignature", None)
+_collect = getattr(_decomp, _COLLECT, None)
+_from_torchlib = getattr(ONNXRegistry, "from_torchlib", None)
+_from_op_schema = getattr(_OpSignature, "from_op_schema", None)
+_signatures: dict[tuple[str, str, int], Any] = {}
+
+
+def to_onnx(captured: Captured) -> bytes:
+    """The graph as a serialized ONNX model with the inputs and outputs of ``captured``, in order.
+
+    Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
+    """
+    check_floats(captured)
+    model = _translate(captured)
+    _clean(model)
+    _separate_outputs(model.graph)
+    _name_ports(captured, model)
+    _name_the_rest(model)
+    proto = ir.to_proto(model)
+    _check(captured, proto)
+    check_complex(captured, proto)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _translate(captured: Captured) -> ir.Model:
+    program = exported_program(captured)
+    try:
+        return _export(program, decomposed=True)
+    except torch.onnx.errors.OnnxExporterError:
+        pass  # an op outside the core set: let torch.onnx decompose it, which traces once more
+    try:
+        return _export(program, decomposed=False)
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise unsupported(captured, error) from error
+
+
+def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
+    if decomposed:
+        program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
+    else:
+        del program.run_decompositions
+    with changed(*_known(decomposed)), _quiet():
+        exported = torch.onnx.export(
+            program,
+            opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
+            optimize=False,
+            verbose=False,
+        )
+    assert exported is not None
+    return exported.model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx warns about every missing package and node annotation; none of it concerns the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _known(decomposed: bool) -> Iterator[Change]:
+    """torch.onnx reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's
+    time. A graph of core ops needs none of the decompositions that it collects, and no op that came with a later import.
+    """
+    yield Change(_OpSignature, "from_op_schema", staticmethod(_signature))
+    if decomposed:
+        yield Change(ONNXRegistry, "from_torchlib", staticmethod(_registry))
+        yield Change(_decomp, _COLLECT, _no_decompositions(threading.get_ident()))
+
+
+def _no_decompositions(thread: int) -> Callable[[object], object]:
+    """For the thread that exports; what else runs in this process collects its own."""
+    return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
+
+
+def _registry(**options: int) -> Any:
+    """A registry for one export, which adds translations to it."""
+    known = _torchlib(**options)
+    own = copy.copy(known)
+    own.functions = {op: list(functions) for op, functions in known.functions.items()}
+    return own
+
+
+@functools.cache
+def _torchlib(**options: int) -> Any:
+    return _from_torchlib(**options)
+
+
+def _signature(schema: onnx.defs.OpSchema) -> Any:
+    key = (schema.domain, schema.name, schema.since_version)
+    if key not in _signatures:
+        _signatures[key] = _from_op_schema(schema)
+    return _signatures[key]
+
+
+def _clean(model: ir.Model) -> None:
+    """Drop copies, repeated constants and everything that describes the exporting machine."""
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
+    merge_chains(model.graph)
+    PassManager(
+        [
+            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            passes.DeduplicateInitializersPass(),
+            passes.CommonSubexpressionEliminationPass(),
+            passes.RemoveUnusedNodesPass(),
+            passes.TopologicalSortPass(),
+            passes.ClearMetadataAndDocStringPass(),
+        ]
+    )(model)
+    model.producer_name = "edgefl"
+    model.producer_version = None
+    model.ir_version = IR_VERSION
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """One value per output: the clean-ups merge equal values, which outputs may be, but need not share."""
+    seen: set[ir.Value] = set()
+    for index, value in enumerate(graph.outputs):
+        if value in seen or value in graph.inputs:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].dtype, copy.outputs[0].shape = value.dtype, value.shape
+            graph.append(copy)
+            graph.outputs[index] = copy.outputs[0]
+        seen.add(graph.outputs[index])
+
+
+def output_names(captured: Captured) -> tuple[str, ...]:
+    """Names of the model's outputs, in the order of the ports.
+
+    ONNX gives every value of a graph its own name, so a port that is both read and written (state) cannot have
+    one name for both: the output carries a suffix then. Runtimes therefore match outputs by position.
+    """
+    return tuple(name + REWRITTEN if name in captured.inputs else name for name in captured.outputs)
+
+
+def _name_ports(captured: Captured, model: ir.Model) -> None:
+    for value, name in zip(model.graph.inputs, captured.inputs, strict=True):
+        value.name = name
+    specs = captured.outputs.values()
+    for value, name, spec in zip(model.graph.outputs, output_names(captured), specs, strict=True):
+        value.name = name
+        value.shape = ir.Shape(spec.shape)
+
+
+def _name_the_rest(model: ir.Model) -> None:
+    """Short names by position: the names of the trace are long and say nothing to a device."""
+    ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    constants = list(model.graph.initializers.values())
+    model.graph.initializers.clear()
+    for index, value in enumerate(constants):
+        value.name = f"c{index}"
+        model.graph.initializers[value.name] = value
+    count = 0
+    for index, node in enumerate(model.graph):
+        node.name = f"{node.op_type}_{index}"
+        for value in node.outputs:
+            if id(value) not in ports and value.name:
+                value.name = f"v{count}"
+                count += 1
+
+
+def _check(captured: Captured, proto: onnx.ModelProto) -> None:
+    """What must hold for every model that leaves this file; a failure is our bug, told plainly."""
+    inputs = [value.name for value in proto.graph.input]
+    outputs = [value.name for value in proto.graph.output]
+    domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}
+    weights = [value.name for value in proto.graph.initializer if value.name in captured.inputs]
+    if (
+        inputs != list(captured.inputs)
+        or outputs != list(output_names(captured))
+        or domains - {""}
+        or weights
+    ):
+        raise ExportError(
+            f"the ONNX form of function {captured.name!r} lost its ports, folded a weight or uses custom ops "
+            f"(domains {sorted(domains)}); report this with the function's source",
+            function=captured.name,
+        )

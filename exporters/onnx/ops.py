@@ -1,0 +1,190 @@
+"""ONNX forms of core ops for which torch.onnx has none, a wrong one, or a long-winded one.
+
+Shapes are static, so a view is one Reshape and a slice one Slice with constant arguments. Each function takes the
+arguments of the aten op it stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+
+from exporters.capture.ordering import AFTER
+from exporters.decompositions import recurrent
+from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.pooling import end_padding
+
+OPSET = 18
+
+_aten = torch.ops.aten
+_END = 2**62
+Value = Any  # a tensor of the graph under construction
+
+
+def _ints(values: Sequence[int]) -> Value:
+    return op.Constant(
+        value_ints=ir.AttrInt64s("value_ints", list(values))
+    )  # typed, as the list may be empty
+
+
+def _scalar(like: Value, value: float) -> Value:
+    """A number in the dtype of ``like``."""
+    return op.Constant(value=ir.tensor(value, dtype=like.dtype))
+
+
+def _pads(x: Value, padding: Sequence[int]) -> list[int]:
+    """aten: pairs from the last axis on; ONNX: all beginnings, then all ends."""
+    rest = [0] * (len(x.shape) - len(padding) // 2)
+    return [*rest, *padding[-2::-2], *rest, *padding[::-2]]
+
+
+def view(x: Value, size: Sequence[int]) -> Value:
+    return op.Reshape(x, _ints(size))
+
+
+def expand(x: Value, size: Sequence[int], implicit: bool = False) -> Value:
+    # ONNX broadcasts both ways: 1 keeps a size as aten's -1 does.
+    return op.Expand(x, _ints([1 if length == -1 else length for length in size]))
+
+
+def slice_(x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
+    return op.Slice(
+        x, _ints([start or 0]), _ints([_END if end is None else end]), _ints([dim]), _ints([step])
+    )
+
+
+def unsqueeze(x: Value, dim: int) -> Value:
+    return op.Unsqueeze(x, _ints([dim]))
+
+
+def permute(x: Value, dims: Sequence[int]) -> Value:
+    rank = len(dims)
+    return op.Transpose(x, perm=[dim % rank for dim in dims])
+
+
+def flip(x: Value, dims: Sequence[int]) -> Value:
+    count = len(dims)
+    return op.Slice(x, _ints([-1] * count), _ints([-_END] * count), _ints(dims), _ints([-1] * count))
+
+
+def bmm(x: Value, y: Value) -> Value:
+    return op.MatMul(x, y)
+
+
+def batch_norm(
+    x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    """(y, batch mean, 1 / sqrt(batch variance + eps)) as BatchNormalization in training mode.
+
+    With momentum 0 the node's running statistics are those of the batch. onnxruntime writes them over the
+    statistics that go in, so these must be arrays that nobody else reads: some values of x, times the weight to
+    tell two norms of one x apart. Their values play no part.
+    """
+    rank = len(x.shape)
+    spatial = [0, *range(2, rank)]
+    mine = op.Reshape(
+        op.Slice(x, _ints([0] * (rank - 1)), _ints([1] * (rank - 1)), _ints(spatial)), _ints([-1])
+    )
+    mine = op.Abs(mine) if weight is None else op.Mul(mine, weight)
+    scale = op.Expand(_scalar(x, 1.0), _ints([x.shape[1]])) if weight is None else weight
+    shift = op.Expand(_scalar(x, 0.0), _ints([x.shape[1]])) if bias is None else bias
+    out, mean, variance = op.BatchNormalization(
+        x, scale, shift, mine, op.Neg(mine), epsilon=eps, momentum=0.0, training_mode=1
+    )
+    return out, mean, op.Reciprocal(op.Sqrt(op.Add(variance, _scalar(x, eps))))
+
+
+def frozen_batch_norm(
+    x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    """BatchNormalization in inference mode; nobody reads the two saved statistics, which aten leaves empty."""
+    scale = op.Expand(_scalar(x, 1.0), _ints([x.shape[1]])) if weight is None else weight
+    shift = op.Expand(_scalar(x, 0.0), _ints([x.shape[1]])) if bias is None else bias
+    out = op.BatchNormalization(x, scale, shift, mean, var, epsilon=eps)
+    return out, op.Identity(mean), op.Identity(var)
+
+
+def max_pool2d(
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value]:
+    """MaxPool and its positions. ONNX counts them through the whole tensor, aten within the plane.
+
+    Never in ceil mode, which runtimes take to let a window begin behind the input: padded to aten's size instead.
+    """
+    kernel, padding, dilation = (per_axis(v, 2) for v in (kernel, padding, dilation))
+    stride = per_axis(stride, 2) if stride else kernel
+    *planes, height, width = x.shape
+    count, area = math.prod(planes), height * width
+    axes = zip((height, width), kernel, stride, padding, dilation, strict=True)
+    out, place = op.MaxPool(
+        op.Reshape(x, _ints([1, count, height, width])) if len(planes) == 1 else x,
+        kernel_shape=kernel,
+        strides=stride,
+        pads=[*padding, *(end_padding(*axis, ceil_mode) for axis in axes)],
+        dilations=dilation,
+    )
+    if len(planes) == 1:
+        out, place = op.Squeeze(out, _ints([0])), op.Squeeze(place, _ints([0]))
+    starts = op.Range(*(op.Constant(value_int=number) for number in (0, count * area, area)))
+    return out, op.Sub(place, op.Reshape(starts, _ints([*planes, 1, 1])))
+
+
+def refused(*arguments: Value, **options: Any) -> Value:
+    """In place of a form of torch.onnx that is wrong: what no rule has rewritten is told as unsupported."""
+    raise NotImplementedError("its form in torch.onnx is known to be wrong")
+
+
+def after(x: Value, trigger: Value) -> Value:
+    """x reshaped to its own shape, which is its sizes plus 0 times something of the trigger: a dependence, no copy."""
+    first = op.Slice(op.Reshape(trigger, _ints([-1])), _ints([0]), _ints([1]))
+    nothing = op.Mul(op.Cast(op.IsNaN(first), to=ir.DataType.INT64), _ints([0]))
+    return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
+
+
+def reflection_pad(x: Value, padding: Sequence[int]) -> Value:
+    return op.Pad(x, _ints(_pads(x, padding)), mode="reflect")
+
+
+def replication_pad(x: Value, padding: Sequence[int]) -> Value:
+    return op.Pad(x, _ints(_pads(x, padding)), mode="edge")
+
+
+def prod(x: Value, dims: Sequence[int] | None = None, *, output_dtype: int = 0) -> Value:
+    return op.ReduceProd(x, _ints(range(len(x.shape)) if dims is None else dims), keepdims=0)
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    _aten.view.default: view,
+    _aten._unsafe_view.default: view,
+    _aten.reshape.default: view,
+    _aten.expand.default: expand,
+    _aten.slice.Tensor: slice_,
+    _aten.unsqueeze.default: unsqueeze,
+    _aten.permute.default: permute,
+    _aten.flip.default: flip,
+    _aten.bmm.default: bmm,
+    _aten.max_pool2d_with_indices.default: max_pool2d,
+    _aten.as_strided.default: refused,
+    _aten.as_strided_scatter.default: refused,
+    AFTER: after,
+    _aten.reflection_pad1d.default: reflection_pad,
+    _aten.reflection_pad2d.default: reflection_pad,
+    _aten.reflection_pad3d.default: reflection_pad,
+    _aten.replication_pad1d.default: replication_pad,
+    _aten.replication_pad2d.default: replication_pad,
+    _aten.replication_pad3d.default: replication_pad,
+    torch.ops.prims.prod.default: prod,
+    _aten._native_batch_norm_legit.no_stats: batch_norm,
+    _aten._native_batch_norm_legit_no_training.default: frozen_batch_norm,
+    **recurrent.TRANSLATIONS,
+}

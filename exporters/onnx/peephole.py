@@ -1,0 +1,112 @@
+"""Small clean-ups of an ONNX graph that a lowering node by node leaves behind: chains that one node can say."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+_SLICE_INPUTS = 5
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+
+
+def merge_chains(graph: ir.Graph) -> None:
+    """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape: fewer copies and nodes.
+
+    A Reshape that waits for another value (see :mod:`exporters.capture.ordering`) goes on waiting: views behind it become
+    part of it.
+    """
+    for node in list(graph):
+        if node.op_type == "Slice":
+            _merge_slices(graph, node)
+        elif node.op_type in _VIEWS and not _join_waiting(graph, node) and node.op_type == "Reshape":
+            _merge_reshapes(node)
+    for node in graph:
+        if _delay(node) is not None:
+            _hide_shape(node.outputs[0])
+
+
+def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if before is None or before.op_type != "Slice" or _read_elsewhere(before, node):
+        return
+    first, second = _slice_arguments(before), _slice_arguments(node)
+    if first is None or second is None or set(first[2]) & set(second[2]):
+        return
+    joined = [_constant(graph, node, [*a, *b]) for a, b in zip(first, second, strict=True)]
+    node.replace_input_with(0, before.inputs[0])
+    for index, value in enumerate(joined, start=1):
+        node.replace_input_with(index, value)
+
+
+def _merge_reshapes(node: ir.Node) -> None:
+    """Allowed where the outer shape says everything itself: no 0, which copies a size of the inner result."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    shape = _integers(node.inputs[1])
+    if before is None or before.op_type != "Reshape" or shape is None or 0 in shape:
+        return
+    if _integers(before.inputs[1]) is not None:
+        node.replace_input_with(0, before.inputs[0])
+
+
+def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
+    """A view of a Reshape that waits becomes a Reshape that waits. Left behind it, runtimes would fuse the two."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    delay = _delay(before)
+    result = node.outputs[0]
+    if before is None or delay is None or result.shape is None or not result.shape.is_static():
+        return False
+    sizes = [int(size) for size in result.shape.numpy()]
+    if 0 in sizes:  # a Reshape would copy a size of its input
+        return False
+    shape = ir.node("Add", [_constant(graph, node, sizes), delay])
+    view = ir.node("Reshape", [before.inputs[0], shape.outputs[0]])
+    view.outputs[0].dtype, view.outputs[0].shape = result.dtype, result.shape
+    graph.insert_before(node, [shape, view])
+    result.replace_all_uses_with(view.outputs[0], replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    return True
+
+
+def _delay(node: ir.Node | None) -> ir.Value | None:
+    """Of a Reshape whose shape is constant sizes plus a computed value: that value."""
+    if node is None or node.op_type != "Reshape" or node.inputs[1] is None:
+        return None
+    add = node.inputs[1].producer()
+    if add is None or add.op_type != "Add" or _integers(add.inputs[0]) is None:
+        return None
+    return add.inputs[1] if _integers(add.inputs[1]) is None else None
+
+
+def _hide_shape(value: ir.Value) -> None:
+    """Leave only the rank: onnxruntime fuses Reshapes of known result, and would not wait then."""
+    if value.shape is not None and not value.is_graph_output():
+        value.shape = ir.Shape([None] * len(value.shape))
+
+
+def _read_elsewhere(node: ir.Node, reader: ir.Node) -> bool:
+    value = node.outputs[0]
+    return value.is_graph_output() or any(user is not reader for user in value.consumers())
+
+
+def _slice_arguments(node: ir.Node) -> tuple[list[int], ...] | None:
+    """Starts, ends, axes (not negative) and steps, if all are given as constants."""
+    lists = [_integers(value) for value in node.inputs[1:]]
+    rank = (
+        len(node.inputs[0].shape) if node.inputs[0] is not None and node.inputs[0].shape is not None else None
+    )
+    if len(node.inputs) != _SLICE_INPUTS or rank is None or any(item is None for item in lists):
+        return None
+    starts, ends, axes, steps = (list(item or ()) for item in lists)
+    return starts, ends, [axis % rank for axis in axes], steps
+
+
+def _integers(value: ir.Value | None) -> list[int] | None:
+    constant = value.const_value if value is not None else None
+    return None if constant is None else [int(item) for item in constant.numpy().reshape(-1)]
+
+
+def _constant(graph: ir.Graph, before: ir.Node, numbers: list[int]) -> ir.Value:
+    node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+    graph.insert_before(before, node)
+    node.outputs[0].const_value = ir.tensor(np.array(numbers, np.int64))
+    return node.outputs[0]

@@ -1,0 +1,1 @@
+"""Where each node of a bundle's graphs comes from."""

@@ -1,0 +1,1 @@
+"""Exported graphs beside torch, and how far rounding alone explains a difference."""

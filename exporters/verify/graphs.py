@@ -1,0 +1,245 @@
+"""Every exported graph runs once in the runtime it is meant for, beside torch, before anybody downloads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from edgefl.contract.program import Function
+from edgefl.wire.errors import ExportError
+from exporters.onnx.model import REWRITTEN
+from exporters.verify.rounding import Array, Rounding, distance
+
+# Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.
+RELATIVE = 1e-4
+# A tensor that is zero in exact arithmetic (a gradient behind batch norm) is rounding noise in both.
+ABSOLUTE = 1e-6
+# Where rounding decides, the graph may stray from float64 this many times as far as torch does in float32.
+FACTOR = 2.0
+# Kinks of deep models move torch's float32 by a percent. Where it strays further, relative to the largest entry, a
+# wrong formula would hide behind it.
+CEILING = 5e-2
+# Such an example shows little; another one may show all.
+ATTEMPTS = 3
+
+Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+"""A runtime with a graph in it: arrays by port name in, outputs in the order of the graph. Extra entries are ignored."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Largest error of each output, relative to its largest magnitude: beside torch or, if that is more than the
+    tolerance, beside a float64 run of the same function.
+
+    ``rounding`` has the outputs beyond the tolerance even then, with the relative error of torch's own float32 on the
+    same example: they are right as far as float32 can tell, and not to be read as errors of the graph. Of whole numbers
+    both say the share that differs.
+    ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more.
+    """
+
+    function: str
+    seed: int
+    errors: Mapping[str, float]
+    set_aside: tuple[int, ...] = ()
+    rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> float:
+        """At most the tolerance, ``RELATIVE``, where :attr:`rounding` is empty and no output is tiny."""
+        return max(self.errors.values(), default=0.0)
+
+
+def verify(function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+    """Run ``model`` in onnxruntime on ``function.example(seed)`` and compare all outputs with torch.
+
+    The state ``in_place`` is written where it is read, as on a device.
+
+    An output passes within the tolerance beside torch or beside float64, or if its distance to float64 is at most
+    ``FACTOR`` times that of torch's float32. The last is weak, so up to ``ATTEMPTS`` examples are tried for one that
+    does without, and torch itself must stay within ``CEILING``. Raises ExportError naming the function, the first
+    output that differs, the measured error and what is allowed; its detail ``worst`` is the largest relative error
+    of all outputs. Raises it also where the excuse is needed and torch gives different results for one example.
+    """
+    return compare(function, _load(function, model, in_place), seed)
+
+
+def compare(function: Function, run: Run, seed: int) -> Report:
+    """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere."""
+    reports: list[Report] = []
+    for attempt in range(seed, seed + ATTEMPTS):
+        reports.append(_judged(function, run, attempt))
+        if not reports[-1].rounding:
+            break
+    # Nothing beyond the ceiling, then the fewest outputs left to rounding, then the smallest errors.
+    best = min(reports, key=lambda report: (bool(_unjudged(report)), len(report.rounding), report.worst))
+    if unjudged := _unjudged(best):
+        raise _undecidable(function, unjudged[0], best)
+    return replace(best, set_aside=tuple(report.seed for report in reports if report is not best))
+
+
+def _judged(function: Function, run: Run, seed: int) -> Report:
+    example = function.example(seed)
+    yardstick = Rounding(function, example)
+    expected = yardstick.plain
+    found = run({name: value.numpy() for name, value in example.items()})
+    if len(found) != len(expected):
+        raise ExportError(
+            f"the graph of function {function.name!r} has {len(found)} outputs, torch gives {list(expected)}",
+            function=function.name,
+        )
+    errors: dict[str, float] = {}
+    rounding: dict[str, float] = {}
+    wrong: list[ExportError] = []
+    for (name, value), result in zip(expected.items(), found, strict=True):
+        try:
+            errors[name], strayed = _judge(function, name, value, result, yardstick)
+        except ExportError as error:
+            wrong.append(error)
+            continue
+        if strayed is not None:
+            rounding[name] = strayed
+    if wrong:
+        wrong[0].details["worst"] = max(map(_relative, wrong))
+        raise wrong[0]
+    return Report(function.name, seed, errors, rounding=rounding)
+
+
+def _unjudged(report: Report) -> list[str]:
+    """Outputs that torch itself gets so wrong in float32 that they say nothing about the graph."""
+    return [name for name, strayed in report.rounding.items() if strayed > CEILING]
+
+
+def _undecidable(function: Function, name: str, report: Report) -> ExportError:
+    strayed, error = report.rounding[name], report.errors[name]
+    return ExportError(
+        f"output {name!r} of function {function.name!r} differs from torch by {error:.3g} of its largest entry, and "
+        f"torch's own float32 differs from float64 by {strayed:.3g}; up to {CEILING:g} is excused by rounding. Make "
+        "the output less sensitive to rounding, or compute it in float64",
+        function=function.name,
+        output=name,
+        relative=error,
+        rounding=strayed,
+        worst=report.worst,
+    )
+
+
+def _relative(error: ExportError) -> float:
+    """Error of an output relative to its largest entry; infinite for NaN and where nothing can be compared."""
+    found = error.details.get("relative", math.inf)
+    return found if isinstance(found, float) and not math.isnan(found) else math.inf
+
+
+def _load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = max(1, torch.get_num_threads())
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own unrelated exception types
+        raise _refused(function, "load", error) from error
+
+    def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
+        try:
+            return _bound(session, arrays, in_place)
+        except Exception as error:
+            raise _refused(function, "run", error) from error
+
+    return run
+
+
+def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
+    """The outputs of one run. Of what is written ``in_place``, a copy has one memory for the old and the new value."""
+    binding = session.io_binding()
+    shared = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(arrays[name].copy())
+        for name in in_place
+        if name in arrays
+    }
+    for port in session.get_inputs():
+        if port.name in shared:
+            binding.bind_ortvalue_input(port.name, shared[port.name])
+        else:
+            binding.bind_cpu_input(port.name, np.asarray(arrays[port.name], order="C"))
+    for port in session.get_outputs():
+        old = shared.get(port.name.removesuffix(REWRITTEN))
+        if old is not None:
+            binding.bind_ortvalue_output(port.name, old)
+        else:
+            binding.bind_output(port.name, "cpu")
+    session.run_with_iobinding(binding)
+    return [value.numpy().copy() for value in binding.get_outputs()]
+
+
+def _refused(function: Function, verb: str, error: Exception) -> ExportError:
+    return ExportError(
+        f"onnxruntime {onnxruntime.__version__} cannot {verb} the graph of function {function.name!r}: {error}",
+        function=function.name,
+    )
+
+
+def _judge(
+    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+) -> tuple[float, float | None]:
+    """The relative error of an output and, where only rounding excuses it, the relative error of torch."""
+    if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+        raise ExportError(
+            f"output {name!r} of function {function.name!r} is {found.dtype}{list(found.shape)} in the runtime and "
+            f"{expected.dtype}{list(expected.shape)} in torch",
+            function=function.name,
+            output=name,
+        )
+    if expected.size == 0:
+        return 0.0, None
+    if expected.dtype.kind != "f":
+        return _judge_whole(function, name, expected, found, yardstick)
+    scale = float(np.max(np.abs(expected)))
+    tolerance = RELATIVE * scale + ABSOLUTE
+    # Not "error > tolerance", here and below: NaN is never accepted.
+    if (error := distance(expected, found)) <= tolerance:
+        return (error / scale if scale else error), None
+    if (error := distance(yardstick.exact[name], found)) <= tolerance:
+        return (error / scale if scale else error), None
+    unit, allowed = max(scale, ABSOLUTE), tolerance
+    for strayed in yardstick.strays(name):
+        allowed = tolerance + FACTOR * strayed
+        if error <= allowed:
+            return error / unit, strayed / unit
+    why = f"{RELATIVE:g} of the largest entry, {scale:.3g}, and what torch loses by rounding"
+    raise _wrong(function, name, error, allowed, error / unit, why)
+
+
+def _judge_whole(
+    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+) -> tuple[float, float | None]:
+    """The share of whole numbers that differ and, where only rounding excuses it, the share that differs in torch itself.
+
+    None may, or where a threshold made them of floats, no more than rounding moves across it.
+    """
+    differing, allowed = distance(expected, found), 0.0
+    if not differing:
+        return 0.0, None
+    for strayed in yardstick.strays(name):
+        allowed = FACTOR * strayed
+        if differing <= allowed and strayed <= CEILING * expected.size:
+            return differing / expected.size, strayed / expected.size
+    raise _wrong(function, name, differing, allowed, math.inf, f"{differing:.0f} whole numbers differ")
+
+
+def _wrong(
+    function: Function, name: str, error: float, tolerance: float, relative: float, why: str
+) -> ExportError:
+    return ExportError(
+        f"output {name!r} of function {function.name!r} differs from torch by {error:.3g}, allowed are "
+        f"{tolerance:.3g} ({why}); the rule of one of its ops is wrong",
+        function=function.name,
+        output=name,
+        error=error,
+        tolerance=tolerance,
+        relative=relative,
+    )

@@ -1,0 +1,145 @@
+"""Where rounding decides: what a function gives in float64, and how far torch's float32 strays from that by itself.
+
+On the kink of a ReLU, a sum that comes out a little above or below zero decides whether a gradient flows. In deep
+models with batch norm two right float32 results can so differ by a percent, and only a third one says who errs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors
+from edgefl.wire.errors import ExportError
+
+NUDGE = 2.0**-20
+"""Relative, eight units of float32: what sums in another order change. Smaller nudges reach a kink too rarely."""
+PROBES = 8
+
+Array = NDArray[np.generic]
+
+
+class Rounding:
+    """The yardstick for one function on one example; nothing runs before it is asked."""
+
+    def __init__(self, function: Function, example: Tensors) -> None:
+        self._function = function
+        self._example = example
+        self._strays: list[dict[str, float]] = []
+
+    @cached_property
+    def plain(self) -> Mapping[str, Array]:
+        """The outputs in float32, as torch gives them."""
+        return self._run(self._example)
+
+    @cached_property
+    def exact(self) -> Mapping[str, Array]:
+        """The outputs in float64; torch's own where the function does not run in float64."""
+        try:
+            return _arrays(exactly(self._function, self._example))
+        except Exception:  # any function may come; for one that insists on float32 torch's result has to do
+            return self.plain
+
+    def strays(self, name: str) -> Iterator[float]:
+        """How far output ``name`` of torch in float32 lies from :attr:`exact`, the largest so far: on the example
+        itself, then on ``PROBES`` examples that differ from it by rounding.
+
+        Raises ExportError if a second run on the example gives something else: what a function strays from itself
+        is no rounding.
+        """
+        worst = 0.0
+        for number in range(PROBES + 1):
+            if number == len(self._strays):
+                found = self._run(nudged(self._example, number)) if number else self._again()
+                self._strays.append({key: distance(self.exact[key], found[key]) for key in found})
+            worst = max(worst, self._strays[number][name])
+            yield worst
+
+    def _run(self, example: Tensors) -> dict[str, Array]:
+        return _arrays(self._function(_copied(example)))
+
+    def _again(self) -> dict[str, Array]:
+        again = self._run(self._example)
+        for name, value in self.plain.items():
+            # Equal bits, since torch on one machine adds in one order; NaN has no equal and is judged elsewhere.
+            if not np.array_equal(value, again[name], equal_nan=value.dtype.kind == "f"):
+                raise ExportError(
+                    f"function {self._function.name!r} is not deterministic: output {name!r} differs between two runs "
+                    "on the same inputs; randomness must be an input of role noise",
+                    function=self._function.name,
+                    output=name,
+                )
+        return again
+
+
+def distance(expected: Array, found: Array) -> float:
+    """Largest difference of an entry; of whole numbers, how many differ: a code that lies between two becomes either."""
+    if expected.dtype.kind != "f":
+        return float(np.sum(expected != found))
+    return float(np.max(np.abs(expected.astype(np.float64) - found.astype(np.float64)), initial=0.0))
+
+
+def _arrays(tensors: Tensors) -> dict[str, Array]:
+    return {name: value.detach().numpy() for name, value in tensors.items()}
+
+
+def _copied(example: Tensors) -> Tensors:
+    """A function that updates a buffer in place must not spoil the example."""
+    return {name: value.clone() for name, value in example.items()}
+
+
+class _Double(TorchFunctionMode):
+    """Every float32 tensor and every request for float32 becomes float64, also constants inside of modules."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        # `x.dtype` and its like are calls as well; what is no operation on values must see the tensor itself.
+        if getattr(func, "__name__", "") in ("__get__", "__set__", "requires_grad_"):
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map(_doubled, (args, dict(kwargs or {})))
+        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype == torch.float32:
+        with torch._C.DisableTorchFunction():
+            return value.double()
+    return torch.float64 if value is torch.float32 else value
+
+
+def exactly(function: Function, example: Tensors) -> Tensors:
+    """``function(example)`` in float64; integers stay as they are. Whatever the function raises there, this raises."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Double():
+            return function({name: _doubled(value) for name, value in _copied(example).items()})
+    finally:
+        torch.set_default_dtype(default)
+
+
+def nudged(example: Tensors, seed: int) -> Tensors:
+    """``example`` with every float larger by ``NUDGE``, smaller, or as it is, at random."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def moved(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value.clone()
+        signs = torch.randint(-1, 2, value.shape, generator=generator)
+        return (value * (1 + NUDGE * signs)).to(value.dtype)
+
+    return {name: moved(value) for name, value in example.items()}

@@ -1,0 +1,230 @@
+"""Streaming average of updates with coverage: O(model) memory, and a sum that no order of arrival can change.
+
+Every value is turned into a fixed-point integer, ``round(value * weight * 2**fraction_bits)``, once and on its own,
+and integers are added exactly; so the same set of updates gives the same bits whoever came first. Updates are added as
+they travel: the dense update of a coded one is never built. ::
+
+    aggregator = Aggregator(layout_of(weights), weight_limit=16)
+    checked = aggregator.check(arrays, regions, form)     # UpdateRejected, or an update that may be added
+    aggregator.add(checked, weight=1)                     # its arrays must not change until the result
+    weights = aggregator.result(weights)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from edgefl.wire.regions import Region, extract
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.decode import decode
+from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
+from server.aggregate.accumulator import Accumulator, Checked, CpuAccumulator, cores, run
+from server.aggregate.averaging import Average, Buffered, OverChanges, OverHolders
+from server.aggregate.checks import checked
+from server.aggregate.robust import MEAN, Rule, change_norm, clip_factor
+from server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
+
+__all__ = ["Aggregator", "Checked", "Clip", "layout_of"]
+
+_SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Shorten each update's change to at most ``limit`` (L2), measured from ``base``, the weights the round began with.
+
+    Global tensors named in ``without`` (moving statistics) do not count to its length; they are shortened with the rest.
+    """
+
+    limit: float
+    base: Mapping[str, Array]
+    without: frozenset[str] = frozenset()
+
+
+class Aggregator:
+    """Weighted mean over the updates that hold each entry: ``sum(w_i * x_i) / sum(w_i)``.
+
+    With weight 1 this is the per-unit average of EmbracingFL (section 2.3: over the clients that trained the unit),
+    with slices the per-entry average of width reduction. Forms of changes give ``old + sum(w_i * change_i) / sum(w_i)``
+    (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with the largest value of a form it
+    fixes the number of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all
+    of them.
+
+    With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
+    the mean over non-zero changes of FIARSE's section 3 instead of the mean over holders (fiarse.md 8-A3). They differ
+    where a held entry got no gradient at all, such as the rows of words that a device never saw.
+
+    ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
+    (:func:`server.aggregate.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.
+
+    ``sums`` are those of an earlier round of this layout and device, as :meth:`released` gives them. After that an
+    aggregator is of no more use: RuntimeError.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        weight_limit: int,
+        device: str = "auto",
+        threads: int = 0,
+        base: Mapping[str, Array] | None = None,
+        rule: Rule = MEAN,
+        clip: Clip | None = None,
+        sums: Accumulator | None = None,
+    ) -> None:
+        if base is not None and rule.buffered:
+            raise ValueError(
+                f"the rule {rule.kind} counts every holder; leave out base or choose the rule mean"
+            )
+        if sums is not None and sums.size != layout.size:
+            raise ValueError(f"sums of {sums.size} entries cannot take a model of {layout.size}")
+        self.layout = layout
+        self.weight_limit = max(1, weight_limit)
+        self.total_weight = 0
+        self._device = device
+        self._threads = threads or cores()
+        self._base = None if base is None else flatten(layout, base).astype(np.float32, copy=False)
+        self._rule = rule
+        self._clip = clip
+        self._sums = sums
+        self._change = False
+        self._released = False
+        self._average: Average | None = None
+        self._compiled: dict[tuple[int, int], tuple[Mapping[str, Region], Form, Pieces]] = {}
+
+    @property
+    def fraction_bits(self) -> int:
+        """Bits below 1 of the sums, once the round's first update has said whether they are of weights or of changes:
+        all updates of a round are of the same sort, so it does not matter which one came first."""
+        largest = CHANGE_LIMIT if self._change else VALUE_LIMIT
+        return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
+
+    def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+        """The compiled form of ``regions``, kept for the next update of the same tier."""
+        key = id(regions), id(form)
+        known = self._compiled.get(key)
+        if known is None:  # the entry keeps both alive, so their ids stay their own
+            made = compiled(self.layout, regions, form)
+            known = self._compiled[key] = (regions, form, made)
+        return known[2]
+
+    def check(
+        self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
+    ) -> Checked:
+        """The update, ready to add; UpdateRejected if a name, shape, dtype or value is not as it should be."""
+        return checked(arrays, self.pieces(regions, form))
+
+    def add(self, checked: Checked, weight: int) -> None:
+        """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact, or if updates
+        of changes and of weights meet in one round."""
+        self._check_in_use()
+        if weight < 1 or self.total_weight + weight > self.weight_limit:
+            raise ValueError(
+                f"weight {weight} after {self.total_weight} passes the limit {self.weight_limit}"
+            )
+        average = self._average_for(checked.pieces.form)
+        factor = float(weight) * 2.0**self.fraction_bits
+        if self._clip is not None:
+            checked, share = self._clipped(checked, self._clip)
+            factor *= share
+        average.add(checked if average.packed else self._decoded(checked), weight, factor)
+        self.total_weight += weight
+
+    def result(self, old: Mapping[str, Array]) -> Arrays:
+        """The new model: the average where an update counts, the bits of ``old`` elsewhere."""
+        self._check_in_use()
+        if self._average is None:
+            return {name: old[name].copy() for name in self.layout.offsets}
+        self._average.finish()
+        new = {name: np.empty(old[name].shape, old[name].dtype) for name in self.layout.offsets}
+        calls = [partial(self._merge, self._average, name, old[name], new[name]) for name in new]
+        run(calls, self._threads)
+        return new
+
+    def _merge(self, average: Average, name: str, old: Array, new: Array) -> None:
+        start = self.layout.offsets[name]
+        before: Floats = np.ascontiguousarray(old).reshape(-1)
+        after = new.reshape(-1)
+        wide = after if after.dtype in (np.float32, np.float64) else np.empty(after.size, np.float64)
+        average.merge(
+            slice(start, start + old.size), before.astype(wide.dtype, copy=False), wide, change=self._change
+        )
+        if wide is not after:
+            after[:] = wide
+
+    def _average_for(self, form: Form) -> Average:
+        """What takes updates of this round: made for the first one."""
+        if self._average is None:
+            self._change = form.change
+            self._average = self._begun()
+        if form.change != self._change:
+            kinds = ("changes", "weights") if self._change else ("weights", "changes")
+            raise ValueError(
+                f"the round's updates hold {kinds[0]} and one of codec {form.codec!r} holds {kinds[1]}; "
+                "give all tiers codecs of one sort"
+            )
+        return self._average
+
+    def _begun(self) -> Average:
+        unit = 2.0**self.fraction_bits
+        if self._rule.buffered:
+            return Buffered(self.layout, self._rule, unit)
+        if self._base is not None:
+            return OverChanges(self._base, unit, change=self._change)
+        if self._sums is None:
+            self._sums = accumulator(self.layout.size, self._device, self._threads)
+        else:
+            self._sums.reset()
+        return OverHolders(self.layout, self._sums, unit)
+
+    def released(self) -> Accumulator | None:
+        """The sums, for the aggregator of the next round; this one is of no more use. None if it made none."""
+        self._check_in_use()
+        self._released = True
+        return self._sums
+
+    def _check_in_use(self) -> None:
+        if self._released:
+            raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
+
+    def _decoded(self, update: Checked) -> Checked:
+        """The same update, dense."""
+        pieces = update.pieces
+        if not pieces.form.sections:
+            return update
+        arrays = decode(pieces.form, update.named, pieces.regions, self.layout.shapes)
+        return self._dense(arrays, pieces.regions)
+
+    def _dense(self, arrays: Mapping[str, Array], regions: Mapping[str, Region]) -> Checked:
+        pieces = self.pieces(regions)
+        return Checked(pieces, tuple(np.require(arrays[n], np.float32, "CA") for n in pieces.sources))
+
+    def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
+        """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""
+        form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
+        norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)
+        share = clip_factor(norm, clip.limit)
+        if form.change or share == 1.0:
+            return update, share
+        weights, base = self._decoded(update).named, extract(clip.base, regions)
+        pulled = {n: base[n] + np.float32(share) * (weights[n] - base[n]) for n in base}
+        return self._dense(pulled, regions), 1.0
+
+
+def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
+    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one)."""
+    if device == "cpu":
+        return CpuAccumulator(size, threads)
+    import torch
+
+    from server.aggregate.cuda import TorchAccumulator
+
+    if device == "auto" and not torch.cuda.is_available():
+        return CpuAccumulator(size, threads)
+    return TorchAccumulator(size, torch.device("cuda" if device == "auto" else device))

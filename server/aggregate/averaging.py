@@ -1,0 +1,162 @@
+"""What an entry becomes at the end of a round: the mean over its holders, over those that changed it, or a robust rule."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire.tensors import Array
+from server.aggregate import kernels, scans
+from server.aggregate.accumulator import Accumulator, Checked
+from server.aggregate.kernels import LENGTH, TARGET
+from server.aggregate.robust import BLOCK, Rule, combine
+from server.aggregate.scatter import Floats, Integers, Layout, Pieces
+
+_BATCH = 64
+"""Updates that wait at most, whatever their size."""
+
+_WAITING = 16
+"""Bytes per entry of the model that updates may wait with: four dense updates, as much as two further sums."""
+
+
+class Average(Protocol):
+    """Takes checked updates one by one, and merges them into the model at the end. ``packed``: of any form, else dense."""
+
+    @property
+    def packed(self) -> bool: ...
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
+
+    def finish(self) -> None:
+        """Add what still waits, so that :meth:`merge` may be called, from several threads if they like."""
+
+    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+        """Write entries ``part`` of the new model: the average (added to ``old`` if it is of changes), or ``old`` where
+        no update counts."""
+
+
+class OverHolders:
+    """The weighted mean over the updates that hold an entry. Updates wait packed, and are added many at a time."""
+
+    packed = True
+
+    def __init__(self, layout: Layout, sums: Accumulator, unit: float) -> None:
+        self._sums = sums
+        self._unit = unit
+        self._size = layout.size
+        self._held: dict[int, tuple[Pieces, int]] = {}
+        self._waiting: dict[int, list[tuple[Checked, float]]] = {}
+        self._waiting_bytes = 0
+        self._final: tuple[Integers, Integers] = (np.zeros(layout.size, np.int64), np.zeros(1, np.int64))
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        key = id(update.pieces)  # kept alive beside it, so its id stays its own
+        self._held[key] = (update.pieces, self._held.get(key, (update.pieces, 0))[1] + weight)
+        self._waiting.setdefault(key, []).append((update, factor))
+        self._waiting_bytes += update.nbytes
+        count = sum(len(batch) for batch in self._waiting.values())
+        if count >= _BATCH or self._waiting_bytes >= _WAITING * self._size:
+            self._flush()
+
+    def _flush(self) -> None:
+        for batch in self._waiting.values():
+            updates, factors = [update for update, _ in batch], np.array([factor for _, factor in batch])
+            self._sums.add(updates[0].pieces, updates, factors)
+        self._waiting, self._waiting_bytes = {}, 0
+
+    def finish(self) -> None:
+        self._flush()
+        self._final = self._sums.sums(), self._weights()
+
+    def _weights(self) -> Integers:
+        """The weight of each entry, or a single number where all have the same."""
+        if all(pieces.whole for pieces, _ in self._held.values()):
+            return np.array([sum(weight for _, weight in self._held.values())], np.int64)
+        weights = np.zeros(self._size, np.int64)
+        for pieces, weight in self._held.values():
+            kernels.add_weight(weight, pieces.blocks, pieces.index, self._size, weights)
+        return weights
+
+    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+        sums, weights = self._final
+        own = weights if weights.size == 1 else weights[part]
+        scans.mean(sums[part], own, self._unit, old, change, new)
+
+
+class OverChanges:
+    """The weighted mean over the updates in which an entry differs from ``base`` (changes: from 0). Dense updates only."""
+
+    packed = False
+
+    def __init__(self, base: npt.NDArray[np.float32], unit: float, *, change: bool) -> None:
+        self._base = np.zeros_like(base) if change else base
+        self._unit = unit
+        self._sums = np.zeros(base.size, np.int64)
+        self._weights = np.zeros(base.size, np.int64)
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        pieces = update.pieces
+        addresses = np.array([[array.ctypes.data for array in update.arrays]], np.uint64)
+        kernels.add_changed(
+            addresses,
+            factor,
+            self._base,
+            weight,
+            pieces.blocks,
+            pieces.index,
+            pieces.model,
+            self._sums,
+            self._weights,
+        )
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+        scans.mean(self._sums[part], self._weights[part], self._unit, old, change, new)
+
+
+class Buffered:
+    """A rule that looks at all updates at once: each is kept as float32 [model], NaN where it holds nothing."""
+
+    packed = False
+
+    def __init__(self, layout: Layout, rule: Rule, unit: float) -> None:
+        self._size = layout.size
+        self._rule = rule
+        self._unit = unit
+        self._rows: list[npt.NDArray[np.float32]] = []
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        row = np.full(self._size, np.nan, np.float32)
+        flat, share = _flat(update.arrays), factor / (weight * self._unit)
+        if share != 1.0:
+            flat *= np.float32(share)
+        start, pieces = 0, update.pieces
+        for length, at in pieces.blocks[:, [LENGTH, TARGET]].tolist():
+            listed = at - pieces.model
+            place = slice(at, at + length) if listed < 0 else pieces.index[listed : listed + length]
+            row[place] = flat[start : start + length]
+            start += length
+        self._rows.append(row)
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+        new[:] = old
+        width = max(1, BLOCK // max(1, len(self._rows)))
+        for start in range(part.start, part.stop if self._rows else part.start, width):
+            stop = min(part.stop, start + width)
+            values = np.stack([row[start:stop] for row in self._rows])
+            result, held = combine(values, ~np.isnan(values), self._rule)
+            here = slice(start - part.start, stop - part.start)
+            before = old[here]
+            new[here] = np.where(held, (before + result if change else result).astype(new.dtype), before)
+
+
+def _flat(arrays: tuple[Array, ...]) -> npt.NDArray[np.float32]:
+    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)

@@ -1,0 +1,83 @@
+"""Compiled loops that pass over flat arrays once: the checks of an update before it is added, and the mean after the sums.
+
+They keep the rules of :mod:`server.aggregate.kernels`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from server.aggregate.native import bytes_at, compiled, floats_at, shorts_at
+
+
+@compiled
+def _ones(byte):  # type: ignore[no-untyped-def]
+    """How many bits of a byte are set."""
+    byte = byte - ((byte >> 1) & 0x55)
+    byte = (byte & 0x33) + ((byte >> 2) & 0x33)
+    return (byte + (byte >> 4)) & 0x0F
+
+
+@compiled
+def count_bits(address, firsts, lengths, counts):  # type: ignore[no-untyped-def]
+    """``counts[b]``: how many of the ``lengths[b]`` bits from bit ``firsts[b]`` on are set."""
+    for b in range(firsts.shape[0]):
+        first, stop = firsts[b], firsts[b] + lengths[b]
+        mask = bytes_at(address)
+        found = 0
+        for byte in range(first >> 3, (stop + 7) >> 3):
+            found += np.int64(_ones(mask[byte]))
+        if first & 7 and stop > first:
+            found -= np.int64(_ones(mask[first >> 3] & ((1 << (first & 7)) - 1)))
+        if stop & 7 and stop > first:
+            found -= np.int64(_ones(mask[stop >> 3] >> (stop & 7)))
+        counts[b] = found
+
+
+@compiled
+def within(address, count, limit):  # type: ignore[no-untyped-def]
+    """Whether ``count`` float32 lie in -limit..limit; NaN does not."""
+    values = floats_at(address)
+    beyond = 0
+    for i in range(count):
+        beyond |= np.int64(not abs(values[i]) <= limit)
+    return beyond == 0
+
+
+@compiled
+def halves_within(address, count, most):  # type: ignore[no-untyped-def]
+    """Whether the 15 bits below the sign of ``count`` patterns of 16 bits are all at most ``most``."""
+    halves = shorts_at(address)
+    beyond = 0
+    for i in range(count):
+        beyond |= np.int64((halves[i] & 0x7FFF) > most)
+    return beyond == 0
+
+
+@compiled
+def mean(sums, weights, unit, old, change, new):  # type: ignore[no-untyped-def]
+    """``new``: sum / (weight * unit), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
+
+    ``weights`` has one number per entry, or a single one for all.
+    """
+    if weights.shape[0] == 1 and weights[0] > 0:
+        _mean_of_all(sums, np.float64(weights[0]) * unit, old, change, new)
+        return
+    single = weights.shape[0] == 1
+    for i in range(sums.shape[0]):
+        weight = weights[0] if single else weights[i]
+        value = np.float64(sums[i]) / (np.float64(max(weight, 1)) * unit)
+        if change:
+            value += np.float64(old[i])
+        new[i] = value if weight > 0 else old[i]
+
+
+@compiled
+def _mean_of_all(sums, share, old, change, new):  # type: ignore[no-untyped-def]
+    """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
+    if change:
+        for i in range(sums.shape[0]):
+            new[i] = np.float64(old[i]) + np.float64(sums[i]) / share
+    else:
+        for i in range(sums.shape[0]):
+            new[i] = np.float64(sums[i]) / share

@@ -1,0 +1,248 @@
+"""Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
+
+An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.kernels.BLOCK` entries that
+lie one after
+the other in the update, share a scale, and go to neighbouring entries of the model or to positions listed in ``index``.
+Regions name no entry twice, so no two blocks write the same place and threads need no locks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire.bits import packed_bytes
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.regions import Positions, Region, local_shape, pieces
+from edgefl.wire.tensors import Array
+from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
+from server.aggregate.kernels import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
+
+Floats = npt.NDArray[np.floating]
+Integers = npt.NDArray[np.int64]
+
+_SHORT = 64  # where slices leave stretches shorter than this, on average, an index costs less than blocks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each global tensor lies in one flat buffer, in the order of the names."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, int]
+    size: int
+
+
+def layout_of(weights: Mapping[str, Array]) -> Layout:
+    """The layout of a model's tensors; TypeError for a tensor that is not floating point."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    offsets: dict[str, int] = {}
+    size = 0
+    for name in sorted(weights):
+        if not np.issubdtype(weights[name].dtype, np.floating):
+            raise TypeError(f"{name} is {weights[name].dtype}; only floating-point tensors can be averaged")
+        shapes[name], offsets[name] = weights[name].shape, size
+        size += weights[name].size
+    return Layout(shapes, offsets, size)
+
+
+def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
+    """``weights`` in the order of ``layout``, as one array."""
+    parts = [weights[name].reshape(-1) for name in layout.offsets]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """The blocks (int64 [blocks, 5]) of one section, and how their entries are coded.
+
+    ``scale`` is where its scales begin in ``scales``, ``kept`` where the values begin that a sparse section kept.
+    """
+
+    encoding: Encoding
+    blocks: Integers
+    scale: int = 0
+    rows: int = 1
+    kept: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A tier's updates, compiled. ``sources`` are the names of the arrays that blocks count through."""
+
+    form: Form
+    regions: Mapping[str, Region]
+    shapes: Mapping[str, tuple[int, ...]]
+    sources: tuple[str, ...]
+    works: tuple[Work, ...]
+    index: Integers
+    size: int
+    model: int
+
+    @cached_property
+    def entries(self) -> dict[str, int]:
+        """Entries of each tensor of the update."""
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
+
+    @cached_property
+    def blocks(self) -> Integers:
+        """The blocks of all sections."""
+        return np.concatenate([work.blocks for work in self.works]) if self.works else _no_blocks()
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every entry of the model is held."""
+        return self.size == self.model
+
+    def targets(self) -> Integers:
+        """Position in the model of each entry, in the order of the blocks."""
+        parts = [
+            np.arange(at, at + length) if at < self.model else self.index[at - self.model :][:length]
+            for length, at in self.blocks[:, [LENGTH, TARGET]].tolist()
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+    """The pieces of updates that hold ``regions`` in this ``form``.
+
+    KeyError for a tensor the model does not have, ConfigError for a code whose value is beyond what the form may hold.
+    """
+    for section in form.sections:
+        _check_codes(section.encoding, form)
+    regions = form.held(regions)
+    shapes = {name: local_shape(name, regions[name], layout.shapes) for name in sorted(regions)}
+    entries = {name: math.prod(shape) for name, shape in shapes.items()}
+    cutter = _Cutter(layout, regions)
+    if form.sections:
+        sources = tuple(form.arrays(entries))
+        works = tuple(_works(form, entries, sources, cutter))
+    else:
+        sources = tuple(shapes)
+        runs = [cutter.runs(name, 0, 1, source) for source, name in enumerate(sources)]
+        works = (Work(Values(), _blocks(runs, 1, layout.size)),)
+    return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
+
+
+def reach(codes: Codes, scale: float) -> float:
+    """The largest magnitude of a code's value; NaN or infinity if one is that."""
+    with np.errstate(over="ignore"):
+        return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
+
+
+def _check_codes(encoding: Encoding, form: Form) -> None:
+    """Values of a known scale are as large as they will be; those of one that travels are checked with each update."""
+    if not isinstance(encoding, Codes) or encoding.scale is None:
+        return
+    largest = reach(encoding, encoding.scale)
+    if not largest <= form.limit:
+        raise ConfigError(
+            f"codes of codec {form.codec!r} stand for up to {largest:.6g}, and an update may hold {form.limit:.0f}; "
+            "choose a smaller scale",
+            codec=form.codec,
+            largest=largest,
+        )
+
+
+def _works(
+    form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _Cutter
+) -> Iterator[Work]:
+    """One work per section. Each array continues from section to section."""
+    used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
+    for section in form.sections:
+        match section.encoding:
+            case Codes(bits=bits):
+                array, step = "codes", bits
+            case Values(dtype=dtype):
+                array, step = "values" if dtype == "float32" else "halves", 1
+            case Sparse():
+                array, step = "mask", 1
+        runs, scale, kept = [], used["scales"], used["values"]
+        source = sources.index(array) if array in sources else 0  # without entries there is no array
+        for name in section.names:
+            first = 8 * used["codes"] if array == "codes" else used[array]
+            runs.append(cutter.runs(name, first, step, source, section))
+            used[array] += packed_bytes(entries[name], step) if array == "codes" else entries[name]
+        if isinstance(section.encoding, Sparse):
+            used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
+        used["scales"] += section.scales
+        blocks = _blocks(runs, step, cutter.layout.size)
+        yield Work(section.encoding, blocks, scale, max(1, section.scales), kept)
+
+
+class _Cutter:
+    """Turns update tensors into runs (columns as of a block, any length), gathering scattered positions in ``index``."""
+
+    def __init__(self, layout: Layout, regions: Mapping[str, Region]) -> None:
+        self.layout = layout
+        self._regions = regions
+        self._scattered: list[Positions] = []
+        self._listed = 0
+
+    @property
+    def index(self) -> Integers:
+        return np.concatenate(self._scattered) if self._scattered else np.zeros(1, np.int64)
+
+    def runs(self, name: str, first: int, step: int, source: int, section: Section | None = None) -> Integers:
+        """The runs of tensor ``name``, whose first entry lies at ``first`` and each next one ``step`` further."""
+        groups = section.groups if section is not None and section.scales else None
+        found = []
+        for part, positions in pieces(name, self._regions[name], self.layout.shapes):
+            lengths, targets = self._stretches(part, positions)
+            starts = np.cumsum(lengths) - lengths
+            rows = np.full(lengths.size, 0 if groups is None else groups[part])
+            found.append(
+                np.stack([first + step * starts, lengths, np.full(lengths.size, source), rows, targets], 1)
+            )
+            first += step * int(lengths.sum())
+        return np.concatenate(found) if found else _no_blocks()
+
+    def _stretches(self, part: str, positions: Positions | None) -> tuple[Integers, Integers]:
+        """(lengths, targets) of the stretches of global tensor ``part`` that stay together, in local order."""
+        start, size = self.layout.offsets[part], math.prod(self.layout.shapes[part])
+        if positions is None:
+            return np.array([size]), np.array([start])
+        if not positions.size:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        edges = np.concatenate(([0], np.flatnonzero(np.diff(positions) != 1) + 1, [positions.size]))
+        if positions.size >= _SHORT * (edges.size - 2):
+            return np.diff(edges), start + positions[edges[:-1]]
+        at = self.layout.size + self._listed
+        self._scattered.append(start + positions)
+        self._listed += positions.size
+        return np.array([positions.size]), np.array([at])
+
+
+def _no_blocks() -> Integers:
+    return np.empty((0, 5), np.int64)
+
+
+def _blocks(runs: list[Integers], step: int, model: int) -> Integers:
+    """Runs with neighbours that continue each other as one, cut to the length of a block."""
+    whole = np.concatenate(runs) if runs else _no_blocks()
+    whole = whole[whole[:, LENGTH] > 0]
+    if not len(whole):
+        return whole
+    before, after = whole[:-1], whole[1:]
+    joins = (
+        (before[:, FIRST] + step * before[:, LENGTH] == after[:, FIRST])
+        & (before[:, TARGET] + before[:, LENGTH] == after[:, TARGET])
+        & ((before[:, TARGET] < model) == (after[:, TARGET] < model))
+        & (before[:, SOURCE] == after[:, SOURCE])
+        & (before[:, ROW] == after[:, ROW])
+    )
+    starts = np.concatenate(([0], np.flatnonzero(~joins) + 1))
+    lengths = np.add.reduceat(whole[:, LENGTH], starts)
+    whole = whole[starts]
+    counts = -(-lengths // BLOCK)
+    skipped = BLOCK * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
+    cut = np.repeat(whole, counts, 0)
+    cut[:, FIRST] += step * skipped
+    cut[:, TARGET] += skipped
+    cut[:, LENGTH] = np.minimum(BLOCK, np.repeat(lengths, counts) - skipped)
+    return cut

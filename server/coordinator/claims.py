@@ -1,0 +1,81 @@
+"""Whether an update is what its device was asked for. Pure functions over the coordinator's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgefl.wire.errors import UpdateRejected
+from server.coordinator.machine import Assignment, Rules, State
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an update says about itself."""
+
+    device: str
+    run: str
+    round: int
+    nonce: str
+    tier: str
+    model_version: str
+    samples: int
+
+
+def addressed(state: State, device: str, round_number: int, nonce: str) -> Assignment:
+    """The assignment a piece of an update answers (any status); UpdateRejected if there is none."""
+    if device not in state.devices:
+        raise UpdateRejected(
+            "unknown-device", f"device {device} has not said hello; connect again", device=device
+        )
+    current = state.round if state.phase == "open" else None
+    if current is None or current.number != round_number:
+        what = f"round {current.number} is open" if current else "no round is open"
+        raise UpdateRejected(
+            "closed-round",
+            f"round {round_number} takes no updates, {what}; drop the update",
+            round=round_number,
+        )
+    assignment = current.assignments.get(device)
+    if assignment is None:
+        raise UpdateRejected(
+            "not-selected",
+            f"device {device} has no task in round {round_number}; drop the update",
+            device=device,
+        )
+    if assignment.nonce != nonce:
+        raise UpdateRejected(
+            "wrong-nonce",
+            f"the task of device {device} in round {round_number} has nonce {assignment.nonce}, found {nonce[:64]}; "
+            "drop the update",
+            nonce=nonce[:64],
+        )
+    return assignment
+
+
+def weigh(rules: Rules, state: State, claim: Claim) -> int:
+    """The weight of a whole update; UpdateRejected if its claims differ from the device's assignment."""
+    assignment = addressed(state, claim.device, claim.round, claim.nonce)
+    version = state.round.model_version if state.round else ""
+    for reason, what, expected, found in (
+        ("wrong-run", "run", rules.run, claim.run),
+        ("wrong-tier", "tier", assignment.tier, claim.tier),
+        ("wrong-model", "model version", version, claim.model_version),
+    ):
+        if expected != found:
+            raise UpdateRejected(
+                reason,
+                f"the update should be of {what} {expected[:16]!r}, found {found[:16]!r}; "
+                f"take the task of round {claim.round} as it was given",
+                expected=expected,
+                found=found[:64],
+            )
+    if not rules.weighted:
+        return 1
+    if claim.samples < 1 or min(claim.samples, rules.most_samples) > assignment.weight_limit:
+        raise UpdateRejected(
+            "wrong-samples",
+            f"the update claims {claim.samples} samples, the device has {assignment.weight_limit} by its hello; "
+            "say hello again when local data change",
+            samples=claim.samples,
+        )
+    return min(claim.samples, assignment.weight_limit)

@@ -1,0 +1,345 @@
+"""The rounds of a run as a pure state machine: ``step(rules, state, event, now) -> (state, actions)``.
+
+No clock, no random source and no I/O: time comes in with each event, choices follow from the federation's seed. ::
+
+    waiting --(enough devices)--> open --(goal met, all answered, or deadline)--> closing --ModelReady--> waiting
+                                   |                                                                        |
+                                   +--(too few reports)--> waiting           (no round left) --> done <-----+
+
+Where a program needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one that a
+device declines because it has lost what it kept makes the method begin again. Where updates are refused three tries in a
+row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
+
+The service carries out the actions in order, and journals them before anyone else hears of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from server.coordinator import attendance, roster
+from server.coordinator.roster import Device
+from server.coordinator.states import (
+    MOST_REFUSED,
+    MOST_SAMPLES,
+    Abandon,
+    Action,
+    Actions,
+    Answered,
+    Assignment,
+    Close,
+    Declined,
+    DeviceHello,
+    DeviceStatus,
+    Event,
+    Finish,
+    ModelReady,
+    Open,
+    OpenRound,
+    Outage,
+    Outcome,
+    Refuse,
+    Rules,
+    SendTask,
+    State,
+    Status,
+    Tick,
+    Warn,
+)
+
+__all__ = [
+    "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Assignment", "Close", "Declined",
+    "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
+    "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
+]  # fmt: skip
+
+
+_COME_BACK = (
+    "bring them back and start the server again with the same --out, or start over in another with a longer "
+    "limits.round_deadline_s, or with round.absent set to wait or partial"
+)
+
+_OF_NO_USE = (
+    f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
+    "--out with what the reason asks for, or start the server again with the same --out to go on trying"
+)
+
+
+_NO_MODEL = (
+    f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another --out"
+)
+
+
+def initial(model_version: str, now: float) -> State:
+    """Before the first round."""
+    return State("waiting", 1, model_version, now)
+
+
+def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, Actions]:
+    """The state after ``event``, and what the service is to do, in order."""
+    match event:
+        case DeviceHello():
+            return _hello(rules, state, event, now)
+        case DeviceStatus():
+            state = _seen(state, event, now)
+        case Answered():
+            state = _answered(state, event)
+        case Declined():
+            state = _declined(state, event)
+        case Outage():
+            state = _delayed(state, event.seconds)
+        case ModelReady() if state.phase == "closing" and state.round is not None:
+            if event.failed:
+                return _failed(rules, state, state.round, event.failed, now)
+            state = _completed(state, state.round, event.model_version, now)
+    return _settle(rules, state, now)
+
+
+def wake_at(rules: Rules, state: State, now: float) -> float | None:
+    """When a Tick may change something (epoch seconds), or None if only other events can."""
+    if state.phase == "open" and state.round is not None:
+        given_up = attendance.given_up_at(rules, state, state.round)
+        return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
+    return attendance.opens_at(rules, state, now) if state.phase == "waiting" else None
+
+
+def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[State, Actions]:
+    """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
+    tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
+    known = state.devices.get(event.device)
+    online = known is None or known.online
+    seen = known.seen if known is not None and not online else now
+    device = Device(event.device, tier, event.samples, online, seen)
+    state = replace(state, devices={**state.devices, event.device: device})
+    state, actions = _settle(rules, state, now)
+    if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
+        return state, actions  # opening a round sends every task
+    assignment = state.round.assignments.get(event.device)
+    if assignment is None or assignment.status != "open":
+        return state, actions
+    return state, (*actions, SendTask(assignment))
+
+
+def _seen(state: State, event: DeviceStatus, now: float) -> State:
+    known = state.devices.get(event.device)
+    if known is None:  # a stranger has no tier before its hello; gone already, it is gone for good
+        device = Device(event.device, "", 0, event.online, now if event.online else 0.0)
+    elif known.online == event.online:
+        return state  # "offline" twice does not restart the grace
+    else:
+        device = replace(known, online=event.online, seen=now)
+    return replace(state, devices={**state.devices, event.device: device})
+
+
+def _delayed(state: State, seconds: float) -> State:
+    """Everything that time was running out for, the grace of devices offline included, gets ``seconds`` more."""
+    current = state.round and replace(state.round, deadline=state.round.deadline + seconds)
+    devices = {
+        name: device if device.online else replace(device, seen=device.seen + seconds)
+        for name, device in state.devices.items()
+    }
+    return replace(state, waiting_since=state.waiting_since + seconds, devices=devices, round=current)
+
+
+def _answered(state: State, event: Answered) -> State:
+    status: Status = "accepted" if event.accepted else "rejected"
+    return _with_answer(state, event.device, status=status, reason=event.reason)
+
+
+def _declined(state: State, event: Declined) -> State:
+    task = state.round.assignments.get(event.device) if state.phase == "open" and state.round else None
+    if task is None or task.nonce != event.nonce:
+        return state
+    return _with_answer(state, event.device, status="declined", reason=event.reason)
+
+
+def _with_answer(state: State, device: str, *, status: Status, reason: str = "") -> State:
+    """An assignment is answered once; what comes after that changes nothing."""
+    task = state.round.assignments.get(device) if state.round is not None else None
+    if state.round is None or task is None or task.status != "open":
+        return state
+    assignments = {**state.round.assignments, device: replace(task, status=status, reason=reason)}
+    return replace(state, round=replace(state.round, assignments=assignments))
+
+
+def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    """Close or open rounds as far as ``state`` and ``now`` allow."""
+    actions: Actions = ()
+    if state.phase == "open" and state.round is not None:
+        state, actions = _maybe_close(rules, state, state.round, now)
+    if state.phase == "waiting":
+        state, opened = _maybe_open(rules, state, now)
+        actions += opened
+    return state, actions
+
+
+def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    accepted = len(current.with_status("accepted"))
+    if current.whole:
+        lacking = attendance.lacking(rules, state, current, now)
+        if accepted < current.goal:
+            return _without(rules, state, current, lacking, now) if lacking else (state, ())
+        return replace(state, phase="closing"), (Close(current),)
+    given_up = attendance.given_up_at(rules, state, current)
+    until = current.deadline if given_up is None else min(given_up, current.deadline)
+    pending = len(current.with_status("open"))
+    if accepted < current.goal and pending and now < until:
+        return state, ()
+    if accepted >= max(1, rules.min_reports):
+        return replace(state, phase="closing"), (*_incomplete(rules, state, current, now), Close(current))
+    lost = attendance.without_carry(current)
+    if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
+        return _begin_again(state, current, lost, now)
+    return _between_rounds(state, current, now), (Abandon(current, _too_few(rules, current)),)
+
+
+def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
+    """A warning, if a program that needs every device goes on without some."""
+    absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
+    if not absent:
+        return ()
+    text = (
+        f"round {current.number} goes on without {attendance.told(absent)}: the program needs every device in every round, "
+        "so the method's guarantees do not hold"
+    )
+    return (Warn(text),)
+
+
+def _too_few(rules: Rules, current: OpenRound) -> str:
+    accepted, pending = len(current.with_status("accepted")), len(current.with_status("open"))
+    why = "the deadline passed" if pending else "every device has answered"
+    declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
+    return (
+        f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
+        f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
+        + (f"declined: {declined}; " if declined else "")
+        + "raise limits.round_deadline_s or lower round.min_reports"
+    )
+
+
+def _without(
+    rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
+) -> tuple[State, Actions]:
+    """End a round that needs all of its devices and will not hear of some."""
+    count, missing = len(current.assignments), attendance.told(lacking)
+    text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
+    if rules.absent == "refuse":
+        return _refused(state, current, text, _COME_BACK, now)
+    lost = attendance.without_carry(current)
+    if not lost:
+        refused = state.refused + 1 if attendance.all_refused(current, lacking) else 0
+        if refused == MOST_REFUSED:
+            return _refused(state, current, text, _OF_NO_USE, now)
+        again = f"{text}; the exchange is tried again as soon as all of them are there"
+        return replace(_between_rounds(state, current, now), refused=refused), (Abandon(current, again),)
+    if _may_begin_again(rules, current):
+        return _begin_again(state, current, lost, now)
+    remedy = (
+        "what they lost cannot be made again, so no round can be completed; start over with another --out"
+    )
+    return _refused(state, current, text, remedy, now)
+
+
+def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
+    """Whether exchanges before this one could give devices anew what they lack."""
+    return rules.opening > 0 and current.position > 0
+
+
+def _begin_again(
+    state: State, current: OpenRound, lost: tuple[str, ...], now: float
+) -> tuple[State, Actions]:
+    names, whose = ", ".join(lost), "has lost what it" if len(lost) == 1 else "have lost what they"
+    since = f" of round {state.base}" if state.base else ""
+    text = (
+        f"{names} {whose} kept{since}: round {current.number} is abandoned, and the method begins again from the current "
+        "model, with its opening exchange and whatever devices are there"
+    )
+    after = replace(_between_rounds(state, current, now), position=0, members=())
+    return after, (Abandon(current, text, restart=True), Warn(text))
+
+
+def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
+    ended = replace(_between_rounds(state, current, now), phase="done")
+    return ended, (Abandon(current, text), Refuse(f"{text}; {remedy}"))
+
+
+def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
+    ended = replace(state, model_version=model_version, position=state.position + 1, base=current.number)
+    return _between_rounds(ended, current, now)
+
+
+def _failed(rules: Rules, state: State, current: OpenRound, text: str, now: float) -> tuple[State, Actions]:
+    """The server's step gave no model. Its round has been journaled as abandoned."""
+    after = replace(_between_rounds(state, current, now), refused=state.refused + 1)
+    if after.refused == MOST_REFUSED:
+        return replace(after, phase="done"), (Refuse(f"{text}; {_NO_MODEL}"),)
+    return _settle(rules, after, now)
+
+
+def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
+    return replace(
+        state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None, refused=0
+    )
+
+
+def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    if state.next_round > rules.rounds:
+        done = replace(state, phase="done")
+        only_begun = 0 < state.position <= rules.opening
+        if rules.whole and (only_begun or not state.base):
+            return done, (Refuse(_nothing_trained(rules)),)
+        return done, (Finish(),)
+    there = attendance.presence(rules, state, now)
+    if there.known < there.needed:
+        gone = attendance.gone(rules, state, now)
+        return (replace(state, phase="done"), (_lost(state, gone),)) if gone else (state, ())
+    names = attendance.candidates(rules, state, now)
+    opened = _new_round(rules, state, names, now)
+    members = tuple(names) if rules.all_needed else ()
+    return replace(state, phase="open", round=opened, members=members), (Open(opened),)
+
+
+def _nothing_trained(rules: Rules) -> str:
+    begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
+    return (
+        f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
+        "start over in another --out with more rounds, or with what the abandoned ones lacked"
+    )
+
+
+def _lost(state: State, gone: dict[str, str]) -> Refuse:
+    return Refuse(
+        f"round {state.next_round} cannot open: the program needs all {len(state.members)} devices in every round, and "
+        f"lacks {attendance.told(gone)}; {_COME_BACK}"
+    )
+
+
+def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
+    number, least = state.next_round, max(1, rules.min_reports)
+    goal, chosen = len(names), len(names)
+    if not rules.all_needed:
+        goal = max(least, roster.share(rules.fraction, len(names)))
+        chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
+    selected = roster.sample(rules.seed, number, names, chosen)
+    assignments = {name: _assign(rules, number, state.devices[name]) for name in selected}
+    return OpenRound(
+        number,
+        state.model_version,
+        now,
+        now + rules.deadline_s,
+        goal,
+        assignments,
+        state.position,
+        rules.all_needed,
+    )
+
+
+def _assign(rules: Rules, number: int, device: Device) -> Assignment:
+    rows = min(device.samples, rules.samples or device.samples, rules.most_samples)
+    return Assignment(
+        device.name,
+        device.tier,
+        roster.task_seed(rules.seed, number, device.name),
+        roster.task_nonce(rules.run, rules.seed, number, device.name),
+        weight_limit=max(1, rows) if rules.weighted else 1,
+    )

@@ -1,0 +1,231 @@
+"""What the coordinator works on, as plain data: the rules of a run, its state, what may happen, what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from server.coordinator.roster import Device, TierRule
+
+Outcome = Literal["closed", "abandoned"]
+Status = Literal["open", "accepted", "rejected", "declined"]
+
+MOST_REASON = 32
+"""Characters of a reason that are kept: a width any database holds."""
+
+MOST_REFUSED = 3
+"""Rounds in a row that end for a refused update before a run that needs every device gives up."""
+
+MOST_SAMPLES = 1 << 24
+"""Largest number of local samples a device may have: a number any database holds."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the federation file says about rounds. Times in seconds.
+
+    ``most_samples`` is the most an update may weigh if ``weighted``: what a device claims is taken on trust, and each
+    doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes. ``whole``: the
+    program needs every device in every round, and ``absent`` says what becomes of a round that lacks one. ``opening`` is
+    the number of exchanges with which the method begins; it can begin again from any model if there are some.
+    """
+
+    run: str
+    seed: int
+    rounds: int
+    tiers: tuple[TierRule, ...]
+    min_devices: int = 1
+    min_reports: int = 1
+    fraction: float = 1.0
+    over_selection: float = 1.0
+    weighted: bool = False
+    samples: int = 0
+    most_samples: int = 1 << 20
+    deadline_s: float = 120.0
+    ready_timeout_s: float = 120.0
+    offline_grace_s: float = 30.0
+    whole: bool = False
+    absent: Literal["wait", "refuse", "partial"] = "wait"
+    opening: int = 0
+
+    @property
+    def all_needed(self) -> bool:
+        """Whether a round counts only if every one of its devices reports."""
+        return self.whole and self.absent != "partial"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A device's part in a round. ``weight_limit`` is the most its update may weigh, ``reason`` why it declined, or why
+    the update was refused."""
+
+    device: str
+    tier: str
+    seed: int
+    nonce: str
+    weight_limit: int = 1
+    status: Status = "open"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """The round under way: closes when ``goal`` updates are accepted. Times are epoch seconds.
+
+    ``position`` is the number of exchanges completed before it. ``whole``: all of its devices must report.
+    """
+
+    number: int
+    model_version: str
+    opened: float
+    deadline: float
+    goal: int
+    assignments: Mapping[str, Assignment]
+    position: int = 0
+    whole: bool = False
+
+    def with_status(self, status: Status) -> tuple[Assignment, ...]:
+        return tuple(a for _, a in sorted(self.assignments.items()) if a.status == status)
+
+    @property
+    def weight_limit(self) -> int:
+        return sum(assignment.weight_limit for assignment in self.assignments.values())
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the coordinator knows. ``round`` is set while a round is open or closing.
+
+    ``position`` counts the exchanges completed since the method began, or began again; ``base`` is the last round that
+    was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
+    ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
+    declined tasks, or a step of the server that failed.
+    """
+
+    phase: Literal["waiting", "open", "closing", "done"]
+    next_round: int
+    model_version: str
+    waiting_since: float
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    round: OpenRound | None = None
+    position: int = 0
+    base: int = 0
+    members: tuple[str, ...] = ()
+    refused: int = 0
+
+
+# -- events ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceHello:
+    """A device's introduction: live, after each connection it makes, or retained, after each of ours."""
+
+    device: str
+    memory_bytes: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """The broker says a device came or went."""
+
+    device: str
+    online: bool
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused."""
+
+    device: str
+    accepted: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A device will not answer the task with that nonce. ``reason`` is a short code."""
+
+    device: str
+    nonce: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelReady:
+    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays."""
+
+    model_version: str
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = DeviceHello | DeviceStatus | Answered | Declined | ModelReady | Outage | Tick
+
+# -- actions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Journal the round, publish its weights, announce it and send every task."""
+
+    round: OpenRound
+
+
+@dataclass(frozen=True)
+class SendTask:
+    """Send one device its task (again)."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Close:
+    """Compute the new model from the accepted updates, then report ModelReady."""
+
+    round: OpenRound
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Drop the round: the model stays as it is. ``restart``: the method begins again with the next one."""
+
+    round: OpenRound
+    text: str
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Tell people; the run goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """End the run, unfinished, and say why."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All rounds are over."""
+
+
+Action = Open | SendTask | Close | Abandon | Warn | Refuse | Finish
+Actions = tuple[Action, ...]

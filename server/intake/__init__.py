@@ -1,0 +1,1 @@
+"""From chunks on a topic to a checked, journalled update."""

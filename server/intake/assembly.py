@@ -1,0 +1,141 @@
+"""Puts the chunks of updates together, for many untrusted devices, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.mqtt.messages import UpdateChunk
+
+LEAST_PIECE = 256
+"""Bytes that every chunk but the last must hold: a device may not cut its update into more pieces than that."""
+
+MOST_NAMED = 1024
+"""Chunks named as missing at a time."""
+
+MOST_DAMAGED = 3
+"""Times in a round that a device may send an update again that came whole and with another digest."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """All chunks are in, and the bytes are those the device named."""
+
+    sha256: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The last chunk is in, others are not (or the whole was damaged): what to send, ending with the last chunk
+    where there is more than can be named, so that the rest is named then."""
+
+    indices: list[int]
+
+
+@dataclass
+class _Partial:
+    head: UpdateChunk
+    pieces: dict[int, bytes] = field(default_factory=dict)
+    held: int = 0
+
+
+class Assembly:
+    """At most one unfinished update per device, at most ``most_bytes`` over all: the least recently fed goes first."""
+
+    def __init__(self, *, update_bytes: int, most_bytes: int, least_piece: int = LEAST_PIECE) -> None:
+        self._least_piece = max(1, least_piece)
+        self._damaged: dict[str, int] = {}
+        self._update_bytes = update_bytes
+        self._most_bytes = most_bytes
+        self._partial: OrderedDict[str, _Partial] = OrderedDict()
+        self.held_bytes = 0
+
+    def add(self, device: str, chunk: UpdateChunk) -> Complete | Missing | None:
+        """Take a chunk; a duplicate changes nothing, another ``sha256`` replaces the update in progress.
+
+        Raises UpdateRejected for a chunk that cannot be part of an acceptable update.
+        """
+        self._check(chunk)
+        partial = self._partial.get(device)
+        if partial is None or not _same(partial.head, chunk):
+            self.drop(device)
+            partial = self._partial[device] = _Partial(chunk)
+        self._partial.move_to_end(device)
+        if chunk.index not in partial.pieces:
+            partial.pieces[chunk.index] = chunk.data
+            partial.held += len(chunk.data)
+            self.held_bytes += len(chunk.data)
+        if partial.held > chunk.size:
+            self.drop(device)
+            raise _malformed("its chunks hold more bytes than it has")
+        if len(partial.pieces) == chunk.count:
+            return self._complete(device, partial)
+        self._make_room(device)
+        return Missing(_gaps(chunk.count, partial.pieces)) if chunk.index == chunk.count - 1 else None
+
+    def drop(self, device: str) -> None:
+        """Forget the device's unfinished update."""
+        partial = self._partial.pop(device, None)
+        self.held_bytes -= partial.held if partial else 0
+
+    def clear(self) -> None:
+        """Forget all of them: the round is over."""
+        self._partial.clear()
+        self._damaged.clear()
+        self.held_bytes = 0
+
+    def _check(self, chunk: UpdateChunk) -> None:
+        if chunk.size > self._update_bytes:
+            raise UpdateRejected(
+                "too-large",
+                f"the update has {chunk.size} bytes, more than the limit of {self._update_bytes}: "
+                "raise limits.max_update_bytes or train a smaller tier",
+                size=chunk.size,
+            )
+        most = max(0, chunk.size) // self._least_piece + 1
+        if not 0 <= chunk.index < chunk.count <= most:
+            raise _malformed(f"it has chunk {chunk.index} of {chunk.count} with {chunk.size} bytes in all")
+        if chunk.index < chunk.count - 1 and len(chunk.data) < self._least_piece:
+            raise _malformed(f"chunk {chunk.index} of {chunk.count} has {len(chunk.data)} bytes only")
+
+    def _complete(self, device: str, partial: _Partial) -> Complete | Missing:
+        self.drop(device)
+        head = partial.head
+        data = b"".join(partial.pieces[index] for index in range(head.count))
+        if len(data) != head.size:
+            raise _malformed(f"it should have {head.size} bytes, found {len(data)}")
+        if hashlib.sha256(data).hexdigest() == head.sha256:
+            return Complete(head.sha256, data)
+        self._damaged[device] = self._damaged.get(device, 0) + 1
+        if self._damaged[device] > MOST_DAMAGED:
+            raise _malformed(f"its {len(data)} bytes do not have the digest {head.sha256[:12]}")
+        return Missing(_gaps(head.count, {}))
+
+    def _make_room(self, device: str) -> None:
+        while self.held_bytes > self._most_bytes and len(self._partial) > 1:
+            oldest = next(iter(self._partial))
+            self.drop(oldest if oldest != device else next(reversed(self._partial)))
+
+
+def _same(one: UpdateChunk, other: UpdateChunk) -> bool:
+    return (one.nonce, one.sha256, one.count, one.size) == (
+        other.nonce,
+        other.sha256,
+        other.count,
+        other.size,
+    )
+
+
+def _gaps(count: int, pieces: Mapping[int, bytes]) -> list[int]:
+    """Indices not in ``pieces``: all, or as many as may be named with the last index as the last of them."""
+    found = list(islice((index for index in range(count) if index not in pieces), MOST_NAMED + 1))
+    return found if len(found) <= MOST_NAMED else [*found[: MOST_NAMED - 1], count - 1]
+
+
+def _malformed(why: str) -> UpdateRejected:
+    return UpdateRejected("malformed", f"the update is malformed: {why}; drop it, and take the next task")

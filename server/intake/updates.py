@@ -1,0 +1,284 @@
+"""From a chunk on a topic to an update in the journal and in the sum: assemble, judge, check, journal, acknowledge, add."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edgefl.codecs.binarize import warning
+from edgefl.codecs.catalog import CODECS
+from edgefl.contract.server_state import unfolded
+from edgefl.wire import tensors
+from edgefl.wire.errors import ProtocolError, UpdateRejected
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk, decode
+from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.update.form import Form
+from edgefl.wire.update.size import float32_bytes
+from server.aggregate.aggregator import Aggregator, Checked
+from server.coordinator.claims import Claim, addressed, weigh
+from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
+from server.events import DeviceSeen, Event, Rejected, Warned
+from server.intake.assembly import LEAST_PIECE, Assembly, Complete, Missing
+from server.run_spec import ExchangePlan, Reading
+from server.storage.journal import Journal
+
+_MOST_METRICS = 64
+_MOST_TEXT = 1000
+_MOST_BYTES = 2**53
+"""That a device may say it fetched: any journal can add up a million of them."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a chunk led to: a word for the device, and news for the coordinator."""
+
+    ack: Ack | None = None
+    answered: Answered | None = None
+
+
+class Intake:
+    """Takes the updates of one run. Nothing is acknowledged as accepted before the journal has it."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        exchange: Callable[[int], ExchangePlan],
+        reading: Callable[[], Mapping[str, Reading]],
+        journal: Journal,
+        limits: Limits,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._rules = rules
+        self._exchange = exchange
+        self._reading = reading
+        self._journal = journal
+        self._emit = emit
+        self._warned: set[str] = set()
+        self._assembly = Assembly(
+            update_bytes=limits.max_update_bytes,
+            most_bytes=limits.max_pending_bytes,
+            least_piece=min(LEAST_PIECE, limits.chunk_bytes // 2),
+        )
+        self._came: dict[str, Traffic] = {}
+        """Per known device, what came since its last report and is not in the journal."""
+
+    def end_round(self, ended: OpenRound) -> None:
+        """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
+        reporting = [each.device for each in ended.with_status("accepted") if each.device in self._came]
+        more = {device: self._came.pop(device) for device in reporting}
+        self._journal.add_traffic(self._rules.run, ended.number, more)
+        self._assembly.clear()
+
+    def take(
+        self,
+        device: str,
+        number: int,
+        chunk: UpdateChunk,
+        came: Traffic,
+        state: State,
+        aggregator: Aggregator | None,
+    ) -> Verdict:
+        """Take one chunk of ``device``'s update for round ``number``; ``came`` is the size of its message.
+
+        An answer that needs no assembling (a second copy, a closed round) is given at the first chunk, so that the
+        device may save the rest, and again at the last.
+        """
+        if device in state.devices:  # nobody else has a say in how much is kept
+            self._came[device] = self._came.get(device, Traffic()) + came
+        try:
+            assignment = addressed(state, device, number, chunk.nonce)
+        except UpdateRejected as refusal:
+            return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
+        if assignment.status != "open" or aggregator is None:
+            return Verdict(_repeated(assignment, number)) if _edge(chunk) else Verdict()
+        try:
+            piece = self._assembly.add(device, chunk)
+            if piece is None:
+                return Verdict()
+            if isinstance(piece, Missing):
+                ack = Ack(round=number, nonce=chunk.nonce, status="missing", missing=piece.indices)
+                return Verdict(ack)
+            return self._accept(assignment, number, piece, state, aggregator)
+        except UpdateRejected as refusal:
+            self._assembly.drop(device)
+            return self._refuse(device, number, chunk, refusal, final=True, recorded=number)
+
+    def _accept(
+        self, assignment: Assignment, number: int, whole: Complete, state: State, aggregator: Aggregator
+    ) -> Verdict:
+        update = _decoded(whole.data)
+        if update.device != assignment.device:
+            raise UpdateRejected(
+                "wrong-device",
+                f"the update came from {assignment.device} and says it is from {update.device[:64]!r}; "
+                "send each update under the device's own topic",
+                device=assignment.device,
+            )
+        claim = Claim(
+            assignment.device,
+            update.run,
+            update.round,
+            update.nonce,
+            update.tier,
+            update.model_version,
+            update.samples,
+        )
+        weight = weigh(self._rules, state, claim)
+        sent, checked = self._checked(update, aggregator, state.round.position if state.round else 0)
+        down, up = _fetched(update), self._came.pop(assignment.device)
+        self._journal.accept(
+            self._rules.run,
+            number,
+            assignment,
+            sha256=whole.sha256,
+            weight=weight,
+            metrics=_finite(update.metrics),
+            down=down,
+            up=up,
+            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(sent.pieces.shapes),
+            data=whole.data,
+        )
+        aggregator.add(checked, weight)
+        self._emit(_report(update, down, up))
+        self._warn(update)
+        ack = Ack(round=number, nonce=assignment.nonce, status="accepted")
+        return Verdict(ack, Answered(assignment.device, accepted=True))
+
+    def _warn(self, update: Update) -> None:
+        """Once for a tier: what the metrics say that a person should know."""
+        text = warning(update.metrics)
+        if text and update.tier not in self._warned:
+            self._warned.add(update.tier)
+            self._emit(Warned(tier=update.tier, text=f"tier {update.tier!r}: {text}"))
+
+    def replay(self, opened: OpenRound, aggregator: Aggregator) -> None:
+        """Add what the journal holds of a round that another process began."""
+        for stored in self._journal.accepted(self._rules.run, opened.number):
+            update = _decoded(stored.data)
+            aggregator.add(self._checked(update, aggregator, opened.position)[1], stored.weight)
+
+    def _checked(self, update: Update, aggregator: Aggregator, position: int) -> tuple[Checked, Checked]:
+        """The update as it was sent, and what is added of it."""
+        exchange, reading = self._exchange(position), self._reading()[update.tier]
+        tier = exchange.tiers[update.tier]
+        _check_codec(update, tier.form)
+        try:
+            arrays = tensors.load(update.tensors, max_bits=tier.mask_bits)
+        except ProtocolError as error:
+            raise UpdateRejected("malformed", error.message) from error
+        checked = aggregator.check(arrays, reading.sent, tier.form)
+        if not reading.unfolds:
+            return checked, checked
+        more = unfolded(exchange.server, checked.named)
+        return checked, aggregator.check(more, reading.given, tier.form)
+
+    def _stray(
+        self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
+    ) -> Verdict:
+        """An update for no open assignment: a late second copy of an accepted one is still good news.
+
+        One for a round that has not begun is recorded with the next: only rounds that exist have records.
+        """
+        if self._journal.was_accepted(self._rules.run, number, device, chunk.nonce):
+            return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted"))
+        recorded = min(number, state.next_round)
+        return self._refuse(device, number, chunk, refusal, final=False, recorded=recorded)
+
+    def _refuse(
+        self,
+        device: str,
+        number: int,
+        chunk: UpdateChunk,
+        refusal: UpdateRejected,
+        *,
+        final: bool,
+        recorded: int,
+    ) -> Verdict:
+        reason, text = refusal.reason, refusal.message[:_MOST_TEXT]
+        key = hashlib.sha256(
+            f"{number}/{chunk.nonce}/{chunk.sha256}".encode()
+        ).hexdigest()  # bounded, whatever was sent
+        if self._journal.reject(self._rules.run, recorded, device, key[:24], key, reason, text, final=final):
+            self._emit(Rejected(device=device, round=number, reason=reason, text=text))
+        ack = Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=reason, text=text)
+        return Verdict(ack, Answered(device, accepted=False, reason=text) if final else None)
+
+
+def _edge(chunk: UpdateChunk) -> bool:
+    return chunk.index in (0, chunk.count - 1)
+
+
+def _repeated(assignment: Assignment, number: int) -> Ack:
+    if assignment.status == "accepted":
+        return Ack(round=number, nonce=assignment.nonce, status="accepted")
+    text = f"the update for round {number} has been refused already; wait for the next round"
+    return Ack(round=number, nonce=assignment.nonce, status="rejected", reason="already-rejected", text=text)
+
+
+def _check_codec(update: Update, form: Form) -> None:
+    """UpdateRejected unless the update is coded as its tier is told to."""
+    if update.codec == form.codec and update.codec_version == form.version:
+        wrong = sorted(name for name, value in update.metrics.items() if not math.isfinite(value))
+        if form.sections and wrong:  # a NaN has no code, but it shows in what training reports
+            raise UpdateRejected(
+                "not-finite",
+                f"metric {wrong[0][:64]} is not finite: training diverged on this device; lower the learning rate",
+                name=wrong[0][:64],
+            )
+        if form.silent and "loss" not in update.metrics:
+            raise UpdateRejected(
+                "malformed",
+                f"the update reports no metric 'loss', and codes of {form.codec!r} cannot show that training diverged: "
+                "report the loss, or choose a codec that sends scales",
+            )
+        return
+    found, wanted = (
+        f"{update.codec[:64]!r} version {update.codec_version}",
+        f"{form.codec!r} version {form.version}",
+    )
+    if update.codec not in CODECS:
+        text = (
+            f"the update is coded by {found}, which this server does not know; its tier is coded by {wanted}"
+        )
+        raise UpdateRejected("unknown-codec", text, codec=update.codec[:64])
+    text = f"the update is coded by {found}, its tier by {wanted}; fetch the tier's bundle again"
+    raise UpdateRejected("wrong-codec", text, codec=update.codec[:64])
+
+
+def _decoded(data: bytes) -> Update:
+    try:
+        return decode(Update, data)
+    except ProtocolError as error:
+        raise UpdateRejected("malformed", error.message) from error
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    names = sorted(name for name, value in metrics.items() if math.isfinite(value))
+    return {name[:64]: float(metrics[name]) for name in names[:_MOST_METRICS]}
+
+
+def _fetched(update: Update) -> Traffic:
+    """What the device says it downloaded, bounded by what a journal can hold."""
+    told = (update.profile.down_bytes, update.profile.down_wire_bytes)
+    return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in told))
+
+
+def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
+    return DeviceSeen(
+        device=update.device,
+        tier=update.tier,
+        round=update.round,
+        stage="reported",
+        loss=update.metrics.get("loss", float("nan")),
+        step_ms=update.profile.step_ms,
+        peak_bytes=update.profile.peak_bytes,
+        down_bytes=down.payload,
+        up_bytes=up.payload,
+        down_wire_bytes=down.wire,
+        up_wire_bytes=up.wire,
+        idle_bytes=update.profile.idle_bytes,
+        forward_ms=update.profile.forward_ms,
+    )

@@ -1,0 +1,1 @@
+"""Asking a fleet what a bundle costs."""

@@ -1,0 +1,1 @@
+"""What devices may fetch: retained blobs, announcements, the encoded downlink."""

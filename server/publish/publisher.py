@@ -1,0 +1,160 @@
+"""Retained blobs and the round's announcement: what any device may fetch at any time, published once for all.
+
+A blob's chunks go out before an announcement that names them and are cleared after one that no longer does, so a
+device that follows ``rounds/current`` never misses a chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, split
+from edgefl.wire.compression import Compression, packed
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Round, encode
+from edgefl.wire.mqtt.session import Delivery
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.tensors import Array, Arrays
+
+
+class Publishes(Protocol):
+    """The part of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery: ...
+
+
+class Publisher:
+    """Keeps the live set of blobs and the announcement, here and at the broker.
+
+    Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
+    None has more than ``blob_limit`` bytes, which devices refuse.
+    """
+
+    def __init__(
+        self,
+        session: Publishes,
+        topics: Topics,
+        chunk_bytes: int,
+        compression: Compression = "none",
+        blob_limit: int = Limits().max_blob_bytes,
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._chunk = chunk_bytes
+        self._compression: Compression = compression
+        self._limit = blob_limit
+        self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
+        self._stale: dict[str, BlobRef] = {}
+        self._delivery: Delivery | None = None
+        self.current: Round | None = None
+        self.online = False
+
+    @property
+    def live(self) -> Mapping[str, BlobRef]:
+        """References of the blobs that devices may fetch, by SHA-256."""
+        return {sha256: ref for sha256, (ref, _) in self._blobs.items()}
+
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
+        """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice.
+
+        It travels compressed where that pays, unless it is to be ``plain``: then the reference has the digest of ``data``.
+        ConfigError if it is larger than devices take.
+        """
+        if len(data) > self._limit:
+            raise ConfigError(
+                f"a blob of {len(data)} bytes is to be published, and limits.max_blob_bytes is {self._limit}: devices would "
+                "refuse it; raise the limit on both sides, or cut the model into smaller units",
+                size=len(data),
+                limit=self._limit,
+            )
+        return self.put(*packed(data, chunk or self._chunk, "none" if plain else self._compression))
+
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef:
+        """Add a blob whose bytes are ready to travel."""
+        if ref.sha256 not in self._blobs:
+            self._blobs[ref.sha256] = (ref, data)
+            self._stale.pop(ref.sha256, None)
+            if self.online:
+                self._send(ref.sha256)
+        return self._blobs[ref.sha256][0]
+
+    def travelling(self, sha256: str) -> bytes:
+        """The bytes of a live blob as they travel."""
+        return self._blobs[sha256][1]
+
+    def announce(self, message: Round) -> None:
+        """Make ``message`` the retained ``rounds/current``. Offer what it names first."""
+        self.current, self._delivery = message, None
+        if self.online:
+            topic = self._topics.current_round
+            self._delivery = self._session.publish(topic, encode(message), retain=True)
+
+    def wait_announced(self, timeout_s: float) -> bool:
+        """Whether the broker has the announcement, waiting ``timeout_s`` for its word."""
+        return self._delivery is not None and self._delivery.wait(timeout_s)
+
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        """Clear every live blob whose SHA-256 is not ``wanted``. Announce the round that no longer names it first."""
+        keep = set(wanted)
+        for sha256 in [name for name in self._blobs if name not in keep]:
+            self.clear(self._blobs.pop(sha256)[0])
+
+    def clear(self, ref: BlobRef) -> None:
+        """Take a blob's chunks off the broker, also one that an earlier process left there."""
+        if ref.sha256 in self._blobs:
+            return
+        if not self.online:
+            self._stale[ref.sha256] = ref
+            return
+        for index in range(ref.count):
+            self._session.publish(self._topics.blob_chunk(ref.sha256, index), b"", retain=True)
+
+    def connected(self) -> None:
+        """The broker is there: publish every live blob and the announcement.
+
+        All of it, also to a broker that remembers our session: one that was killed may have lost retained messages
+        and kept the session.
+        """
+        self.online = True
+        for sha256 in self._blobs:
+            self._send(sha256)
+        if self.current is not None:
+            self.announce(self.current)
+        stale, self._stale = self._stale, {}
+        for ref in stale.values():
+            self.clear(ref)
+
+    def disconnected(self) -> None:
+        """The broker is away; offers wait."""
+        self.online = False
+
+    def _send(self, sha256: str) -> None:
+        ref, data = self._blobs[sha256]
+        for index, piece in enumerate(split(data, ref.chunk)):
+            self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+
+
+def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
+    """Each unit's tensors under their global names; a unit without tensors is left out."""
+    found = {
+        unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        for unit in units
+    }
+    return {unit: own for unit, own in found.items() if own}
+
+
+def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, bytes]:
+    """One safetensors blob per unit with its tensors under their global names; a unit without tensors has none."""
+    return {unit: tensors.dump(own) for unit, own in of_units(weights, units).items()}
+
+
+def version_of(units: Mapping[str, bytes]) -> str:
+    """The model version: SHA-256 over the SHA-256 of each unit's blob, by unit."""
+    whole = hashlib.sha256()
+    for unit in sorted(units):
+        whole.update(f"{unit}={hashlib.sha256(units[unit]).hexdigest()}\n".encode())
+    return whole.hexdigest()

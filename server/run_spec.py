@@ -1,0 +1,201 @@
+"""Everything the service needs to know about a run, as plain data: composed from a federation file, or by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from edgefl.contract import server_state as memory
+from edgefl.contract.program import Schedule, constant
+from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.compression import Compression
+from edgefl.wire.limits import Limits
+from edgefl.wire.regions import Placement, Region
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.form import DENSE, Form
+from server.aggregate.robust import MEAN as MEAN_RULE
+from server.aggregate.robust import Rule
+from server.coordinator.machine import Outcome, Rules
+
+Evaluate = Callable[[Arrays], Mapping[str, float]]
+"""Metrics of a global model; ``accuracy`` and ``loss`` are shown to people."""
+
+
+Count = Literal["holders", "nonzero"]
+"""Whom an entry is averaged over: all updates that hold it, or only those that changed it."""
+
+
+Encoding = Literal["float32", "float16", "int8"]
+"""How trained tensors travel to the devices."""
+
+
+Place = Callable[[Arrays, int], Placement]
+"""A tier's share of the global weights in a round, counted from 1 (:meth:`edgefl.submodels.submodel.Submodel.place`)."""
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """What a tier downloads, its share of each round's weights, and what the bytes of its updates mean.
+
+    ``bundle`` is the one that the server reads itself, ``further`` are the same in other formats: devices take the one
+    that their engine runs.
+    If its share has a payload, the bundle's ``suffix`` begins with the name under which it is published. ``reads``: the
+    server's memories that its devices get; of a payload, memory ``m`` is published as ``<name>/m``. ``sends``: what its
+    updates hold, memories by name and the weights as "".
+    """
+
+    bundle: Bundle
+    place: Place
+    form: Form = DENSE
+    reads: tuple[str, ...] = ()
+    sends: tuple[str, ...] = (memory.WEIGHTS,)
+    further: tuple[Bundle, ...] = ()
+
+    @property
+    def bundles(self) -> Mapping[str, Bundle]:
+        """The tier's bundles by format."""
+        return {each.manifest.format: each for each in (self.bundle, *self.further)}
+
+    @property
+    def published(self) -> str:
+        """The name of the first thing that it trains: a unit of the model, or its payload."""
+        return self.bundle.manifest.suffix[0]
+
+    @property
+    def mask_bits(self) -> int:
+        """Most bits that the masks of an update may unfold to."""
+        manifest = self.bundle.manifest
+        return sum(port.mask for port in manifest.graph(manifest.finish).outputs_of("update"))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a tier's updates in a round: where the tensors lie that travel, and those that are averaged.
+
+    ``unfolds``: what is averaged is made of what travelled.
+    """
+
+    sent: Mapping[str, Region]
+    given: Mapping[str, Region]
+    unfolds: bool = False
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """One exchange of a method: what its devices run and are told, and what the server makes of their averages."""
+
+    tiers: Mapping[str, TierPlan]
+    hyper: Mapping[str, float]
+    schedule: Schedule = constant
+    server: ServerOpt = MEAN
+
+    def reading(self, tier: str, placement: Placement, trained: frozenset[str]) -> Reading:
+        """How to read the updates of a tier that has this placement."""
+        sends = self.tiers[tier].sends
+        gives = memory.gives(self.server, sends, sorted(trained))
+        sent, given = (memory.regions_of(placement, names, trained) for names in (sends, gives))
+        return Reading(sent, given, self.server.unfold is not MEAN.unfold)
+
+
+@dataclass(frozen=True)
+class DownlinkPlan:
+    """How weights travel to the devices (:mod:`server.publish.downlink`). ``compression`` is for every blob but
+    manifests."""
+
+    encoding: Encoding = "float32"
+    keyframe_every: int = 10
+    compression: Compression = "zstd"
+
+
+@dataclass(frozen=True)
+class AggregatePlan:
+    """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm``
+    0: no limit."""
+
+    rule: Rule = MEAN_RULE
+    clip_norm: float = 0.0
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of a federation. ``digest`` names the configuration: a run is resumed under the same one only.
+
+    ``initial`` holds float tensors by global name, each below one of ``units``; ``trained`` names its trainable
+    parameters, the others (moving statistics) travel as they are. ``memory`` names what the server keeps beside the
+    model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead`` and
+    the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled in
+    by the service. ``count`` says whom an entry is averaged over (:class:`server.aggregate.aggregator.Aggregator`).
+    ``evaluate``
+    is called every ``evaluate_every`` rounds (0: never) and after the last one.
+    """
+
+    federation: str
+    digest: str
+    rules: Rules
+    tiers: Mapping[str, TierPlan]
+    units: tuple[str, ...]
+    initial: Arrays
+    hyper: Mapping[str, float]
+    lr_decay_at: tuple[float, ...] = ()
+    schedule: Schedule = constant
+    server: ServerOpt = MEAN
+    opening: tuple[ExchangePlan, ...] = ()
+    ahead: tuple[ExchangePlan, ...] = ()
+    memory: tuple[str, ...] = ()
+    count: Count = "holders"
+    trained: frozenset[str] = frozenset()
+    aggregate: AggregatePlan = AggregatePlan()
+    downlink: DownlinkPlan = DownlinkPlan()
+    evaluate: Evaluate | None = None
+    evaluate_every: int = 1
+    limits: Limits = Limits()  # noqa: RUF009  frozen
+
+    @property
+    def main(self) -> ExchangePlan:
+        """The exchange that a method of one has in every round."""
+        return ExchangePlan(self.tiers, self.hyper, self.schedule, self.server)
+
+    @property
+    def exchanges(self) -> tuple[ExchangePlan, ...]:
+        """All of them, in the order in which they first come."""
+        return (*self.opening, *self.ahead, self.main)
+
+    def next_main(self, position: int) -> int:
+        """The first position from ``position`` on that has the main exchange."""
+        while self.index(position) != len(self.exchanges) - 1:
+            position += 1
+        return position
+
+    def exchange(self, position: int) -> ExchangePlan:
+        """The exchange that comes after ``position`` completed ones."""
+        return self.exchanges[self.index(position)]
+
+    def index(self, position: int) -> int:
+        """Which of :attr:`exchanges` that is."""
+        first = len(self.opening)
+        return position if position < first else first + (position - first) % (1 + len(self.ahead))
+
+    def hyper_at(self, number: int, position: int) -> dict[str, float]:
+        """Scalars of round ``number`` (from 1), for which ``position`` exchanges were completed.
+
+        ``lr`` is divided by 10 at each fraction of ``lr_decay_at`` that has passed.
+        """
+        exchange = self.exchange(position)
+        rounds = self.rules.rounds
+        decays = sum(1 for fraction in self.lr_decay_at if number - 1 >= fraction * rounds - 1e-9)
+        scaled = {"lr": exchange.hyper["lr"] / 10.0**decays} if "lr" in exchange.hyper else {}
+        return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
+
+    def model_of(self, arrays: Arrays) -> Arrays:
+        """The model's own tensors, without the server's memory."""
+        return memory.model_of(arrays, self.memory) if self.memory else arrays
+
+    def evaluates(self, number: int, outcome: Outcome) -> bool:
+        """Whether the model after round ``number`` is to be evaluated."""
+        if self.evaluate is None or self.evaluate_every == 0:
+            return False
+        last = number == self.rules.rounds
+        return last or (outcome == "closed" and number % self.evaluate_every == 0)

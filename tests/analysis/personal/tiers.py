@@ -1,0 +1,106 @@
+"""Tiers of every kind with a bundle that personalizes, and their weights as a server publishes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from device_runtime.round.job import Job
+from edgefl.analysis.personal.evaluate import Adapter
+from edgefl.contract.program import Program
+from edgefl.models.spec import ModelSpec
+from edgefl.programs.submodels.frozen_forward import chunk_forward
+from edgefl.submodels.catalog import build
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import DataSpec
+from exporters.bundle.build import Label, Prefix, build_bundle
+from exporters.bundle.formats import format_of
+from tests.analysis.personal.users import personal
+from tests.invariants.embracingfl.tiny import tiny
+
+CHUNK, BATCH = 4096, 8
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier, its program and its bundle."""
+
+    spec: ModelSpec
+    submodel: Submodel
+    program: Program
+    prefix: tuple[Prefix, ...]
+    bundle: Bundle
+    form: str
+    blobs: dict[str, bytes]
+
+    @property
+    def adapter(self) -> Adapter:
+        """The same model in torch."""
+        weights = {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
+        payload = self.submodel.place(weights, 1).payload or weights
+        held = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
+        return Adapter(self.program, held, [part.forward for part in self.prefix])
+
+    def get(self, ref: BlobRef) -> bytes:
+        return self.blobs[ref.sha256]
+
+    def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
+        return [self.get(ref) for ref in refs]
+
+    def add(self, data: bytes, chunk: int = CHUNK) -> BlobRef:
+        ref = describe(data, chunk)
+        self.blobs[ref.sha256] = data
+        return ref
+
+    def job(self, chunk: int = CHUNK) -> Job:
+        """A round on the model's initial weights."""
+        weights = {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
+        placed = self.submodel.place(weights, 1)
+        parts = {
+            unit: {key: array for key, array in weights.items() if key.startswith(f"{unit}.")}
+            for unit in self.spec.units
+        }
+        if placed.payload:
+            parts = {self.bundle.manifest.suffix[0]: placed.payload}
+        return Job(
+            run="run",
+            round=3,
+            tier="tier",
+            seed=0,
+            nonce="",
+            samples=0,
+            model_version="v3",
+            bundle=self.add(self.bundle.encoded, chunk),
+            units={unit: self.add(tensors.dump(part, placed.masks), chunk) for unit, part in parts.items()},
+            hyper={},
+        )
+
+
+@cache
+def tier_of(
+    model: str, kind: str = "output_side", *, chunk: int = CHUNK, form: str = "onnx", **options: Any
+) -> Tier:
+    """A tier of the small ``model``, exported once in the format ``form``."""
+    spec = tiny(model)
+    submodel = build(spec, kind, **options)
+    program = personal(submodel, BATCH)
+    prefix = tuple(
+        Prefix(part.units, chunk_forward(part.module, part.sample, batch=BATCH)) for part in submodel.prefix
+    )
+    bundle = build_bundle(
+        program,
+        prefix,
+        submodel.units or ("tier/submodel",),
+        label=Label(model, "tier"),
+        data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
+        chunk_bytes=chunk,
+        format=format_of(form),
+    )
+    return Tier(spec, submodel, program, prefix, bundle, form, dict(bundle.blobs))

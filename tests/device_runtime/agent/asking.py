@@ -1,0 +1,89 @@
+"""The other end of a request for a profile, and a measurement that follows a script."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.profiles import BundleProfile
+from edgefl.wire.errors import RoundAborted
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.topics import ProfileTopics
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.link import publish_blob
+from tests.device_runtime.agent.scripted import ScriptedServer
+from tests.wire.bundle.example_profile import example_profile
+from tests.wire.mqtt.events import wait_for
+
+NONCE = "00112233aabbccdd"
+
+
+@dataclass
+class Scripted:
+    """A measurement that waits for the test; what it was asked is in ``files`` and ``repeats``."""
+
+    files: list[Bundle] = field(default_factory=list)
+    repeats: list[int] = field(default_factory=list)
+    go: threading.Event = field(default_factory=threading.Event)
+    fails: Exception | None = None
+
+    def __call__(self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float) -> BundleProfile:
+        self.files.append(bundles.read(bundle))
+        self.repeats.append(repeat)
+        while not self.go.wait(0.005):
+            if aborted():
+                raise RoundAborted("told to stop")
+        if self.fails is not None:
+            raise self.fails
+        return example_profile(self.files[-1].ref(1 << 17).sha256)
+
+
+class Asker:
+    """The other end: publishes bundles for one request, sends it, reads answers."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self.server = server
+        self.topics = ProfileTopics(server.topics.federation, NONCE)
+        server.session.subscribe(self.server.topics.profile_filters[2:3])
+
+    def publish(self, bundle: Bundle) -> BlobRef:
+        for data in bundle.blobs.values():
+            publish_blob(self.server.session, self.topics, data, tiny.CHUNK)
+        return publish_blob(self.server.session, self.topics, bundle.encoded, tiny.CHUNK)
+
+    def offer(self) -> None:
+        """Say, as askers do before they ask, that somebody waits."""
+        offer = ProfileOffer(until=0.0, blobs=())
+        self.server.publish(self.topics.offer, messages.encode(offer), retain=True)
+
+    def leave(self) -> None:
+        self.server.publish(self.topics.offer, b"", retain=True)
+
+    def ask(self, ref: BlobRef, kind: str = "onnx", **changes: object) -> None:
+        self.offer()
+        self.send(ref, kind, **changes)
+
+    def send(self, ref: BlobRef, kind: str = "onnx", **changes: object) -> None:
+        request = ProfileRequest(nonce=NONCE, bundles={kind: ref}, within_s=60.0, repeat=3)
+        asked = msgspec.structs.replace(request, **changes)
+        self.server.publish(self.server.mine.profile_requests, messages.encode(asked))
+
+    def answer(self) -> ProfileAnswer:
+        event = wait_for(
+            self.server.session, Incoming, lambda event: event.topic == self.server.mine.profiles
+        )
+        return messages.decode(ProfileAnswer, event.payload)
+
+    def last_word(self) -> ProfileAnswer:
+        while (answer := self.answer()).state == "taken":
+            pass
+        return answer

@@ -1,0 +1,135 @@
+"""The agent fed garbage: it refuses, says why, and goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.wire.errors import DataError
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.messages import Status
+from tests.conftest import on_both_brokers
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.agents import StartAgent
+from tests.device_runtime.agent.scripted import ScriptedServer, write_data
+from tests.device_runtime.tiny import World
+
+# -- bad input -------------------------------------------------------------------------------------------------
+
+GARBAGE = [
+    b"\xc1",
+    b"not msgpack",
+    b"\x80",
+    messages.encode(Status(online=True)),
+    b"\x81\xa1v\x02",
+    b"\x81\xa1x" + b"\x91" * 100_000 + b"\x01",
+    b"\x81\xa5round\xa1\xff",
+    b"\x00" * 100_000,
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda data: data[:12].hex())
+def test_garbage_on_every_topic_is_refused_and_the_agent_goes_on(
+    server: ScriptedServer, start: StartAgent, world: World, garbage: bytes
+) -> None:
+    agent = start()
+    server.hello()
+    for topic in (server.topics.current_round, server.mine.tasks, server.mine.acks):
+        server.publish(topic, garbage)
+        assert f"ignored a message on {topic}" in agent.event("refused").text
+
+    server.open(world)
+
+    assert server.update().nonce == "n1"
+
+
+def test_an_empty_message_is_no_message(server: ScriptedServer, start: StartAgent, world: World) -> None:
+    agent = start()
+    server.hello()
+    for topic in (server.topics.current_round, server.mine.tasks, server.mine.acks):
+        server.publish(topic, b"", retain=True)
+    server.open(world)
+
+    assert server.update().nonce == "n1"
+    assert agent.event("refused", "round").event == "round"
+
+
+@on_both_brokers
+def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mended(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    agent = start()
+    server.hello()
+    damaged = server.topics.blob_chunk(world.unit_refs["mid"].sha256, 0)
+    server.publish_blobs(world)
+    server.publish(damaged, b"damaged", retain=True)
+    server.announce(world.announcement())
+    server.assign(world.task())
+    assert "wrong digest" in agent.event("failed").text
+
+    server.publish_blobs(world)
+
+    assert server.update().nonce == "n1"
+
+
+def test_a_bundle_for_another_engine_fails_the_attempt_with_both_formats(
+    server: ScriptedServer, start: StartAgent
+) -> None:
+    bundle = tiny.make_bundle()
+    graphs = tuple(msgspec.structs.replace(graph, format="executorch") for graph in bundle.manifest.graphs)
+    world = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+    agent = start()
+
+    server.open(world)
+
+    assert "holds ['executorch'] graphs, this device runs onnx" in agent.event("failed").text
+    assert agent.alive
+
+
+def test_weights_of_another_shape_fail_the_attempt_and_not_the_agent(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    wrong = World(tiny.make_bundle(), tiny.weights() | {"head": {"head.w": np.zeros((5, 1), np.float32)}})
+    agent = start()
+    server.open(wrong)
+    assert "should be float32 (3, 1), found float32 (5, 1)" in agent.event("failed").text
+
+    server.open(world, number=2)
+
+    assert server.update(2).nonce == "n2"
+
+
+def test_data_that_do_not_fit_the_model_end_the_agent_with_the_numbers(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 9), np.float32), y=np.zeros(4, np.int64))
+    agent = start(data=tmp_path / "wide.npz")
+
+    server.open(world)
+
+    error = agent.ended()
+    assert isinstance(error, DataError)
+    assert "shape (9,), the model takes (3,)" in error.message
+    assert not server.status(lambda status: not status.online).online
+
+
+def test_data_that_cannot_be_read_are_refused_before_anything_is_published(
+    start: StartAgent, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError):
+        start(data=tmp_path / "nowhere.npz")
+
+
+@on_both_brokers
+def test_an_agent_that_stops_is_offline_for_everybody_who_asks_later(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path
+) -> None:
+    agent = start(data=write_data(tmp_path, 5))
+    assert server.status().online
+
+    agent.stop()
+
+    assert not server.status(lambda status: not status.online).online

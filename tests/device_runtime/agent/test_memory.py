@@ -1,0 +1,94 @@
+"""A device told in advance what a bundle needs: what does not fit is declined before anything of it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_runtime.store.database import DECLINED
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.archive import Bundle
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.agents import StartAgent, store_of
+from tests.device_runtime.agent.scripted import ScriptedServer
+from tests.device_runtime.tiny import World
+
+OFFERED = 1 << 30
+"""What the scripted device offers."""
+
+
+def planned(train_bytes: int) -> World:
+    """A round whose training step is known to need so many bytes, and every other graph one."""
+    bundle = tiny.make_bundle()
+    graphs = tuple(
+        msgspec.structs.replace(graph, planned_bytes=train_bytes if graph.name == "train" else 1)
+        for graph in bundle.manifest.graphs
+    )
+    return World(Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+
+
+def test_a_bundle_that_does_not_fit_is_declined_with_both_numbers(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path
+) -> None:
+    agent = start()
+    server.open(planned(3 << 29))
+
+    decline = server.decline()
+
+    assert (decline.round, decline.nonce, decline.reason) == (1, "n1", "no-memory")
+    assert "graph 'train' of tier 'weak' needs 1536.0 MiB, and this device offers 1024.0 MiB" in decline.text
+    said = agent.event("round", "declined")
+    assert said.event == "declined"
+    assert decline.text in said.text
+    agent.stop()
+    assert [(past.outcome, past.reason) for past in store_of(tmp_path).history()] == [(DECLINED, "no-memory")]
+
+
+def test_only_the_manifest_of_a_bundle_that_does_not_fit_is_fetched(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path
+) -> None:
+    agent, world = start(), planned(3 << 29)
+    server.open(world)
+    server.decline()
+    agent.stop()
+
+    store = store_of(tmp_path)
+    kept = [data for data in world.blobs.values() if store.blob(describe(data, tiny.CHUNK))]
+
+    assert kept == [world.bundle.encoded]
+
+
+@pytest.mark.parametrize("needed", [0, OFFERED])
+def test_a_bundle_that_just_fits_or_names_no_need_is_trained(
+    server: ScriptedServer, start: StartAgent, needed: int
+) -> None:
+    start()
+    server.open(planned(needed))
+
+    assert server.update().samples == tiny.ROWS
+
+
+def test_a_graph_that_no_round_runs_keeps_no_device_from_training(
+    server: ScriptedServer, start: StartAgent
+) -> None:
+    world = planned(1)
+    manifest = world.bundle.manifest
+    large = msgspec.structs.replace(manifest.graph("start"), name="evaluate", planned_bytes=OFFERED + 1)
+    manifest = msgspec.structs.replace(manifest, graphs=(*manifest.graphs, large), evaluate="evaluate")
+    assert large not in manifest.of_round and len(manifest.of_round) == len(manifest.graphs) - 1
+    start()
+    server.open(World(Bundle(manifest, world.bundle.blobs)))
+
+    assert server.update().samples == tiny.ROWS
+
+
+def test_the_next_round_is_taken_when_it_fits(server: ScriptedServer, start: StartAgent) -> None:
+    start()
+    server.open(planned(3 << 29))
+    server.decline()
+
+    server.open(planned(1 << 20), number=2)
+
+    assert server.update(2).round == 2

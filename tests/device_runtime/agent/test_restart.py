@@ -1,0 +1,236 @@
+"""The agent stopped, cut off and started again: nothing that it computed is lost or done twice."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.round import job as jobs
+from device_runtime.store.database import Outgoing, PastRound, Store
+from edgefl.wire.errors import StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.messages import Ack, Round
+from edgefl.wire.mqtt.session import Address, Session
+from tests.conftest import Mosquitto, SessionFactory, on_both_brokers
+from tests.device_runtime.agent.agents import StartAgent, store_of
+from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer, write_data
+from tests.device_runtime.tiny import World
+
+# -- stopped and started again ---------------------------------------------------------------------------------
+
+
+@on_both_brokers
+def test_an_agent_started_again_takes_the_round_up_where_it_was(
+    server: ScriptedServer, start: StartAgent, endless: World, tmp_path: Path
+) -> None:
+    agent = start()
+    server.open(endless)
+    server.progress()
+    agent.stop()
+    store = store_of(tmp_path)
+    saved = store.checkpoint("n1")
+    store.close()
+    assert saved is not None
+    assert saved.step > 0
+
+    start()
+
+    assert server.progress().step > saved.step
+
+
+@on_both_brokers
+def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    agent = start()
+    server.open(world)
+    first = server.update()
+    agent.stop()
+
+    again = start()
+
+    assert server.update() == first
+    server.ack(first)
+    assert again.event("round", "accepted").event == "accepted"
+
+
+def test_a_kept_job_that_cannot_be_read_is_dropped(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    """Another release of the runtime wrote it."""
+    store = store_of(tmp_path)
+    store.open_job(b"\xc1 of another release")
+    store.close()
+
+    start()
+    server.open(world)
+
+    assert server.update().nonce == "n1"
+
+
+@pytest.mark.parametrize("same_model", [True, False])
+def test_a_kept_job_follows_a_changed_announcement_of_its_round(
+    server: ScriptedServer, start: StartAgent, world: World, endless: World, tmp_path: Path, same_model: bool
+) -> None:
+    """The server came back with another chunk size, another export or another key."""
+    agent = start()
+    server.open(endless)
+    server.progress()
+    agent.stop()
+    old = endless.job()
+    announced = endless.announcement() if same_model else world.announcement()
+    announced = msgspec.structs.replace(announced, signatures={"weak": b"another key"})
+    announced.units["mid"] = msgspec.structs.replace(announced.units["mid"], chunk=1 << 20, digests=b"")
+    store = store_of(tmp_path)
+    assert store.checkpoint("n1") is not None
+    store.close()
+    offline = offline_agent(tmp_path, announced)
+
+    job = offline._kept_job()
+
+    assert job == msgspec.structs.replace(
+        old, bundle=announced.bundles["weak"], units=announced.units, signature=b"another key"
+    )
+    kept = offline._store.job()
+    assert kept is not None
+    assert jobs.decode(kept) == job
+    assert (offline._store.checkpoint("n1") is not None) == same_model
+    offline._store.close()
+
+
+def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
+    """An agent on the store of the one before, that never connects."""
+    config = AgentConfig(
+        federation=federation_of(folder),
+        device=DEVICE,
+        broker=Address("127.0.0.1", 1),
+        data=write_data(folder),
+        folder=folder / "state",
+    )
+    agent = Agent(config, OnnxEngine(), lambda _: None)
+    agent._announced = announced
+    return agent
+
+
+class SettledMeanwhile(Store):
+    """The outbox thread hears the server's word just before the agent asks whether the update waits."""
+
+    def waits(self, nonce: str) -> bool:
+        self.settle(PastRound(run="run", round=1, tier="weak", nonce=nonce, outcome="accepted"))
+        return super().waits(nonce)
+
+
+def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done_again(
+    start: StartAgent, server: ScriptedServer, world: World, tmp_path: Path
+) -> None:
+    start().stop()
+    agent = offline_agent(tmp_path, world.announcement())
+    agent._task = world.task()
+    agent._store.finish_job(Outgoing("run", 1, "n1", b"update"), None, "")
+    agent._store.close()
+    agent._store = SettledMeanwhile(tmp_path / "state", limit_bytes=1 << 20, history_rounds=5)
+
+    assert agent._next_job() is None
+    assert agent._store.job() is None
+    assert agent._store.past("n1") is not None
+    agent._store.close()
+
+
+def federation_of(folder: Path) -> str:
+    with sqlite3.connect(folder / "state" / "store.sqlite3") as db:
+        found: str = db.execute("SELECT value FROM owner WHERE name = 'federation'").fetchone()[0]
+    return found
+
+
+def test_a_store_of_another_federation_is_refused_before_anything_is_published(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path
+) -> None:
+    Store(
+        tmp_path / "state", limit_bytes=1 << 20, history_rounds=5, federation="elsewhere", device=DEVICE
+    ).close()
+
+    with pytest.raises(StoreError, match="federation elsewhere"):
+        start()
+
+
+def test_an_agent_whose_output_is_closed_goes_on(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    agent = start()
+
+    def closed(_: AgentEvent) -> None:
+        raise BrokenPipeError("stdout is closed")
+
+    agent.agent._report = closed
+    server.open(world)
+    server.ack(server.update())
+    server.open(world, number=2)
+
+    server.ack(server.update(2))
+    assert agent.alive
+
+
+def test_a_store_that_a_round_still_uses_is_not_closed(
+    start: StartAgent, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device_runtime.agent._WORKER_END_S", 0.05)
+    agent = start()
+    server.hello()
+    release = threading.Event()
+    worker = threading.Thread(target=release.wait, daemon=True)
+    worker.start()  # before the agent, which forgets one that is not alive, may see it
+    agent.agent._worker = worker
+
+    agent.stop()
+
+    assert agent.agent._store.history() == []
+    release.set()
+    agent.agent._store.close()
+
+
+def test_an_update_that_cannot_be_read_is_settled_like_any_other(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    store = store_of(tmp_path)
+    store.finish_job(Outgoing("run", 1, "old", b"\xc1 of another release"), None, "")
+    store.close()
+    agent = start()
+    server.hello()
+
+    ack = Ack(round=1, nonce="old", status="rejected", reason="malformed")
+    server.publish(server.mine.acks, messages.encode(ack))
+
+    assert agent.event("rejected").details["round"] == 1
+    server.open(world, number=2)
+    assert server.update(2).nonce == "n2"
+
+
+def test_an_agent_survives_a_broker_that_is_killed_and_comes_back_empty(
+    own_mosquitto: Mosquitto,
+    connect: SessionFactory,
+    tmp_path: Path,
+    limits: Limits,
+    endless: World,
+    world: World,
+) -> None:
+    session: Session = connect(own_mosquitto.address)
+    server = ScriptedServer(session, "demo")
+    agent = RunningAgent("demo", own_mosquitto.address, tmp_path, limits)
+    server.open(endless)
+    server.progress()
+
+    own_mosquitto.kill()
+    agent.event("offline")
+    own_mosquitto.start()
+
+    assert server.status().online
+    server.open(world, number=2)
+    assert server.update(2).nonce == "n2"
+    agent.stop()

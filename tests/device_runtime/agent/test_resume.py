@@ -1,0 +1,367 @@
+"""Which carry a round goes on from, and what is dropped aloud: by the rounds that were completed, the run and the graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.round.job import Job
+from device_runtime.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
+from device_runtime.store.carry import UNKNOWN, Kept
+from device_runtime.store.database import Outgoing, PastRound, Store
+from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import Manifest, PhaseSpec
+from edgefl.wire.errors import RoundDeclined
+from tests.device_runtime import tiny
+from tests.device_runtime.store.stores import open_store
+from tests.device_runtime.tiny import World
+
+WORLD = World(tiny.make_bundle())
+NAME = "run/noisy-sgd/weak"
+
+
+class Home:
+    """A device's store, and what people were told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store: Store = open_store(folder)
+        self.told: list[str] = []
+
+    def leave(self, number: int, outcome: str = "accepted", *, name: str = NAME, v: object = None) -> None:
+        """Round ``number`` was trained; its carry holds the number unless ``v`` says otherwise."""
+        value = np.full(tiny.V.shape, number, np.float32) if v is None else np.asarray(v)
+        self.leave_bytes(number, tensors.dump({"v": value}), outcome, name=name)
+
+    def leave_bytes(self, number: int, data: bytes, outcome: str = "accepted", *, name: str = NAME) -> None:
+        run = name.partition("/")[0]
+        nonce = f"{run}{number}"
+        self.store.finish_job(Outgoing(run, number, nonce, b"update"), data, name)
+        self.hear(number, outcome, run=run)
+
+    def hear(self, number: int, outcome: str, *, run: str = "run") -> None:
+        if outcome:
+            past = PastRound(run=run, round=number, tier="weak", nonce=f"{run}{number}", outcome=outcome)
+            self.store.settle(past)
+
+    def begin(self, number: int, base: int, manifest: Manifest = WORLD.bundle.manifest) -> TakenUp:
+        return take_up(self.store, job(number, base), manifest, lambda text, _: self.told.append(text))
+
+    def value(self, number: int, base: int, manifest: Manifest = WORLD.bundle.manifest) -> float | None:
+        """What round ``number`` goes on from, as its one value; None: from zeros."""
+        taken = self.begin(number, base, manifest)
+        return float(taken.arrays["v"][0, 0]) if taken.arrays else None
+
+    @property
+    def rounds(self) -> list[int]:
+        return [kept.round for kept in self.store.carries()]
+
+
+def job(number: int, base: int) -> Job:
+    return msgspec.structs.replace(WORLD.job(), round=number, base=base, nonce=f"run{number}")
+
+
+def listed(**changes: object) -> Manifest:
+    return msgspec.structs.replace(WORLD.bundle.manifest, **changes)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path)
+    yield made
+    made.store.close()
+
+
+# -- rounds that are completed, abandoned or not known ----------------------------------------------------------
+
+
+def test_a_round_goes_on_from_the_newest_carry_of_a_completed_one(home: Home) -> None:
+    home.leave(1)
+    home.leave(2)
+
+    assert home.value(3, base=2) == 2
+    assert home.rounds == [2]
+    assert home.told == []
+
+
+@pytest.mark.parametrize("outcome", ["accepted", ""])
+def test_the_carry_of_an_abandoned_round_is_void_though_its_update_was_accepted(
+    home: Home, outcome: str
+) -> None:
+    home.leave(1)
+    home.leave(2, outcome)
+
+    assert home.value(3, base=1) == 1
+    assert home.rounds == [1]
+    assert home.told == [
+        "what this device kept of round 2 of run run is dropped: round 2 was abandoned; round 3 goes on from what was "
+        "kept of round 1 of run run (task run1)"
+    ]
+
+
+def test_the_first_round_abandoned_leaves_nothing(home: Home) -> None:
+    home.leave(1)
+
+    assert home.value(2, base=0) is None
+    assert home.rounds == []
+    assert home.told[0].endswith("round 1 was abandoned; round 2 begins from zeros")
+
+
+def test_a_server_that_does_not_say_what_was_completed_has_every_carry_count(home: Home) -> None:
+    home.leave(1)
+    home.leave(2)
+
+    assert home.value(3, base=-1) == 2
+    assert home.told == []
+
+
+def test_a_carry_of_a_store_of_before_counts_as_completed(home: Home) -> None:
+    home.leave(UNKNOWN)
+
+    assert home.value(3, base=0) == UNKNOWN
+
+
+def test_while_an_update_waits_the_carry_before_it_stays_for_its_rejection(home: Home) -> None:
+    home.leave(1)
+    home.leave(2, "")
+    assert home.value(3, base=2) == 2
+    assert home.rounds == [1, 2]
+
+    home.hear(2, "rejected")
+
+    assert home.value(3, base=2) == 1
+
+
+def test_a_round_that_is_begun_again_takes_up_the_same(home: Home) -> None:
+    home.leave(1)
+    home.leave(2)
+
+    first = home.begin(3, base=2)
+
+    assert home.begin(3, base=2).origin == first.origin
+
+
+def test_no_more_than_the_one_in_use_and_the_newest_are_kept_over_many_rounds(home: Home) -> None:
+    for number in range(1, 8):
+        home.value(number, base=number - 1)
+        home.leave(number)
+        assert len(home.rounds) <= 2
+
+
+def test_who_sits_rounds_out_still_learns_which_one_was_abandoned(home: Home) -> None:
+    """Round 2 was abandoned; this device had no task in 3, which was completed."""
+    home.leave(1)
+    home.leave(2)
+    drop_abandoned(home.store, WORLD.announcement(number=3, base=1), lambda text, _: home.told.append(text))
+
+    assert home.value(4, base=3) == 1
+    assert "round 2 was abandoned" in home.told[0]
+
+
+@pytest.mark.parametrize(
+    "announced", [{"base": -1}, {"base": 2}, {"base": 1, "state": "closed"}, {"base": 1, "run": "x"}]
+)
+def test_an_announcement_that_says_nothing_of_an_abandoned_round_drops_nothing(
+    home: Home, announced: dict[str, object]
+) -> None:
+    home.leave(1)
+    home.leave(2)
+
+    drop_abandoned(
+        home.store, WORLD.announcement(number=3, **announced), lambda text, _: home.told.append(text)
+    )  # type: ignore[arg-type]
+
+    assert (home.rounds, home.told) == ([1, 2], [])
+
+
+# -- how long a carry is good -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "base", "good"), [(1, 2, True), (1, 3, False), (2, 3, True), (2, 4, False), (0, 99, True)]
+)
+def test_a_carry_is_good_for_so_many_completed_rounds(
+    home: Home, exchanges: int, base: int, good: bool
+) -> None:
+    home.leave(2)
+
+    value = home.value(base + 1, base, listed(carry_exchanges=exchanges))
+
+    assert value == (2 if good else None)
+    assert home.rounds == ([2] if good else [])
+
+
+def test_abandoned_rounds_do_not_count_against_a_carry(home: Home) -> None:
+    home.leave(2)
+
+    assert home.value(9, base=2, manifest=listed(carry_exchanges=1)) == 2
+
+
+def test_a_carry_that_is_too_old_is_dropped_with_all_before_it_and_told_once(home: Home) -> None:
+    home.leave(1)
+    home.leave(2)
+
+    for _ in range(2):
+        assert home.value(5, base=4, manifest=listed(carry_exchanges=1)) is None
+
+    assert home.rounds == []
+    assert home.told == [
+        "what this device kept of round 2 of run run is dropped: it was good for 1 completed round after it, and round 4 "
+        "is completed; round 5 begins from zeros"
+    ]
+
+
+def test_a_carry_of_an_unknown_round_is_not_good_where_that_matters(home: Home) -> None:
+    home.leave(UNKNOWN)
+
+    assert home.value(1, base=0, manifest=listed(carry_exchanges=1)) is None
+    assert "does not say of which round" in home.told[0]
+
+
+# -- other runs, programs and graphs ----------------------------------------------------------------------------
+
+
+def test_what_other_runs_left_is_dropped_and_told(home: Home) -> None:
+    home.leave(7, name="former/noisy-sgd/weak")
+    home.leave(8, name="former/noisy-sgd/weak")
+    home.leave(1)
+
+    assert home.value(2, base=1) == 1
+
+    assert home.rounds == [1]
+    assert len(home.told) == 1
+    assert "of run former is dropped: it belongs to another run, run goes on now" in home.told[0]
+
+
+def test_a_run_whose_name_begins_like_another_is_another(home: Home) -> None:
+    home.leave(1, name="run2/noisy-sgd/weak")
+
+    assert home.value(2, base=1) is None
+    assert home.rounds == []
+
+
+def test_what_other_tiers_and_programs_of_the_run_left_stays(home: Home) -> None:
+    home.leave(1, name="run/noisy-sgd/strong")
+    home.leave(2, name="run/other/weak")
+
+    assert home.value(3, base=2) is None
+    assert (home.rounds, home.told) == ([1, 2], [])
+
+
+WRONG = {
+    "shape": (
+        tensors.dump({"v": np.zeros((5, 1), np.float32)}),
+        r"carry.v should be float32 (3, 1), found float32 (5, 1)",
+    ),
+    "dtype": (tensors.dump({"v": np.zeros((3, 1), np.float64)}), r"found float64 (3, 1)"),
+    "name": (tensors.dump({"w": np.zeros((3, 1), np.float32)}), r"now reads ['v'], which it does not hold"),
+    "bytes": (b"\xc1 damaged", "not valid safetensors"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_carry_that_does_not_fit_the_graphs_is_dropped_with_those_before_it(home: Home, case: str) -> None:
+    data, why = WRONG[case]
+    home.leave(1)
+    home.leave_bytes(2, data, "")
+
+    assert home.value(3, base=2) is None
+
+    assert home.rounds == []
+    [told] = home.told
+    assert why in told and told.endswith("round 3 begins from zeros")
+
+
+def test_a_carry_may_hold_more_than_this_exchange_reads(home: Home) -> None:
+    more = tensors.dump({"v": np.ones(tiny.V.shape, np.float32), "later": np.zeros(2, np.float32)})
+    home.leave_bytes(1, more)
+
+    assert home.value(2, base=1) == 1
+
+
+class RejectedMeanwhile(Store):
+    """The outbox thread hears the server's word on round 2 just before its carry is read."""
+
+    def carry(self, kept: Kept) -> bytes | None:
+        if kept.round == 2:
+            self.settle(PastRound(run="run", round=2, tier="weak", nonce="run2", outcome="rejected"))
+        return super().carry(kept)
+
+
+def test_a_carry_that_is_rejected_while_it_is_read_is_not_used(home: Home, tmp_path: Path) -> None:
+    home.leave(1)
+    home.leave(2, "")
+    home.store.close()
+    home.store = RejectedMeanwhile(tmp_path, limit_bytes=1000, history_rounds=5)
+
+    assert home.value(3, base=2) == 1
+
+
+# -- programs that need their carry -----------------------------------------------------------------------------
+
+
+def test_a_program_that_needs_its_carry_declines_without_one(home: Home) -> None:
+    with pytest.raises(
+        RoundDeclined, match=r"program 'noisy-sgd' goes on from .* nothing that round 3 can go on from$"
+    ) as caught:
+        home.begin(3, base=2, manifest=listed(carry_needed=True))
+
+    assert caught.value.reason == NO_CARRY
+
+
+def test_a_program_that_needs_its_carry_declines_when_it_is_too_old_and_says_so(home: Home) -> None:
+    home.leave(1)
+
+    with pytest.raises(
+        RoundDeclined, match=r"good for 1 completed round after it, and round 2 is completed$"
+    ):
+        home.begin(3, base=2, manifest=listed(carry_needed=True, carry_exchanges=1))
+
+    assert home.told[0].endswith("this device declines round 3")
+
+
+def test_a_program_that_needs_its_carry_takes_part_with_one(home: Home) -> None:
+    home.leave(2)
+
+    assert home.value(3, base=2, manifest=listed(carry_needed=True, carry_exchanges=1)) == 2
+
+
+def opening() -> Manifest:
+    """An exchange whose graphs read nothing of earlier rounds."""
+    manifest = listed(carry_needed=True, carry_exchanges=1)
+    start = manifest.graph("start")
+    reads = tuple(port for port in start.inputs if port.role != "carry")
+    graphs = tuple(
+        msgspec.structs.replace(graph, inputs=reads) if graph.name == "start" else graph
+        for graph in manifest.graphs
+    )
+    return msgspec.structs.replace(manifest, graphs=graphs)
+
+
+def test_an_exchange_that_reads_no_carry_does_not_decline(home: Home) -> None:
+    assert home.begin(1, base=0, manifest=opening()) == TakenUp()
+
+
+def test_an_exchange_that_reads_no_carry_leaves_what_there_is_to_later_ones(home: Home) -> None:
+    home.leave(1)
+    home.leave(5, name="former/noisy-sgd/weak")
+
+    home.begin(4, base=3, manifest=opening())
+
+    assert home.rounds == [1]
+    [told] = home.told
+    assert told.endswith("round 4 asks for nothing of earlier ones")
+
+
+def test_a_step_that_reads_a_carry_counts_as_reading_one(home: Home) -> None:
+    manifest = opening()
+    train = manifest.graph("train")
+    reading = msgspec.structs.replace(train, inputs=(*train.inputs, tiny.port("carry.v", tiny.V.shape)))
+    graphs = tuple(reading if graph.name == "train" else graph for graph in manifest.graphs)
+    phases = (PhaseSpec(name="p", graph="train", steps=1),)
+
+    with pytest.raises(RoundDeclined):
+        home.begin(1, base=0, manifest=msgspec.structs.replace(manifest, graphs=graphs, phases=phases))

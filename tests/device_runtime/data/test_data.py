@@ -1,0 +1,296 @@
+"""Local data in every format, refused with the numbers in the message where they do not fit."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from device_runtime.data.samples import LabelSpec, load
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.errors import DataError
+from edgefl.wire.idx import read_idx
+from edgefl.wire.tensors import Array
+
+X = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+Y = np.array([0, 2, 1, 2, 0])
+SPEC = DataSpec(shape=(4, 3), dtype="float32", classes=3, scale=0.5, shift=-1.0)
+
+
+def idx(array: Array) -> bytes:
+    codes = {"uint8": 0x08, "int8": 0x09, "int16": 0x0B, "int32": 0x0C, "float32": 0x0D, "float64": 0x0E}
+    head = bytes([0, 0, codes[array.dtype.name], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def npz(path: Path, **arrays: object) -> Path:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return path
+
+
+# -- formats ---------------------------------------------------------------------------------------------------
+
+
+def test_npz(tmp_path: Path) -> None:
+    data = load(npz(tmp_path / "d.npz", x=X, y=Y))
+
+    assert len(data) == 5
+    np.testing.assert_array_equal(data.x, X)
+    np.testing.assert_array_equal(data.y, Y)
+
+
+def test_a_folder_of_two_npy_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+
+    np.testing.assert_array_equal(load(tmp_path).x, X)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_folder_of_idx_files(tmp_path: Path, packed: bool) -> None:
+    for name, array in (("images-idx3-ubyte", X), ("labels-idx1-ubyte", Y.astype(np.uint8))):
+        data = gzip.compress(idx(array)) if packed else idx(array)
+        (tmp_path / f"train-{name}{'.gz' if packed else ''}").write_bytes(data)
+        (tmp_path / f"t10k-{name}").write_bytes(idx(array[:1]))
+
+    data = load(tmp_path)
+
+    np.testing.assert_array_equal(data.x, X)
+    np.testing.assert_array_equal(data.y, Y)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float32", "float64"])
+def test_idx_files_of_every_type_come_in_native_byte_order(tmp_path: Path, dtype: str) -> None:
+    array = np.array([[1, 2, 3], [4, 5, 100]], dtype)
+    (tmp_path / "a").write_bytes(idx(array))
+
+    found = read_idx(tmp_path / "a")
+
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)
+
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    for label, name in enumerate(("cat", "dog", "owl")):
+        (tmp_path / name).mkdir()
+        for row in np.flatnonzero(label == Y):
+            np.save(tmp_path / name / f"{row}.npy", X[row])
+
+    data = load(tmp_path)
+
+    np.testing.assert_array_equal(data.y, [0, 0, 1, 2, 2])
+    np.testing.assert_array_equal(data.x, X[[0, 4, 2, 1, 3]])
+
+
+# -- what is refused when loading ------------------------------------------------------------------------------
+
+
+def test_nothing_there_lists_what_could_be(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"give an \.npz with arrays x and y"):
+        load(tmp_path)
+    with pytest.raises(DataError):
+        load(tmp_path / "nowhere.npz")
+    with pytest.raises(DataError):
+        load(tmp_path / "nowhere")
+
+
+def test_missing_array_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="y"):
+        load(npz(tmp_path / "d.npz", x=X))
+
+
+def test_x_without_y_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+
+    with pytest.raises(DataError, match=r"y\.npy"):
+        load(tmp_path)
+
+
+def test_images_without_labels_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(X))
+
+    with pytest.raises(DataError, match="no labels-idx1-ubyte"):
+        load(tmp_path)
+
+
+def test_unequal_counts_are_refused_with_both(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="5 samples and 4 labels"):
+        load(npz(tmp_path / "d.npz", x=X, y=Y[:4]))
+
+
+def test_empty_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="0 samples and 0 labels"):
+        load(npz(tmp_path / "d.npz", x=X[:0], y=Y[:0]))
+
+
+@pytest.mark.parametrize(("x", "y"), [(np.float32(1), Y), (X, np.int64(3)), (np.float32(1), np.int64(1))])
+def test_scalars_are_no_data(tmp_path: Path, x: Array, y: Array) -> None:
+    with pytest.raises(DataError):
+        load(npz(tmp_path / "d.npz", x=x, y=y))
+
+
+def test_pickled_objects_are_never_opened(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.array([{}, []], dtype=object), y=Y[:2])
+
+    with pytest.raises(DataError, match="cannot be read as training data"):
+        load(tmp_path / "d.npz")
+
+
+def test_class_folders_with_unequal_samples_are_refused(tmp_path: Path) -> None:
+    for name, sample in (("a", X[0]), ("b", X[0, :2])):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "1.npy", sample)
+
+    with pytest.raises(DataError, match="same shape"):
+        load(tmp_path)
+
+
+def test_class_folders_without_samples_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+
+    with pytest.raises(DataError):
+        load(tmp_path)
+
+
+def _npz_bytes(*, compressed: bool) -> bytes:
+    buffer = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(buffer, x=X, y=Y)
+    return buffer.getvalue()
+
+
+FILES = {
+    "d.npz": _npz_bytes(compressed=False),
+    "c.npz": _npz_bytes(compressed=True),
+    "train-images-idx3-ubyte": idx(X),
+    "train-images-idx3-ubyte.gz": gzip.compress(idx(X), mtime=0),
+}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    place=st.integers(0, 2000),
+    value=st.binary(max_size=2),
+    cut=st.booleans(),
+)
+def test_damaged_files_raise_nothing_but_data_error(
+    tmp_path: Path, name: str, place: int, value: bytes, cut: bool
+) -> None:
+    whole = FILES[name]
+    place %= len(whole)
+    damaged = whole[:place] + value + (b"" if cut else whole[place + len(value) :])
+    for file in tmp_path.iterdir():
+        file.unlink()
+    (tmp_path / name).write_bytes(damaged)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(Y.astype(np.uint8)))
+    try:
+        load(tmp_path / name if name.endswith(".npz") else tmp_path)
+    except DataError:
+        return
+
+
+# -- what is refused for a model -------------------------------------------------------------------------------
+
+
+def fitted(tmp_path: Path, x: Array, y: Array, spec: DataSpec = SPEC) -> Array:
+    data = load(npz(tmp_path / "d.npz", x=x, y=y)).fitted(spec)
+    return data.rows(np.arange(len(data)))
+
+
+def test_integers_are_scaled_when_drawn(tmp_path: Path) -> None:
+    rows = fitted(tmp_path, X, Y)
+
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, X.astype(np.float32) * np.float32(0.5) - np.float32(1.0))
+
+
+def test_floats_are_taken_as_they_are(tmp_path: Path) -> None:
+    x = X.astype(np.float32) / 7
+
+    np.testing.assert_array_equal(fitted(tmp_path, x, Y), x)
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int32", "int64"])
+def test_integers_for_a_model_that_reads_integers_are_not_scaled(tmp_path: Path, stored: str) -> None:
+    spec = DataSpec(shape=(4, 3), dtype="int64", classes=3, scale=0.5, shift=-1.0)
+    rows = fitted(tmp_path, X.astype(stored), Y, spec)
+
+    assert rows.dtype == np.int64
+    np.testing.assert_array_equal(rows, X)
+
+
+def test_grey_images_get_their_channel(tmp_path: Path) -> None:
+    spec = DataSpec(shape=(1, 4, 3), dtype="float32", classes=3)
+
+    assert fitted(tmp_path, X, Y, spec).shape == (5, 1, 4, 3)
+
+
+def test_a_wrong_shape_is_refused_with_both(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"shape \(4, 2\), the model takes \(4, 3\)") as caught:
+        fitted(tmp_path, X[:, :, :2], Y)
+    assert caught.value.details == {"found": (4, 2), "expected": (4, 3)}
+
+
+def test_a_wrong_dtype_is_refused_with_both(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="samples are float64, the model takes float32"):
+        fitted(tmp_path, X.astype(np.float64), Y)
+
+
+@pytest.mark.parametrize(
+    ("y", "text"),
+    [
+        (np.array([0, 1, 2, 3, 0]), "from 0 to 3, the model takes integers from 0 to 2"),
+        (np.array([0, -1, 2, 1, 0]), "from -1 to 2"),
+        (Y.astype(np.float32), "labels are float32"),
+        (np.eye(3, dtype=np.int64)[Y], r"shape \(5, 3\)"),
+    ],
+)
+def test_wrong_labels_are_refused_with_their_range(tmp_path: Path, y: Array, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        fitted(tmp_path, X, y)
+
+
+def test_labels_become_int64(tmp_path: Path) -> None:
+    data = load(npz(tmp_path / "d.npz", x=X, y=Y.astype(np.uint8))).fitted(SPEC)
+
+    assert data.labels(np.array([1])).dtype == np.int64
+
+
+def test_a_sample_budget_takes_the_first_rows(tmp_path: Path) -> None:
+    data = load(npz(tmp_path / "d.npz", x=X, y=Y)).fitted(SPEC)
+
+    assert [len(data.first(samples)) for samples in (0, 2, 99)] == [5, 2, 5]
+
+
+# -- labels of other kinds -------------------------------------------------------------------------------------
+
+
+def test_a_label_per_token_is_taken_and_checked(tmp_path: Path) -> None:
+    tokens = np.array([[0, 1], [2, 2], [1, 0], [0, 0], [2, 1]], dtype=np.uint16)
+    data = load(npz(tmp_path / "d.npz", x=X, y=tokens))
+    kept = data.fitted(SPEC, LabelSpec((2,))).labels(np.array([1, 4]))
+
+    assert kept.dtype == np.int64
+    np.testing.assert_array_equal(kept, [[2, 2], [2, 1]])
+    with pytest.raises(DataError, match=r"shape \(5, 2\), the model takes int64 \(3,\) per sample"):
+        data.fitted(SPEC, LabelSpec((3,)))
+    with pytest.raises(DataError, match="from 0 to 3, the model takes integers from 0 to 2"):
+        load(npz(tmp_path / "e.npz", x=X, y=tokens + (tokens == 2))).fitted(SPEC, LabelSpec((2,)))
+
+
+def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) -> None:
+    targets = np.linspace(-3.0, 7.0, 10).reshape(5, 2)
+    spec = LabelSpec((2,), "float32")
+    kept = load(npz(tmp_path / "d.npz", x=X, y=targets)).fitted(SPEC, spec).labels(np.arange(5))
+
+    np.testing.assert_array_equal(kept, targets.astype(np.float32))
+    assert kept.dtype == np.float32
+    targets[1, 1] = np.nan
+    with pytest.raises(DataError, match="the model takes finite numbers"):
+        load(npz(tmp_path / "e.npz", x=X, y=targets)).fitted(SPEC, spec)

@@ -1,0 +1,358 @@
+"""The outbox against a real broker and a server that loses things: an update is sent until the server has spoken."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_runtime.link.outbox import Outbox
+from device_runtime.store.database import Outgoing, PastRound, Store
+from edgefl.wire.errors import StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.messages import Ack, UpdateChunk
+from edgefl.wire.mqtt.session import Address, Incoming, Session
+from edgefl.wire.mqtt.topics import Topics
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
+from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_until, wait_up
+
+DATA = bytes(range(256)) * 8
+
+
+class Server:
+    """Reads update chunks one by one and answers when told to."""
+
+    def __init__(self, session: Session, topics: Topics, device: str) -> None:
+        self.session = session
+        self.topics = topics
+        self.device = device
+        session.subscribe(topics.server_filters)
+        wait_up(session)
+        mine = topics.device(device)
+        session.publish(mine.update(0, 0), b"", qos=1)
+        wait_for(session, Incoming)  # subscribed: our own message came back
+        session.subscribe([mine.acks])
+
+    def chunk(self) -> UpdateChunk:
+        event = wait_for(self.session, Incoming, lambda event: "/updates/" in event.topic)
+        chunk = messages.decode(UpdateChunk, event.payload)
+        assert event.topic == self.topics.device(self.device).update(3, chunk.index)
+        assert len(event.payload) <= 1024
+        return chunk
+
+    def copy(self) -> list[UpdateChunk]:
+        """All chunks of one sending."""
+        first = self.chunk()
+        return [first, *(self.chunk() for _ in range(first.count - 1))]
+
+    def ack(self, nonce: str, status: str = "accepted", **fields: object) -> None:
+        ack = msgspec.convert({"round": 3, "nonce": nonce, "status": status, **fields}, Ack)
+        assert self.session.publish(self.topics.device(self.device).acks, messages.encode(ack)).wait(
+            PATIENCE_S
+        )
+
+    def silent(self) -> bool:
+        """Whether no chunk came before a mark that we send ourselves."""
+        self.session.publish(self.topics.device(self.device).update(0, 0), b"mark")
+        event = wait_for(self.session, Incoming, lambda event: "/updates/" in event.topic)
+        return event.payload == b"mark"
+
+
+class Device:
+    """A device's store with an outbox on it; ``restart`` is a new process."""
+
+    def __init__(self, session: Session, topics: Topics, folder: Path, limits: Limits) -> None:
+        self.folder = folder
+        self.topics = topics
+        self.limits = limits
+        self.settled: queue.SimpleQueue[tuple[Outgoing, Ack]] = queue.SimpleQueue()
+        self.faults: list[Exception] = []
+        self._open(session)
+
+    def _open(self, session: Session) -> None:
+        self.session = session
+        self.store = Store(self.folder, limit_bytes=1 << 20, history_rounds=5)
+        self.outbox = Outbox(session, self.topics.device("phone"), self.store, self.limits, self._settle)
+        session.subscribe([self.topics.device("phone").acks])
+        self.outbox.start()
+
+    def add(self, nonce: str, data: bytes = DATA) -> None:
+        self.store.finish_job(Outgoing("run", 3, nonce, data), None, "")
+        self.outbox.wake()
+
+    def _settle(self, outgoing: Outgoing, ack: Ack) -> None:
+        if self.faults:
+            raise self.faults.pop()
+        past = PastRound(run="run", round=3, tier="weak", nonce=outgoing.nonce, outcome=ack.status)
+        self.store.settle(past)
+        self.settled.put((outgoing, ack))
+
+    def hear(self) -> None:
+        """Pass one acknowledgement on, as the agent does."""
+        event = wait_for(self.session, Incoming, lambda event: event.topic.endswith("/acks"))
+        self.outbox.deliver(messages.decode(Ack, event.payload))
+
+    def verdict(self) -> tuple[str, str]:
+        outgoing, ack = self.settled.get(timeout=PATIENCE_S)
+        return outgoing.nonce, ack.status
+
+    def close(self) -> None:
+        self.outbox.stop()
+        self.store.close()
+
+    def restart(self, session: Session) -> None:
+        self.close()
+        self._open(session)
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request: pytest.FixtureRequest) -> BrokerProcess:
+    found: BrokerProcess = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def topics(federation: str) -> Topics:
+    return Topics(federation)
+
+
+@pytest.fixture
+def device(
+    broker: BrokerProcess, connect: SessionFactory, topics: Topics, tmp_path: Path, limits: Limits
+) -> Iterator[Device]:
+    session = connect(broker.address)
+    wait_up(session)
+    made = Device(session, topics, tmp_path, limits)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(broker: BrokerProcess, connect: SessionFactory, topics: Topics) -> Server:
+    return Server(connect(broker.address), topics, "phone")
+
+
+def test_an_update_arrives_in_chunks_that_name_it(server: Server, device: Device) -> None:
+    device.add("n1")
+
+    chunks = server.copy()
+
+    assert b"".join(chunk.data for chunk in chunks) == DATA
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert {chunk.sha256 for chunk in chunks} == {hashlib.sha256(DATA).hexdigest()}
+    assert {(chunk.nonce, chunk.count, chunk.size) for chunk in chunks} == {("n1", len(chunks), len(DATA))}
+
+
+def test_an_accepted_update_leaves_the_outbox(server: Server, device: Device) -> None:
+    device.add("n1")
+    server.copy()
+
+    server.ack("n1")
+    device.hear()
+
+    assert device.verdict() == ("n1", "accepted")
+    assert device.store.outgoing() is None
+    assert server.silent()
+
+
+def test_a_lost_acknowledgement_makes_the_update_come_again(server: Server, device: Device) -> None:
+    device.add("n1")
+    first = server.copy()
+
+    assert server.copy() == first
+    server.ack("n1")
+    device.hear()
+    assert device.verdict() == ("n1", "accepted")
+
+
+def test_only_missing_chunks_are_sent_again(server: Server, device: Device) -> None:
+    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=PATIENCE_S)
+    device.restart(device.session)
+    device.add("n1")
+    chunks = server.copy()
+
+    server.ack("n1", "missing", missing=[3, 1])
+    device.hear()
+
+    assert [server.chunk(), server.chunk()] == [chunks[3], chunks[1]]
+    assert server.silent()
+    server.ack("n1")
+    device.hear()
+    assert device.verdict() == ("n1", "accepted")
+
+
+def test_missing_chunks_that_do_not_exist_are_ignored(server: Server, device: Device) -> None:
+    device.add("n1")
+    chunks = server.copy()
+
+    server.ack("n1", "missing", missing=[-1, 999, 2])
+    device.hear()
+
+    assert server.chunk() == chunks[2]
+
+
+def test_a_rejected_update_is_settled_and_not_sent_again(server: Server, device: Device) -> None:
+    device.add("n1")
+    server.copy()
+
+    server.ack("n1", "rejected", reason="closed-round", text="round 4 is open")
+    device.hear()
+
+    assert device.verdict() == ("n1", "rejected")
+    assert device.store.past("n1") is not None
+    assert server.silent()
+
+
+def test_an_acknowledgement_of_another_update_settles_nothing(server: Server, device: Device) -> None:
+    device.add("n1")
+    server.copy()
+
+    server.ack("other")
+    device.hear()
+
+    server.copy()
+    assert device.store.waits("n1")
+
+
+def test_updates_go_one_after_the_other_oldest_first(server: Server, device: Device) -> None:
+    device.add("n1")
+    device.add("n2", b"second")
+
+    assert {chunk.nonce for chunk in server.copy()} == {"n1"}
+    server.ack("n1")
+    device.hear()
+    second = server.chunk()
+    assert (second.nonce, second.data, second.count) == ("n2", b"second", 1)
+
+
+def test_a_reason_to_send_again_sends_again_at_once(server: Server, device: Device) -> None:
+    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=1000.0)
+    device.restart(device.session)
+    device.add("n1")
+    first = server.copy()
+
+    device.outbox.send_again()
+
+    assert server.copy() == first
+
+
+def test_an_update_survives_the_agent(
+    server: Server, device: Device, broker: BrokerProcess, connect: SessionFactory
+) -> None:
+    device.add("n1")
+    first = server.chunk()
+    device.session.stop()
+    again = connect(broker.address)
+    wait_up(again)
+
+    device.restart(again)
+
+    assert first.count > 1
+    wait_for(server.session, Incoming, lambda event: event.payload == messages.encode(first))
+    server.ack("n1")
+    device.hear()
+    assert device.verdict() == ("n1", "accepted")
+
+
+def test_a_store_that_cannot_be_written_delays_the_outbox_and_does_not_end_it(
+    server: Server, device: Device
+) -> None:
+    device.faults.append(StoreError("disk full"))
+    device.add("n1")
+    server.copy()
+    server.ack("n1")
+    device.hear()
+
+    server.copy()
+    server.ack("n1")
+    device.hear()
+
+    assert device.verdict() == ("n1", "accepted")
+
+
+def test_an_update_computed_while_the_broker_is_away_is_sent_once_it_is_back(
+    own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, limits: Limits
+) -> None:
+    topics = Topics("demo")
+    session = connect(own_mosquitto.address)
+    wait_up(session)
+    own_mosquitto.kill()
+    device = Device(session, topics, tmp_path / "device", limits)
+    wait_until(lambda: not session.connected, "noticing that the broker is gone")
+    device.add("n1")
+
+    own_mosquitto.start()
+    server = Server(connect(own_mosquitto.address), topics, "phone")
+
+    assert {chunk.nonce for chunk in server.copy()} == {"n1"}
+    device.close()
+
+
+def test_stopping_an_outbox_that_was_never_started_is_harmless(tmp_path: Path, limits: Limits) -> None:
+    store = Store(tmp_path, limit_bytes=1000, history_rounds=5)
+    session = Session(Address("127.0.0.1", 1), "x", limits=limits)
+
+    Outbox(session, Topics("demo").device("phone"), store, limits, lambda *_: None).stop()
+    store.close()
+
+
+def test_an_update_found_before_its_wake_up_goes_up_once(server: Server, device: Device) -> None:
+    """The outbox looks by itself now and then, and may do so between the end of a job and the wake-up."""
+    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=1000.0)
+    device.restart(device.session)
+    device.store.finish_job(Outgoing("run", 3, "n1", DATA), None, "")
+    chunks = server.copy()
+
+    device.outbox.wake()
+    server.ack("n1", "missing", missing=[1])
+    device.hear()
+
+    assert server.chunk() == chunks[1]
+    server.ack("n1")
+    device.hear()
+    assert device.verdict() == ("n1", "accepted")
+    assert server.silent()
+
+
+class SlowDelivery:
+    """Done once it is told so."""
+
+    def __init__(self) -> None:
+        self.finished = False
+
+    def wait(self, _timeout_s: float) -> bool:
+        return self.finished
+
+
+class SlowSession:
+    """A link that takes messages and delivers none until asked to."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.deliveries: list[SlowDelivery] = []
+
+    def publish(self, _topic: str, _payload: bytes) -> SlowDelivery:
+        self.deliveries.append(SlowDelivery())
+        return self.deliveries[-1]
+
+
+def test_no_more_chunks_than_the_window_are_ahead_of_the_broker(tmp_path: Path, limits: Limits) -> None:
+    store = Store(tmp_path, limit_bytes=1000, history_rounds=5)
+    store.finish_job(Outgoing("run", 3, "n1", DATA), None, "")
+    session = SlowSession()
+    limits = msgspec.structs.replace(limits, upload_window=2)
+    outbox = Outbox(session, Topics("demo").device("phone"), store, limits, lambda *_: None)  # type: ignore[arg-type]
+    outbox.start()
+
+    for sent in (2, 3, 4):
+        wait_until(lambda sent=sent: len(session.deliveries) == sent, f"{sent} chunks on their way")  # type: ignore[misc]
+        session.deliveries[sent - 2].finished = True
+
+    outbox.stop()
+    store.close()

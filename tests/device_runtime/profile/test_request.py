@@ -1,0 +1,388 @@
+"""An agent that is asked what a bundle costs: it answers, declines with a reason, and training comes first."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle import profiles
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.errors import BundleError
+from edgefl.wire.limits import Limits
+from tests.conftest import on_both_brokers
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.agents import StartAgent
+from tests.device_runtime.agent.asking import NONCE, Asker, Scripted
+from tests.device_runtime.agent.link import publish_blob
+from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
+from tests.device_runtime.agent.test_bad_input import GARBAGE
+from tests.device_runtime.tiny import World
+from tests.wire.bundle.example_profile import example_profile
+from tests.wire.mqtt.events import wait_until
+
+STALE = "ffeeddccbbaa9988"
+
+
+@pytest.fixture
+def asker(server: ScriptedServer) -> Asker:
+    return Asker(server)
+
+
+@pytest.fixture
+def script() -> Iterator[Scripted]:
+    made = Scripted()
+    yield made
+    made.go.set()
+
+
+@pytest.fixture
+def start_scripted(start: StartAgent, script: Scripted, limits: Limits) -> StartAgent:
+    """Agents that measure what the script says, can send it in one message, and wait long for what comes."""
+    return partial(start, measure=script, limits=patient(limits))
+
+
+def patient(limits: Limits, **changes: float) -> Limits:
+    return msgspec.structs.replace(limits, **{"chunk_bytes": 4096, "fetch_timeout_s": 5.0, **changes})
+
+
+def ready(start: StartAgent, asker: Asker, **options: object) -> RunningAgent:
+    agent = start(**options)
+    asker.server.hello()
+    return agent
+
+
+def next_text(agent: RunningAgent, within_s: float) -> str:
+    """The text of the agent's next event; empty if there is none so soon."""
+    try:
+        return agent.events.get(timeout=within_s).text
+    except queue.Empty:
+        return ""
+
+
+def test_a_device_profiles_what_it_is_asked_to_and_its_answer_reads_back(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    ready(start_scripted, asker)
+    script.go.set()
+
+    asker.ask(asker.publish(world.bundle))
+
+    assert asker.answer().state == "taken"
+    answer = asker.answer()
+    assert (answer.nonce, answer.state) == (NONCE, "done")
+    assert profiles.decode(answer.profile) == example_profile(world.bundle_ref.sha256)
+    assert script.files == [world.bundle]
+    assert script.repeats == [3]
+
+
+def test_a_bundle_of_a_later_release_is_profiled_under_the_name_it_was_asked_for(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    """What this release writes of its manifest leaves out the field that it does not know."""
+    later = msgspec.msgpack.encode(msgspec.msgpack.decode(world.bundle.encoded) | {"new": 1})
+    for data in world.bundle.blobs.values():
+        publish_blob(asker.server.session, asker.topics, data, tiny.CHUNK)
+    ref = publish_blob(asker.server.session, asker.topics, later, tiny.CHUNK)
+    ready(start_scripted, asker)
+    script.go.set()
+
+    asker.ask(ref)
+
+    assert ref.sha256 != world.bundle_ref.sha256
+    assert profiles.decode(asker.last_word().profile).bundle == ref.sha256
+
+
+def test_a_request_that_comes_again_is_measured_once_and_answered_again(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    ready(start_scripted, asker)
+    ref = asker.publish(world.bundle)
+    for _ in range(2):
+        asker.ask(ref)
+        assert asker.answer().state == "taken"
+    script.go.set()
+    first = asker.answer()
+
+    asker.ask(ref)
+
+    assert asker.answer() == first
+    assert len(script.files) == 1
+
+
+def test_the_files_of_a_profile_are_gone_after_it(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, tmp_path: Path
+) -> None:
+    ready(start_scripted, asker)
+    script.go.set()
+    asker.ask(asker.publish(world.bundle))
+    asker.last_word()
+
+    wait_until(lambda: not (tmp_path / "state" / "profile").exists(), "the folder of the profile is gone")
+
+
+def test_what_a_killed_agent_left_of_a_profile_is_gone_when_it_starts_again(
+    start_scripted: StartAgent, asker: Asker, tmp_path: Path
+) -> None:
+    left = tmp_path / "state" / "profile"
+    left.mkdir(parents=True)
+    (left / "bundle.efl").write_bytes(b"half a bundle")
+
+    ready(start_scripted, asker)
+
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("fails", [BundleError("no engine runs it"), ValueError("an engine's own")])
+def test_a_measurement_that_fails_is_declined_with_its_words_and_the_device_trains_on(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, fails: Exception
+) -> None:
+    ready(start_scripted, asker)
+    script.fails = fails
+    script.go.set()
+    asker.ask(asker.publish(world.bundle))
+
+    answer = asker.last_word()
+
+    assert (answer.state, answer.reason) == ("declined", "failed")
+    assert str(fails) in answer.text
+    asker.server.open(world)
+    assert asker.server.update().nonce == "n1"
+
+
+def test_a_round_that_begins_stops_the_measurement_which_is_made_after_it(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    agent = ready(start_scripted, asker)
+    asker.ask(asker.publish(world.bundle))
+    wait_until(lambda: len(script.files) == 1, "the measurement begins")
+
+    asker.server.open(world)
+    agent.event("round")
+    update = asker.server.update()
+    asker.server.ack(update)
+    script.go.set()
+
+    assert asker.last_word().state == "done"
+    assert update.nonce == "n1"
+
+
+def test_a_device_in_a_round_says_busy_when_the_time_for_an_answer_is_over(
+    start_scripted: StartAgent, asker: Asker, endless: World, script: Scripted
+) -> None:
+    agent = ready(start_scripted, asker)
+    asker.server.open(endless)
+    agent.event("round")
+
+    asker.ask(asker.publish(endless.bundle), within_s=2.0)
+
+    answer = asker.last_word()
+    assert (answer.state, answer.reason) == ("declined", "busy")
+    assert script.files == []
+
+
+def test_a_bundle_for_other_engines_only_is_declined_with_both_formats(
+    start_scripted: StartAgent, asker: Asker, world: World
+) -> None:
+    ready(start_scripted, asker)
+
+    asker.ask(world.bundle_ref, kind="executorch")
+
+    answer = asker.last_word()
+    assert answer.reason == "no-bundle"
+    assert "runs onnx, offered are executorch" in answer.text
+
+
+def test_a_bundle_that_needs_more_memory_is_declined_with_both_numbers_before_its_graphs_are_fetched(
+    start_scripted: StartAgent, asker: Asker, script: Scripted
+) -> None:
+    bundle = tiny.make_bundle()
+    graphs = tuple(
+        msgspec.structs.replace(graph, planned_bytes=3 << 30 if graph.name == "train" else 1)
+        for graph in bundle.manifest.graphs
+    )
+    large = Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), {})
+    ready(start_scripted, asker)
+
+    asker.ask(asker.publish(large))
+
+    answer = asker.last_word()
+    assert answer.reason == "no-memory"
+    assert "3072.0 MiB" in answer.text
+    assert "1024.0 MiB" in answer.text
+    assert script.files == []
+
+
+@pytest.mark.parametrize("signed", ["by its server", "by another", "not at all"])
+def test_a_device_with_a_key_profiles_only_what_its_server_signed(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, tmp_path: Path, signed: str
+) -> None:
+    ours, other = Signer(tmp_path / "ours.key"), Signer(tmp_path / "other.key")
+    ready(start_scripted, asker, server_key=ours.public_key)
+    script.go.set()
+    ref = asker.publish(world.bundle)
+    signer = {"by its server": ours, "by another": other}.get(signed)
+
+    asker.ask(ref, signatures={"onnx": signer.sign(ref.sha256)} if signer else {})
+
+    answer = asker.last_word()
+    assert (answer.state, answer.reason) == (
+        ("done", "") if signed == "by its server" else ("declined", "signature")
+    )
+    assert len(script.files) == (signed == "by its server")
+
+
+GOOD = b"what was meant"
+BLOBS: dict[str, tuple[BlobRef, bytes, str]] = {
+    "no manifest": (describe(GOOD, tiny.CHUNK), GOOD, "manifest is malformed"),
+    "damaged": (describe(GOOD, tiny.CHUNK), b"what is there", "wrong digest"),
+    "missing": (describe(GOOD, tiny.CHUNK), b"", "did not arrive"),
+    "huge": (BlobRef(sha256="ab" * 32, size=1 << 50, chunk=1 << 49, digests=b"\0" * 64), b"", "the limit of"),
+    "no reference": (BlobRef(sha256="not a digest", size=-1, chunk=0), b"", "malformed"),
+}
+
+
+@pytest.mark.parametrize("case", BLOBS)
+def test_a_bundle_that_cannot_be_fetched_or_read_is_declined_and_the_device_trains_on(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, limits: Limits, case: str
+) -> None:
+    ref, there, said = BLOBS[case]
+    waits = {"fetch_timeout_s": 1.0, "fetch_retries": 1} if case == "missing" else {}
+    agent = ready(start_scripted, asker, limits=patient(limits, **waits))
+    if there:
+        asker.server.publish(asker.topics.blob_chunk(ref.sha256, 0), there, retain=True)
+
+    asker.ask(ref)
+
+    answer = asker.last_word()
+    assert (answer.state, answer.reason) == ("declined", "failed")
+    assert said in answer.text
+    asker.server.open(world)
+    assert asker.server.update().nonce == "n1"
+    assert agent.alive
+    assert script.files == []
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [*GARBAGE, msgspec.msgpack.encode({"v": 1, "nonce": "+/#", "bundles": {}, "within_s": 1.0})],
+    ids=lambda data: data[:12].hex(),
+)
+def test_a_malformed_request_is_refused_and_the_agent_goes_on(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, garbage: bytes
+) -> None:
+    agent = ready(start_scripted, asker)
+    topic = asker.server.mine.profile_requests
+    asker.server.publish(topic, garbage)
+    assert f"ignored a message on {topic}" in agent.event("refused").text
+
+    script.go.set()
+    asker.ask(asker.publish(world.bundle))
+
+    assert asker.last_word().state == "done"
+
+
+@pytest.mark.parametrize("change", [{"within_s": float("nan")}, {"within_s": 0.0}, {"repeat": 10**6}])
+def test_a_request_beyond_all_bounds_is_refused(
+    start_scripted: StartAgent, asker: Asker, world: World, change: dict[str, object]
+) -> None:
+    agent = ready(start_scripted, asker)
+
+    asker.ask(world.bundle_ref, **change)
+
+    assert "ignored a message" in agent.event("refused").text
+
+
+def test_an_agent_that_stops_ends_its_measurement(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    agent = ready(start_scripted, asker)
+    asker.ask(asker.publish(world.bundle))
+    wait_until(lambda: len(script.files) == 1, "the measurement begins")
+
+    agent.stop()
+
+    assert agent.error is None
+
+
+# -- askers that left ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("patience_s", "within_s"), [(0.5, 60.0), (5.0, 0.5)])
+def test_a_request_that_arrives_when_its_asker_left_is_dropped_without_a_word(
+    start_scripted: StartAgent,
+    asker: Asker,
+    world: World,
+    script: Scripted,
+    limits: Limits,
+    patience_s: float,
+    within_s: float,
+) -> None:
+    agent = ready(start_scripted, asker, limits=patient(limits, fetch_timeout_s=patience_s))
+    script.go.set()
+    ref = asker.publish(world.bundle)
+
+    asker.send(ref, within_s=within_s)
+
+    assert "nobody waits" in agent.event("profile").text
+    agent.stop()
+    ready(start_scripted, asker)
+    asker.ask(ref)
+    assert [asker.answer().state for _ in range(2)] == ["taken", "done"]  # nothing was said before
+    assert len(script.files) == 1
+
+
+def test_a_request_that_comes_again_is_kept_until_a_slow_link_brings_its_offer(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, limits: Limits
+) -> None:
+    agent = ready(start_scripted, asker, limits=patient(limits, fetch_timeout_s=1.5))
+    script.go.set()
+    ref = asker.publish(world.bundle)
+    asker.send(ref)
+    asker.send(ref, nonce=STALE)
+
+    while "nobody waits" not in (text := next_text(agent, within_s=0.1)):
+        asker.send(ref)
+
+    assert STALE in text
+    asker.offer()
+    assert asker.last_word().state == "done"
+
+
+def test_requests_without_an_asker_keep_no_other_from_being_measured(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    agent = ready(start_scripted, asker)
+    script.go.set()
+    ref = asker.publish(world.bundle)
+    for number in range(4):
+        asker.send(ref, nonce=f"{number:016x}")
+
+    asker.ask(ref)
+
+    assert asker.last_word().state == "done"
+    assert "nobody waits for it any more (0000000000000000)" in agent.event("profile").text
+
+
+@on_both_brokers
+def test_a_measurement_whose_asker_leaves_is_stopped_and_the_next_request_is_answered(
+    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
+) -> None:
+    agent = ready(start_scripted, asker)
+    ref = asker.publish(world.bundle)
+    asker.ask(ref)
+    wait_until(lambda: len(script.files) == 1, "the measurement begins")
+
+    asker.leave()
+
+    while "nobody waits" not in agent.event("profile").text:
+        pass
+    script.go.set()
+    asker.ask(ref)
+    assert asker.last_word().state == "done"

@@ -1,0 +1,139 @@
+"""The bundle of a tier: complete, checked, and shared between tiers where functions are equal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.errors import ExportError
+from exporters.bundle.build import Label, Prefix, build_bundle
+from tests.exporters.examples import BATCH, small_net, step_of
+
+DATA = DataSpec(shape=(3, 6, 6), dtype="float32", classes=3)
+
+
+def program_of(module: nn.Module, shape: tuple[int, ...]) -> Program:
+    step = step_of(module, shape)
+    state = {name.removeprefix("state."): spec for name, spec in step.inputs.items() if name[:5] == "state"}
+
+    def finish(t: Tensors) -> Tensors:
+        return prefixed("update", select(t, "state"))
+
+    def evaluate(t: Tensors) -> Tensors:
+        return {
+            "metric.count": torch.ones_like(t["batch.0.y"], dtype=torch.float32).sum() + t["batch.0.x"].sum()
+        }
+
+    return Program(
+        name="test",
+        start=Function(
+            "start", lambda t: prefixed("state", select(t, "weights")), prefixed("weights", state)
+        ),
+        phases=(Phase("train", step, 5),),
+        finish=Function("finish", finish, prefixed("state", state)),
+        evaluate=Function(
+            "evaluate", evaluate, {name: step.inputs[name] for name in ("batch.0.x", "batch.0.y")}
+        ),
+        hyper={"lr": 0.1},
+    )
+
+
+def forward_of(module: nn.Module, shape: tuple[int, ...]) -> Function:
+    weights = {f"weights.{name}": TensorSpec.of(value) for name, value in module.named_parameters()}
+
+    def fn(t: Tensors) -> Tensors:
+        with torch.no_grad():
+            return {"record.x": torch.func.functional_call(module, select(t, "weights"), (t["batch.0.x"],))}
+
+    return Function("forward", fn, weights | {"batch.0.x": TensorSpec((BATCH, *shape))})
+
+
+def build(program: Program, prefix: list[Prefix], tier: str = "weak") -> bundles.Bundle:
+    return build_bundle(program, prefix, ("head",), label=Label("net", tier), data=DATA)
+
+
+@pytest.fixture(scope="module")
+def suffix() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
+
+
+@pytest.fixture(scope="module")
+def conv() -> Prefix:
+    return Prefix(("conv",), forward_of(nn.Conv2d(3, 4, 3), (3, 6, 6)))
+
+
+def test_bundle_lists_every_graph_and_survives_its_file(
+    suffix: nn.Sequential, conv: Prefix, tmp_path: Path
+) -> None:
+    bundle = build(program_of(suffix, (4, 4, 4)), [conv])
+    bundles.write(bundle, tmp_path / "weak.efl")
+
+    manifest = bundles.read(tmp_path / "weak.efl").manifest
+
+    assert manifest == bundle.manifest
+    assert {graph.name for graph in manifest.graphs} == {"forward.1", "start", "train", "finish", "evaluate"}
+    assert [(chunk.units, manifest.graph(chunk.graph).outputs[0].name) for chunk in manifest.prefix] == [
+        (("conv",), "record.x")
+    ]
+    assert manifest.batch == BATCH and manifest.steps == 5
+    assert {port.role for port in manifest.graph("train").inputs} == {"state", "batch", "hyper"}
+
+
+def test_equal_functions_of_two_tiers_share_their_blobs(suffix: nn.Sequential, conv: Prefix) -> None:
+    weak = build(program_of(suffix, (4, 4, 4)), [conv])
+    other = build(program_of(suffix, (4, 4, 4)), [], tier="other")
+
+    assert {graph.blob.sha256 for graph in other.manifest.graphs} < set(weak.blobs)
+    assert other.encoded != weak.encoded
+
+
+def test_progress_names_each_graph(suffix: nn.Sequential, conv: Prefix) -> None:
+    said: list[str] = []
+
+    build_bundle(
+        program_of(suffix, (4, 4, 4)),
+        [conv],
+        ("head",),
+        label=Label("net", "weak"),
+        data=DATA,
+        progress=said.append,
+    )
+
+    assert len(said) == 5 and "train" in " ".join(said)
+
+
+def test_a_state_nobody_leaves_is_told(suffix: nn.Sequential) -> None:
+    program = program_of(suffix, (4, 4, 4))
+    start = Function("start", lambda t: {"state.other": t["weights.x"] + 1}, {"weights.x": TensorSpec((1,))})
+
+    with pytest.raises(ExportError, match=r"'train' reads 'state\.1\.weight' .* nothing of that name"):
+        build(replace(program, start=start), [])
+
+
+def test_a_hyper_parameter_without_default_is_told(suffix: nn.Sequential) -> None:
+    with pytest.raises(ExportError, match=r"reads \['lr'\] but gives no default"):
+        build(replace(program_of(suffix, (4, 4, 4)), hyper={}), [])
+
+
+def test_a_prefix_cut_elsewhere_is_told(suffix: nn.Sequential) -> None:
+    wrong = Prefix(("conv",), forward_of(nn.Conv2d(3, 4, 5), (3, 6, 6)))
+
+    with pytest.raises(
+        ExportError, match=r"records float32\[4, 4, 2, 2\], 'train' reads float32\[4, 4, 4, 4\]"
+    ):
+        build(program_of(suffix, (4, 4, 4)), [wrong])
+
+
+def test_two_functions_of_one_name_are_told() -> None:
+    program = program_of(small_net(), (3, 6, 6))
+
+    with pytest.raises(ExportError, match="two functions named 'start'"):
+        build(replace(program, finish=replace(program.finish, name="start")), [])

@@ -1,0 +1,281 @@
+"""What a bundle says of an exchange beside its graphs, and that a device runs what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from device_runtime.data.samples import Batches
+from edgefl.contract.program import Function, Kept, Phase, Program
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.errors import ExportError
+from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries, version_of
+from tests.device_runtime import tiny
+from tests.device_runtime.rounds import Device
+from tests.device_runtime.tiny import WIDTH, World
+
+SHAPE = TensorSpec((WIDTH, 1))
+LABELS = torch.int64
+
+
+def stream(number: int, rows: int) -> dict[str, TensorSpec]:
+    return {f"batch.{number}.x": TensorSpec((rows, WIDTH)), f"batch.{number}.y": TensorSpec((rows,), LABELS)}
+
+
+def mask(rows: int) -> dict[str, TensorSpec]:
+    return {"batch.0.mask": TensorSpec((rows,))}
+
+
+def start(t: Tensors) -> Tensors:
+    return {
+        "state.weights.head.w": t["weights.head.w"] * 1,
+        "state.m": t["weights.m/head.w"] + t["carry.m/head.w"],
+    }
+
+
+def step(t: Tensors) -> Tensors:
+    moved = t["batch.0.x"].mean(0)[:, None] + t["batch.1.x"].sum(0)[:, None] * t["batch.1.y"].sum()
+    return {"state.weights.head.w": t["state.weights.head.w"] - t["hyper.lr"] * (t["state.m"] + moved)}
+
+
+def sweep(t: Tensors) -> Tensors:
+    return {"state.m": t["state.m"] + (t["batch.0.x"] * t["batch.0.mask"][:, None]).sum(0)[:, None]}
+
+
+def finish(t: Tensors) -> Tensors:
+    w, m = t["state.weights.head.w"], t["weights.m/head.w"]
+    return {"update.head.w": w * 1, "update.m/head.w": m + w, "carry.m/head.w": w - m}
+
+
+def evaluate(t: Tensors) -> Tensors:
+    return {"metric.count": (t["batch.0.x"] @ t["weights.head.w"]).sum()}
+
+
+def adapt(t: Tensors) -> Tensors:
+    return {"weights.head.w": t["weights.head.w"] - t["hyper.lr"] * t["batch.0.x"].mean(0)[:, None]}
+
+
+STATE = {"state.weights.head.w": SHAPE, "state.m": SHAPE}
+LR = {"hyper.lr": TensorSpec(())}
+TRAIN = Function("train", step, STATE | stream(0, 4) | stream(1, 2) | LR)
+SWEEP = Function("sweep", sweep, STATE | stream(0, 3) | mask(3))
+ADAPT = Function("adapt", adapt, {"weights.head.w": SHAPE} | stream(0, 4) | LR)
+PROGRAM = Program(
+    name="remembering",
+    start=Function(
+        "start", start, {name: SHAPE for name in ("weights.head.w", "weights.m/head.w", "carry.m/head.w")}
+    ),
+    phases=(Phase("train", TRAIN, 5),),
+    finish=Function("finish", finish, {"state.weights.head.w": SHAPE, "weights.m/head.w": SHAPE}),
+    evaluate=Function("evaluate", evaluate, {"weights.head.w": SHAPE} | stream(0, 4)),
+    hyper={"lr": 0.1},
+)
+SWEEPING = replace(PROGRAM, phases=(Phase("all", SWEEP, 1, over_data=True), *PROGRAM.phases))
+
+
+def build(program: Program) -> Bundle:
+    return build_bundle(program, [], ("head", "m/head"), label=Label("net", "weak"), data=tiny.DATA)
+
+
+# -- the manifest -----------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_says_how_to_adapt_to_draw_and_for_how_long_a_carry_is_good() -> None:
+    listed = build(replace(PROGRAM, personalize=ADAPT, draws="draw", kept=Kept(exchanges=2))).manifest
+
+    assert (listed.personalize, listed.draws, listed.carry_exchanges, listed.carry_needed) == (
+        "adapt",
+        "draw",
+        2,
+        False,
+    )
+    assert [port.name for port in listed.graph("adapt").outputs] == ["weights.head.w"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Bundle:
+    return build(PROGRAM)
+
+
+@pytest.fixture(scope="module")
+def swept() -> Bundle:
+    return build(replace(SWEEPING, draws="draw"))
+
+
+def test_a_manifest_of_a_plain_program_says_nothing_new(plain: Bundle) -> None:
+    listed = manifests.decode(plain.encoded)
+
+    assert (listed.v, listed.personalize, listed.draws) == (1, "", "walk")
+    assert (listed.carry_exchanges, listed.carry_needed) == (0, False)
+
+
+def test_a_manifest_says_which_phase_passes_over_the_data(swept: Bundle) -> None:
+    listed = manifests.decode(swept.encoded)
+
+    assert (listed.v, listed.draws, listed.batch) == (2, "draw", 4)
+    assert [(phase.name, phase.over_data) for phase in listed.phases] == [("all", True), ("train", False)]
+
+
+@pytest.mark.parametrize(
+    ("program", "version"),
+    [
+        (PROGRAM, 1),
+        (replace(PROGRAM, personalize=ADAPT, draws="draw", kept=Kept(exchanges=1)), 1),
+        (replace(PROGRAM, kept=Kept(exchanges=1, needed=True)), 2),
+        (SWEEPING, 2),
+    ],
+    ids=[
+        "plain",
+        "what a former device trains just as well",
+        "a carry that is needed",
+        "a phase over the data",
+    ],
+)
+def test_version_2_is_written_only_where_a_former_device_would_train_something_else(
+    program: Program, version: int
+) -> None:
+    assert version_of(program) == version
+
+
+def test_the_batch_of_a_manifest_is_that_of_the_first_stream() -> None:
+    assert batch_size(PROGRAM) == 4
+    assert batch_size(SWEEPING) == 4
+    assert batch_size(replace(PROGRAM, phases=SWEEPING.phases[:1])) == 3
+
+
+def test_steps_that_draw_differently_from_one_stream_are_told() -> None:
+    other = Function("other", step, STATE | stream(0, 4) | stream(1, 3) | LR)
+    program = replace(PROGRAM, phases=(*PROGRAM.phases, Phase("more", other, 1)))
+
+    with pytest.raises(
+        ExportError, match=r"stream 1 of program 'remembering' should have one size, found \[2, 3\]"
+    ):
+        batch_size(program)
+
+
+def test_a_program_that_reads_no_batch_is_told() -> None:
+    still = Function("still", lambda t: {"state.m": t["state.m"] * 2}, STATE)
+
+    with pytest.raises(ExportError, match=r"no step of program 'remembering' reads batch\.0"):
+        batch_size(replace(PROGRAM, phases=(Phase("still", still, 1),)))
+
+
+def test_entries_are_counted_in_the_steps_where_finish_reads_none_of_them() -> None:
+    silent = Function(
+        "finish", lambda t: {"carry.m/head.w": t["weights.m/head.w"] * 1}, {"weights.m/head.w": SHAPE}
+    )
+
+    assert trained_entries(PROGRAM) == trained_entries(replace(PROGRAM, finish=silent)) == WIDTH
+
+
+@pytest.mark.parametrize("extra", [stream(1, 3), {}], ids=["another stream", "no mask"])
+def test_a_pass_that_could_not_be_made_as_it_is_meant_is_told(extra: dict[str, TensorSpec]) -> None:
+    held = mask(3) if extra else {}
+
+    def fn(t: Tensors) -> Tensors:
+        rows = sum(tensor.sum() for name, tensor in t.items() if name.startswith("batch."))
+        return {"state.m": t["state.m"] + rows}
+
+    wrong = Function("wrong", fn, STATE | stream(0, 3) | held | extra)
+
+    with pytest.raises(
+        ExportError, match=r"'wrong' passes over the data and reads .* it should read 0\.x, 0\.y and 0\.mask"
+    ):
+        build(replace(PROGRAM, phases=(Phase("all", wrong, 1, over_data=True), *PROGRAM.phases)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (
+            lambda t: {"weights.head.w": t["weights.head.w"].sum(0) + t["batch.0.x"].sum()},
+            r"returns 'weights\.head\.w' as float32\[1\]",
+        ),
+        (
+            lambda t: {"weights.other": t["weights.head.w"] * t["batch.0.x"].sum()},
+            r"returns 'weights\.other' .* reads nothing of that name",
+        ),
+        (
+            lambda t: {"update.head.w": t["weights.head.w"] * t["batch.0.x"].sum()},
+            r"returns \['update'\]; one that adapts",
+        ),
+    ],
+    ids=["another shape", "another name", "another role"],
+)
+def test_an_adaptation_that_cannot_be_repeated_is_told(fn: object, told: str) -> None:
+    wrong = Function("wrong", fn, {"weights.head.w": SHAPE} | stream(0, 4))  # type: ignore[arg-type]
+
+    with pytest.raises(ExportError, match=told):
+        build(replace(PROGRAM, personalize=wrong))
+
+
+# -- on a device ------------------------------------------------------------------------------------------------
+
+
+HEAD, MEMORY = tiny.weights()["head"]["head.w"], np.array([[0.5], [-1.0], [2.0]], np.float32)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[list[Device]]:
+    made: list[Device] = []
+    yield made
+    for device in made:
+        device.store.close()
+
+
+def device_of(bundle: Bundle, folder: Path, running: list[Device]) -> Device:
+    device = Device(folder, World(bundle, {"head": {"head.w": HEAD}, "m/head": {"m/head.w": MEMORY}}))
+    running.append(device)
+    return device
+
+
+def trained(carry: tiny.Array, draws: str, *, swept: bool) -> tiny.Array:
+    """``step`` in plain numpy."""
+    data, rows = tiny.local().fitted(tiny.DATA), tiny.ROWS
+    w, m = HEAD, MEMORY + carry
+    first = -(-rows // 3) if swept else 0
+    m = m + data.x.sum(0)[:, None] if swept else m
+    for at in range(first, first + 5):
+        outer, inner = (Batches(7, rows, size, draws).indices(k, at) for k, size in ((0, 4), (1, 2)))  # type: ignore[arg-type]
+        moved = data.x[outer].mean(0)[:, None] + data.x[inner].sum(0)[:, None] * data.y[inner].sum()
+        w = w - np.float32(0.1) * (m + moved)
+    return w
+
+
+@pytest.mark.parametrize("kind", ["plain", "swept"])
+def test_a_device_reads_and_sends_the_servers_memory_and_draws_streams_of_two_sizes(
+    tmp_path: Path, running: list[Device], kind: str, request: pytest.FixtureRequest
+) -> None:
+    bundle: Bundle = request.getfixturevalue(kind)
+    device = device_of(bundle, tmp_path, running)
+    carry = np.ones((WIDTH, 1), np.float32)
+
+    result = device.run(device.world.job(), carry={"m/head.w": carry})
+
+    w = trained(carry, bundle.manifest.draws, swept=kind == "swept")
+    assert result.update.keys() == {"head.w", "m/head.w"}
+    np.testing.assert_allclose(result.update["head.w"], w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result.update["m/head.w"], MEMORY + w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result.carry["m/head.w"], w - MEMORY, rtol=1e-5, atol=1e-5)
+
+
+def test_a_program_that_sends_nothing_trains_and_keeps(tmp_path: Path, running: list[Device]) -> None:
+    local = Function(
+        "finish", lambda t: {"carry.m/head.w": t["state.weights.head.w"] * 1}, {"state.weights.head.w": SHAPE}
+    )
+    device = device_of(build(replace(PROGRAM, finish=local)), tmp_path, running)
+
+    result = device.run(device.world.job())
+
+    assert result.update == {}
+    zeros = np.zeros((WIDTH, 1), np.float32)
+    np.testing.assert_allclose(
+        result.carry["m/head.w"], trained(zeros, "walk", swept=False), rtol=1e-5, atol=1e-5
+    )

@@ -1,0 +1,71 @@
+"""``edgefl export --memory-budget``: the option reaches the bundle, and a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edgefl.cli import app
+from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
+
+CONFIG = """
+[model]
+name = "mlp"
+options = {{ hidden = [6, 5] }}
+[program]
+batch = 4
+steps = 2
+[data]
+name = "digits"
+[tiers.strong]
+count = 1
+{budget}
+"""
+
+
+def exported(folder: Path, *options: str, budget: str = "") -> Graph:
+    """The step in the bundle that the command writes; raises what the command raises."""
+    (folder / "federation.toml").write_text(CONFIG.format(budget=budget))
+    ran = CliRunner().invoke(app, ["export", str(folder / "federation.toml"), "--out", str(folder), *options])
+    if isinstance(ran.exception, EdgeflError):
+        raise ran.exception
+    assert ran.exit_code == 0, ran.output
+    return bundles.read(folder / "strong.efl").manifest.graph("train")
+
+
+def test_the_option_is_written_beside_the_step(tmp_path: Path) -> None:
+    assert exported(tmp_path, "--memory-budget", "64MiB").memory_budget == 64 * 2**20
+
+
+def test_without_it_the_tier_s_own_budget_holds(tmp_path: Path) -> None:
+    assert exported(tmp_path, budget='memory_budget = "65MiB"').memory_budget == 65 * 2**20
+    assert exported(tmp_path).memory_budget == 0
+
+
+def test_the_option_goes_before_the_tier_s_own_budget(tmp_path: Path) -> None:
+    step = exported(tmp_path, "--memory-budget", "70 MB", budget='memory_budget = "65MiB"')
+
+    assert step.memory_budget == 70_000_000
+
+
+def test_a_budget_that_is_met_already_changes_no_byte_of_the_graph(tmp_path: Path) -> None:
+    assert exported(tmp_path, "--memory-budget", "1GiB").blob == exported(tmp_path).blob
+
+
+@pytest.mark.parametrize("text", ["much", "0", "7 TiB"])
+def test_an_option_that_is_no_size_is_told(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="48MiB or a share such as 50%"):
+        exported(tmp_path, "--memory-budget", text)
+
+    assert not (tmp_path / "strong.efl").exists()
+
+
+def test_a_budget_that_cannot_be_met_writes_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"'train' does not fit a memory budget of 1\.0 MiB"):
+        exported(tmp_path, "--memory-budget", "1MiB")
+
+    assert not (tmp_path / "strong.efl").exists()

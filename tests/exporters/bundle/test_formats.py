@@ -1,0 +1,234 @@
+"""Both formats of a bundle's graphs: written, checked beside torch, and told apart from what they are not."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.formats import FORMATS
+from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.errors import BundleError, ConfigError, ExportError
+from exporters.bundle.build import Label, ports
+from exporters.bundle.build import build_bundle as build
+from exporters.bundle.formats import check_installed, format_of
+from exporters.bundle.verify import Origin, verify_bundle
+from exporters.bundle.wiring import check_wiring
+from tests.exporters.bundle.test_bundle import DATA, program_of
+from tests.exporters.examples import step_of
+
+both = pytest.mark.parametrize("name", FORMATS)
+NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
+
+
+@pytest.fixture(scope="module")
+def bundles() -> dict[str, Bundle]:
+    """One program's bundle in each format."""
+    label, program = Label("net", "weak"), program_of(NET, (4, 4, 4))
+    return {
+        name: build(program, [], ("head",), label=label, data=DATA, format=format_of(name))
+        for name in FORMATS
+    }
+
+
+@pytest.fixture(scope="module")
+def step() -> Function:
+    torch.manual_seed(0)
+    return step_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), (3, 2, 2))
+
+
+def graph_of(name: str, function: Function) -> tuple[Graph, bytes]:
+    form = format_of(name)
+    captured = form.capture(function)
+    artifact = form.write(captured)
+    listed = Graph(
+        name=function.name,
+        format=form.name,
+        blob=manifests.BlobRef(sha256="", size=0, chunk=1),
+        inputs=ports(captured.inputs),
+        outputs=ports(captured.outputs),
+    )
+    return listed, artifact.model
+
+
+@both
+def test_a_function_is_written_alike_twice_and_agrees_with_torch(name: str, step: Function) -> None:
+    form = format_of(name)
+    artifact = form.write(form.capture(step))
+
+    assert form.write(form.capture(step)) == artifact
+    assert artifact.planned_bytes > 0
+    assert form.verify(step, artifact.model, seed=3).worst <= 1e-4
+
+
+@both
+def test_a_graph_of_another_function_is_found_out(name: str, step: Function) -> None:
+    def twice(t: Tensors) -> Tensors:
+        return {key: value * (2 if key == "metric.loss" else 1) for key, value in step.fn(t).items()}
+
+    wrong = Function(step.name, twice, step.inputs)
+    form = format_of(name)
+
+    with pytest.raises(ExportError, match=r"'metric\.loss' of function"):
+        form.verify(step, form.write(form.capture(wrong)).model, seed=3)
+
+
+@both
+def test_a_graph_agrees_with_its_ports_and_with_no_others(name: str, step: Function) -> None:
+    form = format_of(name)
+    graph, model = graph_of(name, step)
+    fewer = msgspec.structs.replace(graph, inputs=graph.inputs[1:])
+
+    assert form.differs(graph, model) == ""
+    assert graph.inputs[0].name in form.differs(fewer, model)
+    assert "export" in form.differs(graph, b"no model at all")
+
+
+def test_a_port_of_another_shape_in_a_program_is_found_out(step: Function) -> None:
+    graph, model = graph_of("executorch", step)
+    first = msgspec.structs.replace(graph.inputs[0], shape=(7, 7))
+    wrong = msgspec.structs.replace(graph, inputs=(first, *graph.inputs[1:]))
+
+    assert f"{first.name!r} is float32[7, 7] in the manifest" in format_of("executorch").differs(wrong, model)
+
+
+@pytest.mark.parametrize("name", [b"batch.0.x", b"metric.loss"])
+def test_a_program_whose_names_are_no_text_is_found_out(name: bytes, step: Function) -> None:
+    graph, model = graph_of("executorch", step)
+
+    assert "export it again" in format_of("executorch").differs(
+        graph, model.replace(name, b"\xff" * len(name))
+    )
+
+
+def test_bundles_of_both_formats_say_the_same_of_their_ports(bundles: dict[str, Bundle]) -> None:
+    found = {
+        name: [(graph.name, graph.inputs, graph.outputs) for graph in made.manifest.graphs]
+        for name, made in bundles.items()
+    }
+
+    assert found["onnx"] == found["executorch"]
+    assert {name: made.manifest.format for name, made in bundles.items()} == {name: name for name in FORMATS}
+    assert not set(bundles["onnx"].blobs) & set(bundles["executorch"].blobs)
+
+
+@both
+def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: str) -> None:
+    made = bundles[name]
+
+    assert made.manifest.graph("train").planned_bytes > 0
+    assert manifests.decode(made.encoded) == made.manifest
+
+
+@both
+def test_a_bundle_of_either_format_is_verified_in_its_own_runtime(
+    bundles: dict[str, Bundle], name: str
+) -> None:
+    check = verify_bundle(bundles[name], Origin(program_of(NET, (4, 4, 4)), [], ("head",)), seed=5)
+
+    assert check.ok
+    assert [each.graph for each in check.graphs] == ["start", "train", "finish", "evaluate"]
+
+
+@both
+def test_a_bundle_with_the_graphs_of_another_format_is_found_out(
+    bundles: dict[str, Bundle], name: str
+) -> None:
+    other = bundles["onnx" if name == "executorch" else "executorch"]
+    graphs = tuple(msgspec.structs.replace(graph, format=name) for graph in other.manifest.graphs)
+    wrong = Bundle(msgspec.structs.replace(other.manifest, graphs=graphs), other.blobs)
+
+    check = verify_bundle(wrong, Origin(program_of(NET, (4, 4, 4)), [], ("head",)))
+
+    assert not check.ok and all(each.problem for each in check.graphs)
+
+
+@pytest.mark.parametrize("port", ["state.0.weight", "metric.loss", "hyper.lr"])
+def test_only_state_that_stays_as_it_is_may_be_written_in_place(
+    bundles: dict[str, Bundle], port: str
+) -> None:
+    manifest = bundles["onnx"].manifest
+    read = {each.name for each in manifest.graph("train").inputs_of("state")}
+    port = sorted(read)[0] if port.startswith("state") else port
+    graphs = tuple(
+        msgspec.structs.replace(graph, in_place=(port,)) if graph.name == "train" else graph
+        for graph in manifest.graphs
+    )
+    told = msgspec.structs.replace(manifest, graphs=graphs)
+
+    if port in read:
+        check_wiring(told)
+        assert manifests.decode(manifests.encode(told)) == told
+    else:
+        with pytest.raises(ExportError, match=f"'train' is to write '{port}' in place"):
+            check_wiring(told)
+        with pytest.raises(BundleError, match=f"'train' is to write '{port}' in place"):
+            manifests.decode(manifests.encode(told))
+
+
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+def test_two_ports_of_one_name_are_refused(bundles: dict[str, Bundle], kind: str) -> None:
+    """An engine that gives memory to each name would leave one of them without any."""
+    manifest = bundles["onnx"].manifest
+    step = manifest.graph("train")
+    ports = getattr(step, kind)
+    odd = msgspec.structs.replace(step, **{kind: (*ports, ports[0])})
+    graphs = tuple(odd if graph is step else graph for graph in manifest.graphs)
+
+    with pytest.raises(BundleError, match=f"graph 'train' has port '{ports[0].name}' twice"):
+        manifests.decode(manifests.encode(msgspec.structs.replace(manifest, graphs=graphs)))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\x1b[31m"])
+def test_names_that_cannot_be_shown_are_refused(bundles: dict[str, Bundle], name: str) -> None:
+    manifest = bundles["onnx"].manifest
+    graphs = (*manifest.graphs, msgspec.structs.replace(manifest.graphs[0], name=name))
+
+    for odd in (
+        msgspec.structs.replace(manifest, tier=name),
+        msgspec.structs.replace(manifest, graphs=graphs),
+    ):
+        with pytest.raises(BundleError, match="cannot be shown"):
+            manifests.decode(manifests.encode(odd))
+
+
+def test_less_than_no_memory_is_refused(bundles: dict[str, Bundle]) -> None:
+    manifest = bundles["onnx"].manifest
+    graphs = tuple(msgspec.structs.replace(graph, planned_bytes=-1) for graph in manifest.graphs)
+
+    with pytest.raises(BundleError, match="planned to need -1 bytes"):
+        manifests.decode(manifests.encode(msgspec.structs.replace(manifest, graphs=graphs)))
+
+
+def test_a_format_that_there_is_not_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="no format 'tflite'; there are: onnx, executorch"):
+        format_of("tflite")
+
+
+def test_a_format_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("exporters.bundle.formats.metadata.version", missing)
+
+    check_installed(["onnx"])
+    with pytest.raises(ConfigError, match=r"pip install 'edgefl\[executorch\]'"):
+        check_installed(["onnx", "executorch"])
+
+
+def test_a_spec_of_any_type_that_ports_may_have_is_told_alike_by_both() -> None:
+    """The numbers that ExecuTorch has for types are those that a manifest names."""
+    dtypes = {"a": torch.uint8, "b": torch.int64, "c": torch.bool, "d": torch.float32, "e": torch.int32}
+    inputs = {f"state.{name}": TensorSpec((2, 3), dtype) for name, dtype in dtypes.items()}
+    function = Function("kinds", lambda t: {key: value.clone() for key, value in t.items()}, inputs)
+
+    for name in FORMATS:
+        graph, model = graph_of(name, function)
+        assert format_of(name).differs(graph, model) == ""

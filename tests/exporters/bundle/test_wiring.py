@@ -1,0 +1,167 @@
+"""What a graph reads where no device feeds it, and what else a bundle may say that its program does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from edgefl.contract.program import Kept, Phase, Program
+from edgefl.submodels.cost import TRAINING, Cost
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.errors import ExportError
+from exporters.bundle.verify import Origin, verify_bundle
+from exporters.bundle.wiring import check_wiring
+from exporters.fit import round_work
+from tests.exporters.bundle.test_exchanges import ADAPT, PROGRAM, SWEEP, SWEEPING, build
+
+
+@pytest.fixture(scope="module")
+def listed() -> Manifest:
+    return build(replace(SWEEPING, personalize=ADAPT)).manifest
+
+
+def also_reading(manifest: Manifest, function: str, port: str) -> Manifest:
+    def more(graph: Graph) -> Graph:
+        new = Port(name=port, role=port.partition(".")[0], dtype="float32", shape=(4,))  # type: ignore[arg-type]
+        return (
+            msgspec.structs.replace(graph, inputs=(*graph.inputs, new)) if graph.name == function else graph
+        )
+
+    return msgspec.structs.replace(manifest, graphs=tuple(map(more, manifest.graphs)))
+
+
+@pytest.mark.parametrize(
+    ("function", "port", "told"),
+    [
+        (
+            "start",
+            "state.w",
+            r"to start: it may read weights\.\*, carry\.\*, .* and noise\.\*; read it in a step",
+        ),
+        ("start", "batch.0.x", "to start"),
+        (
+            "train",
+            "weights.w",
+            r"to a step: .* batch\.<k>\.x and batch\.<k>\.y; return it from start as state",
+        ),
+        ("train", "carry.w", "to a step"),
+        ("train", "batch.0.mask", "to a step: "),
+        ("sweep", "weights.w", "to a step over the data"),
+        ("finish", "batch.0.x", r"to finish: .*; return what it needs from a step as state\.\*"),
+        (
+            "evaluate",
+            "hyper.lr",
+            r"to evaluate: it may read weights\.\*, batch\.0\.x, .*batch\.0\.mask; evaluate by",
+        ),
+        ("evaluate", "state.w", "to evaluate"),
+        ("evaluate", "carry.w", "to evaluate"),
+        ("evaluate", "noise.drop", "to evaluate"),
+        ("evaluate", "batch.1.x", "to evaluate"),
+        ("adapt", "carry.w", r"to personalize: .*; make the step from weights and batch\.0 alone"),
+        ("adapt", "batch.1.x", "to personalize"),
+        ("adapt", "batch.0.mask", "to personalize"),
+    ],
+)
+def test_a_port_that_no_device_feeds_there_is_refused_at_export(
+    listed: Manifest, function: str, port: str, told: str
+) -> None:
+    check_wiring(listed)
+
+    with pytest.raises(
+        ExportError, match=f"function '{function}' reads '{port}', which no device feeds {told}"
+    ) as e:
+        check_wiring(also_reading(listed, function, port))
+    assert (e.value.details["function"], e.value.details["port"]) == (function, port)
+
+
+@pytest.mark.parametrize(
+    ("function", "port"),
+    [
+        ("start", "noise.dither"),
+        ("finish", "carry.w"),
+        ("train", "batch.7.x"),
+        ("train", "data.class_counts"),
+        ("adapt", "noise.drop"),
+        ("adapt", "data.class_counts"),
+        ("evaluate", "batch.0.mask"),
+    ],
+)
+def test_what_a_device_does_feed_may_be_read(listed: Manifest, function: str, port: str) -> None:
+    check_wiring(also_reading(listed, function, port))
+
+
+# -- the bundle beside its program ------------------------------------------------------------------------------
+
+
+def problems(manifest: Manifest, origin: Origin) -> list[str]:
+    bare = msgspec.structs.replace(manifest, graphs=())
+    told = verify_bundle(Bundle(bare, {}), origin).problems
+    return [each for each in told if not each.startswith("graphs:")]
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Manifest, Origin]:
+    program = replace(SWEEPING, personalize=ADAPT, draws="draw", kept=Kept(exchanges=2, needed=True))
+    return build(program).manifest, Origin(program, (), ("head", "m/head"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"v": 1}, "version: 1 in the bundle, 2 expected"),
+        ({"exchange": "opening"}, "exchange: opening in the bundle,  expected"),
+        ({"personalize": ""}, "personalize:  in the bundle, adapt expected"),
+        ({"draws": "walk"}, "draws: walk in the bundle, draw expected"),
+        ({"carry_exchanges": 0}, "carry is good for exchanges (0: all): 0 in the bundle, 2 expected"),
+        ({"carry_needed": False}, "carry is needed: False in the bundle, True expected"),
+    ],
+)
+def test_what_a_device_would_do_otherwise_than_the_program_says_is_told(
+    whole: tuple[Manifest, Origin], changes: dict[str, object], problem: str
+) -> None:
+    manifest, origin = whole
+
+    assert problems(manifest, origin) == []
+    assert problems(msgspec.structs.replace(manifest, **changes), origin) == [problem]
+
+
+def test_a_phase_that_no_longer_passes_over_the_data_is_told(whole: tuple[Manifest, Origin]) -> None:
+    manifest, origin = whole
+    first, *others = manifest.phases
+    stepped = PhaseSpec(name=first.name, graph=first.graph, steps=first.steps)
+
+    (told,) = problems(msgspec.structs.replace(manifest, phases=(stepped, *others)), origin)
+
+    assert (
+        told.startswith("phases: [('all', 'sweep', 1)") and "('all', 'sweep', 'once over the data')" in told
+    )
+
+
+# -- what a round of it is worth --------------------------------------------------------------------------------
+
+COST = Cost(parameters=1, macs=100, kept_macs=100, prefix_macs=7, download_bytes=1, upload_bytes=1)
+
+
+def passing(steps: int) -> Program:
+    """5 steps of 4 rows, and a pass in batches of 3 that is declared to have ``steps``."""
+    return replace(PROGRAM, phases=(Phase("all", SWEEP, steps, over_data=True), *PROGRAM.phases))
+
+
+def test_steps_count_by_their_batch_and_the_frozen_units_once_for_each_row() -> None:
+    assert round_work(PROGRAM, COST, 50) == TRAINING * 100 * 5 * 4 + 7 * 50
+    assert round_work(PROGRAM, COST) == TRAINING * 100 * 20 + 7 * 20
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9])
+def test_a_pass_over_the_data_counts_every_row_once_in_whole_batches_whatever_steps_say(steps: int) -> None:
+    assert round_work(passing(steps), COST, 50) == TRAINING * 100 * (20 + 51) + 7 * 50
+    assert round_work(passing(steps), COST) == TRAINING * 100 * (20 + 21) + 7 * 20
+
+
+def test_a_pass_alone_is_one_batch_where_nobody_knows_how_many_rows_there_are() -> None:
+    alone = replace(PROGRAM, phases=passing(1).phases[:1])
+    assert round_work(alone, COST) == TRAINING * 100 * 3
+    assert round_work(alone, COST, 7) == TRAINING * 100 * 9 + 7 * 7

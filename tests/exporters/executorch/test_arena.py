@@ -1,0 +1,57 @@
+"""The arena: no two values that live at once overlap, and it is no larger than what lies in it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters.executorch.xnnpack.arena import ALIGNMENT, Span, aligned, planned
+
+spans = st.builds(
+    lambda size, first, length: Span(size, first, first + length),
+    st.integers(1, 5000),
+    st.integers(0, 30),
+    st.integers(0, 12),
+)
+
+
+@given(st.lists(spans, max_size=40))
+def test_values_that_live_at_once_never_overlap(found: list[Span]) -> None:
+    offsets, _ = planned(dict(enumerate(found)))
+
+    for a in offsets:
+        for b in offsets:
+            if a < b and found[a].meets(found[b]):
+                assert offsets[a] + found[a].size <= offsets[b] or offsets[b] + found[b].size <= offsets[a]
+
+
+@given(st.lists(spans, max_size=40))
+def test_the_arena_ends_where_the_last_value_ends(found: list[Span]) -> None:
+    offsets, total = planned(dict(enumerate(found)))
+    most = max(
+        (sum(aligned(s.size) for s in found if s.first <= turn <= s.last) for turn in range(60)), default=0
+    )
+
+    assert total == max((offsets[key] + aligned(found[key].size) for key in offsets), default=0)
+    assert total >= most
+    assert all(offset % ALIGNMENT == 0 for offset in offsets.values())
+
+
+def test_memory_of_a_dead_value_is_used_again() -> None:
+    offsets, total = planned({"a": Span(640, 0, 1), "b": Span(640, 2, 3), "c": Span(64, 0, 3)})
+
+    assert offsets["a"] == offsets["b"]
+    assert total == 704
+
+
+def test_a_small_value_lies_in_the_smallest_gap() -> None:
+    row = {
+        "a": Span(6400, 0, 9),
+        "b": Span(3200, 0, 1),
+        "c": Span(1600, 0, 9),
+        "d": Span(640, 0, 1),
+        "e": Span(320, 0, 9),
+    }
+    offsets, _ = planned({**row, "new": Span(64, 5, 6)})
+
+    assert offsets["new"] == offsets["d"]

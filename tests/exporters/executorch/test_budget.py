@@ -1,0 +1,64 @@
+"""Memory budgets of ExecuTorch programs: what is planned fits, and the numbers stay the same."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.errors import ExportError
+from exporters.bundle.artifact import Artifact
+from exporters.bundle.formats import format_of
+from exporters.executorch.program.write import RUNTIME_BYTES
+from exporters.memory.recompute import Budget
+
+
+@functools.cache
+def step() -> Function:
+    objective = Objective.of(OutputSide(zoo.build("resnet8", widths=(8, 16, 16)), 0))
+    return programs.build("sgd", objective, batch=16).phases[0].function
+
+
+@functools.cache
+def plain() -> Artifact:
+    form = format_of("executorch")
+    return form.write(form.capture(step()))
+
+
+def within(budget: Budget) -> tuple[Artifact, int]:
+    form = format_of("executorch")
+    return form.write_within(form.capture(step()), budget)
+
+
+def test_a_budget_that_the_program_keeps_anyway_changes_nothing() -> None:
+    artifact, count = within(Budget(plain().planned_bytes))
+
+    assert count == plain().planned_bytes
+    assert artifact.model == plain().model
+
+
+def test_a_share_is_one_of_what_the_program_plans_beside_executorch_itself() -> None:
+    artifact, count = within(Budget(0.97, relative=True))
+
+    assert count == int(0.97 * (plain().planned_bytes - RUNTIME_BYTES)) + RUNTIME_BYTES
+    assert artifact.planned_bytes <= count < plain().planned_bytes
+
+
+def test_a_step_with_less_memory_computes_what_torch_computes() -> None:
+    artifact, _ = within(Budget(0.97, relative=True))
+
+    assert format_of("executorch").verify(step(), artifact.model, 1).worst < 1e-4
+
+
+def test_a_budget_that_no_plan_keeps_is_refused_with_the_smallest_that_one_does() -> None:
+    with pytest.raises(ExportError, match=r"are for ExecuTorch itself") as caught:
+        within(Budget(RUNTIME_BYTES + 1024))
+
+    smallest = int(caught.value.details["smallest"])  # type: ignore[call-overload]
+    assert RUNTIME_BYTES < smallest < plain().planned_bytes
+    assert within(Budget(smallest))[0].planned_bytes == smallest

@@ -1,0 +1,139 @@
+"""What is computed again behind the turn: less memory, equal results, no product twice, nothing before its time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx, nn
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from exporters.capture.trace import Captured
+from exporters.executorch import capture_for
+from exporters.executorch.check.programs import verify
+from exporters.executorch.graph import lowered
+from exporters.executorch.program.emit import Program, emit
+from exporters.executorch.program.keep import HELD, end_of_forward, recomputed
+from exporters.executorch.program.partition import steps_of
+from exporters.executorch.program.write import to_executorch
+from exporters.executorch.xnnpack.region import costs, delegate, supported
+from tests.exporters.examples import step_of
+
+SHAPE = (4, 16, 16)
+
+
+class Residual(nn.Module):
+    """x + norm(conv(relu(norm(conv(x))))) three times: inner activations are cheap, outer ones lead to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(self._block() for _ in range(3))
+        self.head = nn.Linear(4, 3)
+
+    def _block(self) -> nn.Module:
+        first, second = (nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2))
+        return nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second, nn.BatchNorm2d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.relu(x + block(x))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def _step() -> Captured:
+    return capture_for(step_of(Residual(), SHAPE))
+
+
+def _rewritten(captured: Captured) -> fx.GraphModule:
+    module = lowered(captured)
+    recomputed(module, end_of_forward(captured, module))
+    return module
+
+
+def _written(captured: Captured, module: fx.GraphModule) -> Program:
+    return emit(module, steps_of(module), captured.inputs, captured.outputs)
+
+
+def test_a_residual_network_keeps_much_less_for_its_backward_pass() -> None:
+    captured = _step()
+    plain, less = _written(captured, lowered(captured)), _written(captured, _rewritten(captured))
+
+    assert less.arena_bytes < 0.5 * plain.arena_bytes
+
+
+def test_a_step_that_computes_again_equals_torch() -> None:
+    captured = _step()
+
+    assert verify(captured.function, to_executorch(captured).model, 1).worst < 1e-4
+
+
+def test_the_program_to_compare_with_takes_more_memory_and_equals_torch() -> None:
+    captured = _step()
+
+    lean, plain = to_executorch(captured), to_executorch(captured, lean=False)
+
+    assert plain.planned_bytes > lean.planned_bytes
+    assert verify(captured.function, plain.model, 1).worst < 1e-4
+
+
+def test_no_product_is_computed_twice() -> None:
+    captured = _step()
+
+    def products(module: fx.GraphModule) -> int:
+        return sum(
+            node.op == "call_function" and supported(node) and costs(node) >= 10
+            for node in module.graph.nodes
+        )
+
+    assert products(_rewritten(captured)) == products(lowered(captured)) > 0
+
+
+def test_what_is_held_back_runs_behind_the_gradient_that_it_waits_for() -> None:
+    module = _rewritten(_step())
+    done: set[fx.Node] = set()
+    waited = 0
+    for step in steps_of(module):
+        for node in step.nodes:
+            waited += HELD in node.meta
+            assert node.meta.get(HELD, node) in done | {node}
+            done.add(node)
+    assert waited > 0
+
+
+def test_a_function_without_a_metric_stays_as_it_is() -> None:
+    module = lowered(_step())
+    before = len(module.graph.nodes)
+
+    recomputed(module, None)
+
+    assert len(module.graph.nodes) == before
+
+
+def test_the_first_delegate_asks_for_the_workspace_of_the_largest() -> None:
+    module = _rewritten(_step())
+    first, *others = [step.nodes for step in steps_of(module) if step.delegated]
+    results = set(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    most = max(delegate(module, nodes, results).workspace_bytes for nodes in others)
+
+    found = delegate(module, first, results, 2 * most)
+
+    assert 2 * most - 4 < found.workspace_bytes <= 2 * most + 128
+    assert found.reserved
+
+
+def test_a_long_chain_of_cheap_ops_is_computed_again_whole() -> None:
+    """Longer than Python's stack is deep, one frame or more for each op."""
+
+    def step(t: Tensors) -> Tensors:
+        leaf = t["batch.0.x"].detach().requires_grad_()
+        x = leaf
+        for _ in range(500):
+            x = torch.sin(x)
+        loss = (x * x).mean()
+        return {"metric.loss": loss.detach(), "update.x": torch.autograd.grad(loss, leaf)[0]}
+
+    captured = capture_for(Function("f", step, {"batch.0.x": TensorSpec((32, 1024))}))
+    module = _rewritten(captured)
+
+    sines = [node for node in module.graph.nodes if node.target is torch.ops.aten.sin.default]
+    assert len(sines) > 600

@@ -1,0 +1,249 @@
+"""Whole steps as ExecuTorch programs: beside torch, in place, the same bytes each time, with memory known in advance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from exporters.capture.ordering import AFTER
+from exporters.capture.trace import capture
+from exporters.executorch import capture_for
+from exporters.executorch.check.programs import load, verify
+from exporters.executorch.graph import lowered
+from exporters.executorch.program.partition import steps_of
+from exporters.executorch.program.write import to_executorch
+from exporters.verify.graphs import compare
+from tests.exporters.examples import pointwise, small_net, step_of
+from tests.parity.forms import runner_of
+
+
+def momentum() -> Function:
+    """w and m move; the old m is read by the new one alone, the old w also by a metric."""
+
+    def fn(t: Tensors) -> Tensors:
+        m = 0.9 * t["state.m"] + t["batch.0.g"]
+        w = t["state.w"] - t["hyper.lr"] * m
+        return {"state.m": m, "state.w": w, "metric.old": t["state.w"].sum()}
+
+    shapes = {"state.m": (4, 3), "state.w": (4, 3), "batch.0.g": (4, 3), "hyper.lr": ()}
+    return Function("train", fn, {name: TensorSpec(shape) for name, shape in shapes.items()})
+
+
+def swap() -> Function:
+    """Each new value needs the other's old one; the second also its own, transposed."""
+
+    def fn(t: Tensors) -> Tensors:
+        a, b = t["state.a"], t["state.b"]
+        return {"state.a": a @ b, "state.b": b.t() + 2 * b}
+
+    return Function("train", fn, {name: TensorSpec((3, 3)) for name in ("state.a", "state.b")})
+
+
+@pytest.mark.parametrize("of", [capture, capture_for])
+def test_a_step_of_a_network_equals_torch(of: object) -> None:
+    function = step_of(small_net(), (3, 8, 8))
+    artifact = to_executorch(of(function))  # type: ignore[operator]
+
+    assert verify(function, artifact.model, 1).worst < 1e-4
+
+
+def test_equal_functions_give_equal_bytes() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+    assert to_executorch(capture(step_of(net, (6,)))) == to_executorch(capture(step_of(net, (6,))))
+
+
+def test_a_network_runs_on_few_delegates_with_all_of_its_products() -> None:
+    steps = steps_of(lowered(capture_for(step_of(small_net(), (3, 8, 8)))))
+
+    delegates = [step for step in steps if step.delegated]
+    assert len(delegates) <= 4
+    assert sum(len(step.nodes) for step in delegates) > 5 * (len(steps) - len(delegates))
+    assert not any("mm" in str(step.nodes[0].target) for step in steps if not step.delegated)
+
+
+def test_reads_come_after_writes_in_every_order() -> None:
+    module = lowered(capture(step_of(small_net(), (3, 8, 8))))
+    written: set[object] = set(module.graph.find_nodes(op="placeholder"))
+    done = {node for step in steps_of(module) for node in step.nodes}
+    for step in steps_of(module):
+        for node in step.nodes:
+            assert all(read in written for read in node.all_input_nodes if read in done)
+            written.add(node)
+    assert len(done) == sum(len(step.nodes) for step in steps_of(module))
+
+
+def test_state_that_nobody_reads_later_is_written_in_place() -> None:
+    artifact = to_executorch(capture(momentum()))
+
+    assert "state.m" in artifact.in_place
+
+
+def test_state_that_is_read_after_it_is_written_is_not_in_place() -> None:
+    assert to_executorch(capture(swap())).in_place == ()
+
+
+@pytest.mark.parametrize("function", [momentum(), step_of(nn.Linear(6, 3), (6,))], ids=["momentum", "linear"])
+def test_state_in_place_gives_the_values_of_state_apart(function: Function) -> None:
+    given = function.example(2)
+    expected = function(given)
+    found = runner_of("executorch", function)(given)
+
+    assert to_executorch(capture_for(function)).in_place
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+CLAMPED = {
+    "relu": lambda w, x: (w @ x).relu(),
+    "relu of the right factor": lambda w, x: (x @ w).relu(),
+    "relu6": lambda w, x: F.relu6(w @ x),
+    "clamp": lambda w, x: (w @ x).clamp(0.1, 2.0),
+    "two clamps": lambda w, x: (w @ x).clamp(0.1, 2.0).clamp(0.2, 1.0),
+    "linear": lambda w, x: F.linear(w, x).relu(),
+    "seen in another shape": lambda w, x: (w @ x).view(32, 128).relu().view(64, 64),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+def test_a_product_that_is_clamped_does_not_write_over_its_own_factor(name: str) -> None:
+    def step(t: Tensors) -> Tensors:
+        return {"state.w": CLAMPED[name](t["state.w"], t["batch.0.x"])}
+
+    function = pointwise(step, state__w=(64, 64), batch__0__x=(64, 64))
+    given = function.example(2)
+
+    found = runner_of("executorch", function)(given)
+
+    np.testing.assert_allclose(found["state.w"], function(given)["state.w"].numpy(), rtol=1e-4, atol=1e-4)
+
+
+LATE_READERS = {
+    "a product": lambda w, h, x: (x @ w).relu(),
+    "a product, clamped twice": lambda w, h, x: (x @ w).clamp(-1.0, 1.0).relu(),
+    "a product, seen in another shape": lambda w, h, x: (x @ w).view(4096).relu().view(64, 64),
+    "a sum": lambda w, h, x: (x + w).relu(),
+    "a sum with the old state": lambda w, h, x: (h + x).relu(),
+    "clamps alone": lambda w, h, x: x.clamp(-1.0, 1.0).relu(),
+}
+
+
+@pytest.mark.parametrize("name", LATE_READERS)
+def test_state_that_is_clamped_is_not_written_before_others_have_read_the_old(name: str) -> None:
+    """XNNPACK runs a clamp as a part of what comes before it, and writes the state as early as that runs."""
+
+    def step(t: Tensors) -> Tensors:
+        w, h, x = t["batch.0.w"], t["state.h"], t["batch.0.x"]
+        first = {"a product": x @ w, "a sum": x + w}.get(name.partition(",")[0])
+        new = LATE_READERS[name](w, h, x)
+        drift = (h**2).mean() + (h.exp() * 0.5).sum() if first is None else (h**2 + first * 0.1).mean()
+        return {"state.h": new, "metric.drift": drift}
+
+    function = pointwise(step, state__h=(64, 64), batch__0__x=(64, 64), batch__0__w=(64, 64))
+    given = function.example(2)
+
+    found = runner_of("executorch", function)(given)
+
+    expected = function(given)
+    np.testing.assert_allclose(found["state.h"], expected["state.h"].numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["metric.drift"], expected["metric.drift"].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_clamp_that_writes_state_counts_from_where_its_product_runs() -> None:
+    def step(t: Tensors) -> Tensors:
+        y = t["batch.0.x"] @ t["batch.0.w"]
+        return {"state.h": y.relu(), "metric.drift": (t["state.h"] ** 2).mean()}
+
+    square = dict.fromkeys(("state__h", "batch__0__x", "batch__0__w"), (64, 64))
+    assert to_executorch(capture(pointwise(step, **square))).in_place == ()
+
+
+@pytest.mark.parametrize("shape", [(1001, 1001), (17, 4099), (131101,)])
+def test_sums_of_a_large_odd_count_take_no_constant_of_it(shape: tuple[int, ...]) -> None:
+    function = pointwise(lambda t: {"metric.y": (t["batch.0.x"] ** 2).mean()}, batch__0__x=shape)
+
+    made = to_executorch(capture(function))
+
+    assert len(made.model) < 100_000
+    assert verify(function, made.model, 1).worst < 5e-5
+
+
+def test_a_sum_over_a_single_number_is_that_number() -> None:
+    function = pointwise(
+        lambda t: {"metric.y": (t["batch.0.x"].mean().sum(0) * 2).mean(-1) + 1}, batch__0__x=(3, 4)
+    )
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst < 1e-6
+
+
+def test_an_input_that_is_turned_there_and_back_has_memory_of_its_own() -> None:
+    def fn(t: Tensors) -> Tensors:
+        x = t["batch.0.x"]
+        y = x * 2
+        return {
+            "metric.x": x.permute(0, 2, 1).permute(0, 2, 1),
+            "metric.y": y.permute(0, 2, 1).permute(0, 2, 1),
+            "metric.z": y,
+            "metric.pooled": F.max_pool2d(x[None], 1),
+        }
+
+    function = pointwise(fn, batch__0__x=(2, 3, 4))
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst == 0
+
+
+def test_a_call_that_only_orders_costs_nothing() -> None:
+    function = pointwise(
+        lambda t: {"metric.y": AFTER(t["batch.0.x"], t["batch.0.z"]) * 2}, batch__0__x=(3,), batch__0__z=(2,)
+    )
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst == 0
+
+
+def test_an_output_that_is_an_input_or_another_output_has_memory_of_its_own() -> None:
+    def fn(t: Tensors) -> Tensors:
+        y = t["batch.0.x"] * 2
+        return {"metric.x": t["batch.0.x"], "metric.y": y, "metric.z": y, "metric.flat": y.reshape(6)}
+
+    function = pointwise(fn, batch__0__x=(2, 3))
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst == 0
+
+
+def test_a_view_that_is_an_output_keeps_its_value_while_others_are_made() -> None:
+    def fn(t: Tensors) -> Tensors:
+        y = (t["batch.0.x"] > 0).to(torch.int32)
+        z = (y + 5) * y + 3
+        values, places = (z + 1).topk(2, 1)
+        return {"metric.view": y.reshape(6), "metric.z": (z - 1) * z, "metric.v": values, "metric.p": places}
+
+    function = pointwise(fn, batch__0__x=(2, 3))
+
+    assert verify(function, to_executorch(capture(function)).model, 1).worst == 0
+
+
+def test_a_loaded_program_outlives_the_bytes_it_was_loaded_from() -> None:
+    function = step_of(small_net(), (3, 8, 8))
+    run = load(function, to_executorch(capture(function)).model)
+    taken = [bytes(40_000) for _ in range(200)]
+
+    assert compare(function, run, 1).worst < 1e-4
+    assert taken
+
+
+def test_planned_bytes_grow_with_the_batch_and_hold_inputs_and_outputs() -> None:
+    def planned(rows: int) -> int:
+        function = pointwise(
+            lambda t: {"metric.y": (t["batch.0.x"] @ t["weights.w"]).relu() * 2},
+            batch__0__x=(rows, 64),
+            weights__w=(64, 64),
+        )
+        return to_executorch(capture(function)).planned_bytes
+
+    assert planned(4096) - planned(2048) >= 2 * 2048 * 64 * 4

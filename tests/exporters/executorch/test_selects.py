@@ -1,0 +1,253 @@
+"""Selections become products where that changes nothing, and stay selections where a gradient may be infinite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels import catalog as kinds
+from exporters.executorch import capture_for
+from exporters.executorch.check.programs import load, verify
+from exporters.executorch.passes.selects import selections_multiplied
+from exporters.executorch.program.write import to_executorch
+from exporters.executorch.rules import table
+from tests.exporters.examples import small_net, step_of
+
+_aten = torch.ops.aten
+SELECTIONS = frozenset(
+    {_aten.where.self, *(getattr(_aten, name).Scalar for name in ("gt", "ge", "lt", "le")), _aten.gt.Tensor}
+)
+
+SHAPE = (2, 3, 8, 8)
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "root behind a ReLU": lambda x: x.relu().sqrt(),
+    "root behind a ReLU and a factor": lambda x: (x.relu() * 3.0).sqrt(),
+    "power behind a ReLU": lambda x: x.relu() ** 0.3,
+    "root behind a sum of ReLUs": lambda x: (x.relu().view(-1, 4) @ x.new_ones(4, 2)).sqrt(),
+    "root behind ReLU6": lambda x: F.hardtanh(x * 4, 0.0, 6.0).sqrt(),
+    "logarithm behind a ReLU": lambda x: (x.relu() * x.gt(0) + x.le(0)).log(),
+    "root behind a maximum of ReLUs": lambda x: F.max_pool2d(x.relu(), 2).sqrt(),
+    "root behind a maximum": lambda x: F.max_pool2d(x * x, 2).sqrt(),
+    "length behind a ReLU": lambda x: F.normalize(x.relu().view(6, -1), dim=1),
+    "guarded logarithm": lambda x: torch.where(x > 0, x.log(), torch.zeros_like(x)),
+    "root behind a dropout": lambda x: torch.where(x > 0.1, x * 2, torch.zeros_like(x)).abs().sqrt(),
+}
+
+
+def gradient(fn: Callable[[Tensor], Tensor]) -> Function:
+    """The gradient of a sum over fn(x), and its value."""
+
+    def step(t: Tensors) -> Tensors:
+        leaf = t["batch.0.x"].detach().requires_grad_()
+        loss = (fn(leaf) * 1.5).sum()
+        return {"metric.loss": loss.detach(), "metric.grad": torch.autograd.grad(loss, leaf)[0]}
+
+    return Function("example", step, {"batch.0.x": TensorSpec(SHAPE)})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infinite(name: str) -> None:
+    function = gradient(CASES[name])
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
+    x[0, 0, 0, :4] = torch.tensor([0.0, -0.0, -1.0, 1e-30])
+    expected = function({"batch.0.x": x})["metric.grad"]
+
+    found = load(function, to_executorch(capture_for(function)).model)({"batch.0.x": x.numpy()})[1]
+
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        small_net(),
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU6(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.BatchNorm1d(6).eval(), nn.Linear(6, 3)),
+    ],
+    ids=["small", "maximum", "groups", "layer norm", "frozen norm"],
+)
+def test_no_gradient_of_an_ordinary_network_needs_a_selection(net: nn.Module) -> None:
+    function = step_of(net, (3, 8, 8))
+    captured = capture_for(function)
+
+    losses = [node for node in captured.module.graph.nodes if node.target is _aten._log_softmax.default]
+    images = [node for node in captured.module.graph.nodes if node.target in SELECTIONS and _is_large(node)]
+    assert losses and not images
+    assert verify(function, to_executorch(captured).model, 1).worst < 1e-4
+
+
+def _is_large(node: fx.Node) -> bool:
+    """What runs over the labels of a batch is not."""
+    return node.meta["val"].numel() > 16
+
+
+def _traced(function: object, *example: Tensor) -> fx.GraphModule:
+    module = make_fx(function, tracing_mode="fake", decomposition_table=table())(*example)  # type: ignore[arg-type]
+    output = module.graph.output_node()
+    output.args = ((output.args[0],),)
+    selections_multiplied(module)
+    module.recompile()
+    return module
+
+
+def _count(module: fx.GraphModule) -> int:
+    return sum(node.target in SELECTIONS for node in module.graph.nodes)
+
+
+def test_dropout_is_a_product_with_a_mask() -> None:
+    def drop(x: Tensor, uniform: Tensor) -> Tensor:
+        kept = torch.where(uniform >= 0.25, x / 0.75, torch.zeros_like(x))
+        return kept + torch.where(uniform < 0.5, torch.zeros_like(x), x * 3.0)
+
+    x, uniform = torch.randn(64, 64), torch.rand(64, 64)
+    uniform[0, :3] = torch.tensor([0.25, 0.5, 0.0])
+    after = _traced(drop, x, uniform)
+
+    assert _count(after) == 0
+    torch.testing.assert_close(after(x, uniform)[0], drop(x, uniform))
+
+
+def test_both_parts_of_a_selection_add_up_to_the_whole() -> None:
+    def parts(x: Tensor, y: Tensor) -> Tensor:
+        zero = torch.zeros(())
+        return torch.where(x > y, x, zero) * 2 + torch.where(x > y, zero, x) * 3
+
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    after = _traced(parts, x, y)
+
+    assert _count(after) == 0
+    torch.testing.assert_close(after(x, y)[0], parts(x, y))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.where(x > 0, x.log(), torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, x / x, torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, x.rsqrt() * 2 + 1, torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, x.exp() - x.abs().log(), torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, (x - 1.0) ** -2, torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, x.masked_fill(x < 1, -float("inf")), torch.zeros_like(x)),
+        lambda x: torch.where(x > 0, torch.special.i0(x), torch.zeros_like(x)),
+    ],
+)
+def test_a_selection_that_keeps_out_what_may_not_be_finite_stays_one(fn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x[0, 0] = 0.0
+    after = _traced(fn, x)
+
+    assert _count(after) >= 2
+    torch.testing.assert_close(after(x)[0], fn(x))
+
+
+ZERO = torch.zeros(())
+GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a quotient by the largest": lambda x: torch.where(x.abs().amax() > 9, x / (x * 0).abs().amax(), ZERO),
+    "a quotient by a sum": lambda x: torch.where((x * 0).sum() > 0, x / (x * 0).sum(), ZERO),
+    "a quotient by a length": lambda x: torch.where((x * 0).norm() > 0, x / (x * 0).norm(), ZERO),
+    "the logarithm of a sum": lambda x: torch.where((x * 0).sum() > 0, (x * 0).sum().log(), ZERO) + x,
+    "a mean over what is chosen": lambda x: torch.where(x > 9, x / (x > 9).float().sum(), ZERO),
+    "a logarithm near one": lambda x: torch.where(x > -1, (x + 1.0).log(), ZERO),
+    "a logarithm near zero": lambda x: torch.where(x > 0, (x + 1e-6).log(), ZERO),
+    "a softmax behind a mask": lambda x: torch.where(
+        x > 0, x.masked_fill(x <= 0, -math.inf).log_softmax(-1), ZERO
+    ),
+    "a softmax of rows that are masked throughout": lambda x: torch.where(
+        x > 9, x.masked_fill(x <= 9, -math.inf).softmax(-1), ZERO
+    ),
+    "its logarithm": lambda x: torch.where(x > 9, x.masked_fill(x <= 9, -math.inf).log_softmax(-1), ZERO),
+    "zeros of a larger shape": lambda x: torch.where(x[0] > 0, x[1], torch.zeros(4, 6)),
+    "an exponential that is too large": lambda x: x.relu() + torch.where(x > 0, ZERO, (x * 200).exp() - 1),
+    "a sigmoid that is zero": lambda x: torch.where(x > 0, (x * 200).sigmoid().log(), ZERO),
+    "what is no number": lambda x: torch.where(x.log() > 0, x, ZERO),
+    "minus infinity": lambda x: torch.where(x.abs().log() > -math.inf, x, ZERO),
+    "infinity": lambda x: torch.where(1 / x.abs() < math.inf, x, ZERO),
+}
+
+
+def _run(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """fn(x) as an ExecuTorch program."""
+    ports = {"batch.0.x": TensorSpec(tuple(x.shape))}
+    function = Function("example", lambda t: {"metric.y": fn(t["batch.0.x"])}, ports)
+    found = load(function, to_executorch(capture_for(function)).model)({"batch.0.x": x.numpy()})
+    return torch.from_numpy(found[0])
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_what_a_selection_guards_against_does_not_come_through(name: str) -> None:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    x[0, 0], x[1, 0], x[2], x[:, 1] = 0.0, 3.0, x[2].abs() + 0.1, 1.5
+    expected = GUARDS[name](x)
+
+    assert expected.isfinite().all()
+    torch.testing.assert_close(_run(GUARDS[name], x), expected)
+
+
+def test_a_logarithm_near_zero_of_a_weight_is_guarded_too() -> None:
+    """A weight is no variance: it may be negative."""
+    ports = {"state.weights.w": TensorSpec((4, 6))}
+
+    def fn(t: Tensors) -> Tensors:
+        w = t["state.weights.w"]
+        return {"metric.y": torch.where(w > 0, (w + 1e-6).log(), ZERO)}
+
+    function = Function("example", fn, ports)
+    w = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    found = load(function, to_executorch(capture_for(function)).model)({"state.weights.w": w.numpy()})
+
+    torch.testing.assert_close(torch.from_numpy(found[0]), fn({"state.weights.w": w})["metric.y"])
+
+
+def test_a_selection_of_what_is_finite_drops_what_is_not() -> None:
+    x = torch.tensor([[math.inf, -math.inf, math.nan, 1.0, -3e38, 0.0]])
+
+    found = _run(lambda x: torch.where(x.abs() <= torch.finfo(torch.float32).max, x, 0.0), x)
+
+    assert found.tolist() == [[0.0, 0.0, 0.0, 1.0, x[0, 4].item(), 0.0]]
+
+
+@pytest.mark.parametrize("name", ["fedbat", "per_fedavg"])
+def test_no_gradient_of_a_program_with_steps_of_its_own_needs_a_selection(name: str) -> None:
+    net = zoo.build("mlp", classes=3, seed=1, size=6, hidden=(7,))
+    program = programs.build(name, Objective.of(kinds.build(net, "output_side", cut=0)), batch=5, steps=2)
+    steps = [f for part in program.exchanges for f in part.functions if f.name in ("binarize", "train")]
+
+    graphs = [capture_for(function).module.graph for function in steps]
+
+    assert graphs
+    for graph in graphs:
+        assert not [
+            node for node in graph.find_nodes(op="call_function", target=_aten.where.self) if _masks(node)
+        ]
+
+
+def _masks(node: fx.Node) -> bool:
+    """A selection of an activation's gradient: as many rows as the batch, a column for each neuron."""
+    return tuple(node.meta["val"].shape) == (5, 7)
+
+
+def test_a_mean_over_the_labels_that_count_leaves_no_selection_in_the_gradient() -> None:
+    def step(t: Tensors) -> Tensors:
+        leaf = t["batch.0.x"].detach().requires_grad_()
+        loss = F.cross_entropy(leaf.relu() @ t["weights.w"], t["batch.0.y"], ignore_index=1)
+        return {"metric.grad": torch.autograd.grad(loss, leaf)[0]}
+
+    labels = TensorSpec((4,), torch.int64)
+    ports = {"batch.0.x": TensorSpec((4, 8)), "weights.w": TensorSpec((8, 3)), "batch.0.y": labels}
+    captured = capture_for(Function("example", step, ports, label_range=3))
+
+    masked = captured.module.graph.find_nodes(op="call_function", target=_aten.where.self)
+    assert not [node for node in masked if tuple(node.meta["val"].shape) == (4, 8)]

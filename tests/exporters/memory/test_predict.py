@@ -1,0 +1,241 @@
+"""Predicted memory: the arena's rules, and predictions beside what a device's process really takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from edgefl import programs
+from edgefl.bench.submodels import Settings, forward_runs, runs
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels import catalog
+from exporters.capture.trace import capture
+from exporters.memory import predict
+from exporters.memory.arena import PAGE, Arena
+from exporters.memory.predict import (
+    AGENT_BYTES,
+    LOAD_BYTES,
+    NODE_BYTES,
+    RUN_BYTES,
+    predicted_alone,
+    predicted_peak,
+)
+from tests.exporters.near import near
+
+MIB = 1 << 20
+
+
+def test_an_arena_holds_what_was_asked_for_and_no_more() -> None:
+    arena = Arena()
+
+    arena.take(3 * PAGE)
+    arena.take(PAGE)
+
+    assert arena.touched == 4 * PAGE
+
+
+def test_a_freed_chunk_is_taken_again() -> None:
+    arena = Arena()
+
+    for _ in range(5):
+        arena.give(arena.take(8 * PAGE))
+
+    assert arena.touched == 8 * PAGE
+
+
+def test_freed_neighbours_make_one_chunk() -> None:
+    arena = Arena()
+    first, second, third = (arena.take(4 * PAGE) for _ in range(3))
+
+    for address in (first, third, second):
+        arena.give(address)
+
+    assert arena.take(12 * PAGE) == first
+    assert arena.touched == 12 * PAGE
+
+
+def test_a_gap_that_is_too_small_stays_a_gap() -> None:
+    arena = Arena()
+    gap = arena.take(4 * PAGE)
+    arena.take(4 * PAGE)
+    arena.give(gap)
+
+    arena.take(5 * PAGE)
+
+    assert arena.touched == 13 * PAGE
+
+
+def test_the_smallest_chunk_that_holds_it_is_taken() -> None:
+    arena = Arena()
+    large, _, small, _ = (arena.take(pages * PAGE) for pages in (9, 1, 5, 1))
+    arena.give(large)
+    arena.give(small)
+
+    assert arena.take(5 * PAGE) == small
+
+
+def test_a_request_larger_than_a_region_gets_its_own() -> None:
+    arena = Arena()
+    arena.take(PAGE)
+
+    address = arena.take(5 * MIB)
+
+    assert address >= MIB
+    assert arena.touched == 5 * MIB + PAGE
+
+
+def test_inputs_and_the_new_state_are_there_from_the_beginning_to_the_end() -> None:
+    """Two sets of the state where each new value reads the other old one: one is read while the other is written."""
+    wide = TensorSpec((2048, 1024))
+
+    def fn(tensors: Tensors) -> Tensors:
+        return {"state.a": tensors["state.b"] + 1.0, "state.b": tensors["state.a"] * 2.0}
+
+    found = predicted_alone(capture(Function("f", fn, {"state.a": wide, "state.b": wide})))
+
+    assert found == pytest.approx(32 * MIB + 2 * NODE_BYTES + RUN_BYTES, abs=2 * PAGE)
+
+
+def test_state_that_is_written_in_place_is_counted_once() -> None:
+    wide = TensorSpec((2048, 1024))
+
+    def fn(tensors: Tensors) -> Tensors:
+        return {"state.a": tensors["state.a"] + 1.0, "state.b": tensors["state.b"] * 2.0}
+
+    found = predicted_alone(capture(Function("f", fn, {"state.a": wide, "state.b": wide})))
+
+    assert found == pytest.approx(16 * MIB + 2 * NODE_BYTES + RUN_BYTES, abs=2 * PAGE)
+
+
+def test_a_graph_of_little_memory_is_expected_to_need_what_loading_takes_and_a_round_more() -> None:
+    def fn(tensors: Tensors) -> Tensors:
+        return {"metric.loss": tensors["batch.0.x"].sum()}
+
+    captured = capture(Function("f", fn, {"batch.0.x": TensorSpec((4,))}))
+
+    assert LOAD_BYTES < predicted_alone(captured) < LOAD_BYTES + 0.1 * MIB
+    assert predicted_peak(captured) == predicted_alone(captured) + int(AGENT_BYTES)
+
+
+def running(fn: Callable[[Tensors], Tensors], **given: TensorSpec) -> float:
+    """Predicted bytes beside what running takes whatever the graph."""
+    return (
+        predicted_alone(capture(Function("f", fn, {name.replace("_", "."): s for name, s in given.items()})))
+        - RUN_BYTES
+    )
+
+
+WIDE = TensorSpec((2048, 1024))
+
+
+def test_what_is_computed_in_place_takes_no_second_buffer() -> None:
+    def chain(tensors: Tensors) -> Tensors:
+        return {"metric.loss": tensors["batch.0.x"].relu().sigmoid().tanh().sum()}
+
+    assert 16 * MIB <= running(chain, batch_0_x=WIDE) < 18 * MIB
+
+
+def test_arithmetic_is_not_computed_in_place() -> None:
+    def chain(tensors: Tensors) -> Tensors:
+        return {"metric.loss": (((tensors["batch.0.x"] + 1.0) * 2.0).exp() - 3.0).sum()}
+
+    assert 24 * MIB <= running(chain, batch_0_x=WIDE) < 26 * MIB
+
+
+def test_a_sum_with_a_product_is_computed_by_the_product() -> None:
+    def fused(tensors: Tensors) -> Tensors:
+        x = tensors["batch.0.x"]
+        return {"metric.loss": (x @ x.T + tensors["batch.0.y"] * 2.0).sigmoid().sum()}
+
+    square = TensorSpec((1024, 1024))
+    assert 16 * MIB <= running(fused, batch_0_x=square, batch_0_y=square) < 18 * MIB
+
+
+def test_what_an_op_of_several_results_makes_lies_beside_what_it_reads() -> None:
+    def normed(tensors: Tensors) -> Tensors:
+        x, weight = tensors["batch.0.x"], torch.ones(4)
+        return {"metric.loss": functional.batch_norm(x * 2.0, weight, weight, weight, weight).sum()}
+
+    assert 24 * MIB <= running(normed, batch_0_x=TensorSpec((2, 4, 512, 512))) < 26 * MIB
+
+
+@pytest.mark.parametrize(
+    ("filters", "window", "taken"),
+    [
+        pytest.param(4, (3, 3), 4 * 128 * 128, id="slices of windows"),
+        pytest.param(64, (3, 3), 4 * 36 * 8 * 9, id="all windows of an image with fewer places than filters"),
+        pytest.param(4, (1, 1), 0, id="none of single pixels"),
+    ],
+)
+def test_a_convolution_copies_windows(filters: int, window: tuple[int, int], taken: int) -> None:
+    def convolved(tensors: Tensors) -> Tensors:
+        found = functional.conv2d(tensors["batch.0.x"], tensors["batch.0.y"], padding=(window[0] - 1) // 2)
+        return {"metric.loss": found.sum()}
+
+    specs = {"batch.0.x": TensorSpec((1, 8, 6, 6)), "batch.0.y": TensorSpec((filters, 8, *window))}
+    captured = capture(Function("f", convolved, specs))
+    [node] = [node for node in captured.module.graph.nodes if "convolution" in str(node.target)]
+
+    assert sum(predict._buffers(node)) == taken
+
+
+def test_a_transposed_convolution_makes_the_windows_of_its_output() -> None:
+    def convolved(tensors: Tensors) -> Tensors:
+        x, weight = tensors["batch.0.x"], tensors["batch.0.y"]
+        return {"metric.loss": functional.conv_transpose2d(x, weight, stride=2, groups=2).sum()}
+
+    specs = {"batch.0.x": TensorSpec((1, 8, 6, 6)), "batch.0.y": TensorSpec((8, 5, 3, 3))}
+    captured = capture(Function("f", convolved, specs))
+    [node] = [node for node in captured.module.graph.nodes if "convolution" in str(node.target)]
+
+    assert predict._buffers(node) == [4 * 5 * 3 * 3 * 36]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "options"),
+    [
+        ("cnn", "output_side", {"cut": 2}),
+        ("resnet8", "width", {"gamma": 0.25}),
+        ("mlp", "importance", {"gamma": 0.25}),
+        ("resnet8", "importance_structured", {"gamma": 0.25}),
+    ],
+)
+def test_predictions_are_within_15_percent_of_what_a_device_takes(
+    model: str, kind: str, options: dict[str, float]
+) -> None:
+    submodel = catalog.build(zoo.build(model), kind, **options)
+    program = programs.build("tcbgd", Objective.of(submodel), batch=16, momentum=0.9, weight_decay=1e-4)
+
+    done = list(runs(program, submodel, Settings(batch=16, steps=2), lambda _: None))
+
+    [step] = [run for run in done if run.graph == "train"]
+    assert step.predicted == near(step.peak)
+    assert max(run.predicted for run in done) == near(max(run.peak for run in done))
+
+
+def test_predictions_of_frozen_chunks_are_within_15_percent_of_what_a_device_takes() -> None:
+    submodel = catalog.build(zoo.build("resnet8"), "output_side", cut=3, chunks=2)
+
+    done = list(forward_runs(submodel, Settings(steps=2), lambda _: None))
+
+    assert [run.graph for run in done] == ["forward", "forward"]
+    for run in done:
+        assert run.predicted == near(run.peak)
+
+
+def test_predictions_of_plain_steps_are_within_15_percent_of_what_a_device_takes() -> None:
+    """Half of what this step takes are weights, old and new, and a gradient of their size."""
+    submodel = catalog.build(zoo.build("cnn"), "output_side", cut=0)
+    program = programs.build("fedavg", Objective.of(submodel), batch=16)
+
+    done = list(runs(program, submodel, Settings(batch=16, steps=2), lambda _: None))
+
+    [step] = [run for run in done if run.graph == "train"]
+    assert step.peak > 90 * MIB, "so that what a system keeps of a library does not decide"
+    assert step.predicted == pytest.approx(step.peak, rel=0.15)

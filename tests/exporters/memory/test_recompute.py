@@ -1,0 +1,389 @@
+"""A step within a memory budget: the same numbers, less memory, and second computations that runtimes keep."""
+
+from __future__ import annotations
+
+import functools
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.zoo import catalog as zoo
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.errors import ConfigError, ExportError
+from edgefl.wire.limits import Limits
+from exporters.bundle.build import ports
+from exporters.bundle.formats import format_of
+from exporters.capture.ordering import AFTER
+from exporters.capture.trace import Captured, capture
+from exporters.memory.recompute import Budget, beside_tensors, peak_bytes, within
+from exporters.memory.usage import timeline
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
+from tests.exporters.examples import pointwise
+
+# Large enough that activations, not weights, are most of the peak.
+MODELS: dict[str, tuple[dict[str, object], int]] = {
+    "resnet8": ({"size": 32}, 64),
+    "vit": ({"size": 16, "width": 24, "depth": 2, "rate": 0.1}, 16),
+    "lstm_lm": ({"length": 16, "vocabulary": 50, "features": 16, "hidden": 32}, 32),
+}
+# What the tight step keeps of the tensors' peak; the convolutional net has to repeat convolutions for it.
+SHARE = {"resnet8": 0.6, "vit": 0.9, "lstm_lm": 0.8}
+on_each_model = pytest.mark.parametrize("model", MODELS)
+
+
+@functools.cache
+def captured_step(model: str) -> Captured:
+    options, batch = MODELS[model]
+    return capture(step_of_model(model, options, batch))
+
+
+def step_of_model(model: str, options: dict[str, object], batch: int) -> Function:
+    objective = Objective.of(OutputSide(zoo.build(model, **options), 0))
+    return programs.build("sgd", objective, batch=batch).phases[0].function
+
+
+@functools.cache
+def tight_step(model: str) -> Captured:
+    """The step with less room for its tensors than it takes without a budget."""
+    captured = captured_step(model)
+    return within(captured, room(captured, SHARE[model]))
+
+
+@functools.cache
+def tight_bytes(model: str) -> bytes:
+    return to_onnx(tight_step(model))
+
+
+def room(captured: Captured, share: float) -> int:
+    """A budget that leaves ``share`` of the tensors' peak."""
+    return beside_tensors(captured) + int(share * timeline(captured.module).peak)
+
+
+def optimized(model: bytes, folder: Path) -> onnx.ModelProto:
+    """What onnxruntime runs, nodes in the order in which it runs them."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnx.load(options.optimized_model_filepath)
+
+
+def ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def convolutions(model: onnx.ModelProto) -> int:
+    """Also transposed ones, and those that onnxruntime has fused with what follows."""
+    return sum("Conv" in node.op_type for node in model.graph.node)
+
+
+def targets(captured: Captured) -> Counter[object]:
+    return Counter(node.target for node in captured.module.graph.nodes)
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------
+
+
+@on_each_model
+def test_a_step_with_a_budget_equals_torch(model: str) -> None:
+    report = verify(captured_step(model).function, tight_bytes(model), 0)
+
+    assert report.worst <= 1e-4 and not report.rounding
+
+
+@on_each_model
+def test_noise_is_read_again_and_not_drawn_again(model: str) -> None:
+    captured, tight = captured_step(model), tight_step(model)
+
+    assert tight.inputs == captured.inputs and tight.outputs == captured.outputs
+    if model != "resnet8":
+        assert any(name.startswith("noise.") for name in tight.inputs)
+
+
+# -- the estimate --------------------------------------------------------------------------------------------
+
+
+@on_each_model
+def test_the_estimate_falls_below_the_budget(model: str) -> None:
+    captured = captured_step(model)
+
+    assert peak_bytes(tight_step(model)) <= room(captured, SHARE[model]) < peak_bytes(captured)
+
+
+def test_less_room_costs_more_computation() -> None:
+    captured = captured_step("resnet8")
+    kept = torch.ops.aten.convolution.default
+
+    counts = [targets(within(captured, room(captured, share)))[kept] for share in (1.0, 0.8, 0.6)]
+
+    assert counts == sorted(counts) and counts[0] < counts[-1]
+
+
+def test_a_budget_that_is_met_already_changes_nothing() -> None:
+    captured = captured_step("resnet8")
+
+    for budget in (peak_bytes(captured), 10**15):
+        assert within(captured, budget).module is captured.module
+    assert to_onnx(within(captured, 10**15)) == to_onnx(captured)
+
+
+def test_recomputation_leaves_the_captured_graph_alone() -> None:
+    captured = captured_step("resnet8")
+    before = str(captured.module.graph)
+
+    within(captured, room(captured, SHARE["resnet8"]))
+
+    assert str(captured.module.graph) == before
+
+
+def test_equal_steps_with_equal_budgets_give_equal_bytes() -> None:
+    captured = captured_step("lstm_lm")
+
+    assert to_onnx(within(captured, room(captured, SHARE["lstm_lm"]))) == tight_bytes("lstm_lm")
+
+
+def test_a_budget_that_cannot_be_met_is_told_with_what_would_do() -> None:
+    captured = captured_step("resnet8")
+    budget = beside_tensors(captured) + 1024
+
+    with pytest.raises(ExportError) as caught:
+        within(captured, budget)
+
+    smallest = caught.value.details["smallest"]
+    assert caught.value.details["budget"] == budget < smallest < peak_bytes(captured)
+    assert f"budget of {budget / 2**20:.1f} MiB" in caught.value.message
+    assert f"needs {smallest / 2**20:.1f} MiB" in caught.value.message
+    within(captured, smallest)
+
+
+# -- what runtimes make of it ----------------------------------------------------------------------------------
+
+
+def test_second_convolutions_are_in_the_file_and_in_what_onnxruntime_runs(tmp_path: Path) -> None:
+    captured, tight = captured_step("resnet8"), tight_step("resnet8")
+    again = targets(tight)[torch.ops.aten.convolution.default]
+    once = targets(captured)[torch.ops.aten.convolution.default]
+
+    found = onnx.load_from_string(tight_bytes("resnet8"))
+    run = optimized(tight_bytes("resnet8"), tmp_path)
+
+    assert again > once + 3
+    assert ops(found)["Conv"] - ops(onnx.load_from_string(to_onnx(captured)))["Conv"] == again - once
+    assert convolutions(run) == convolutions(found)
+
+
+@on_each_model
+def test_onnxruntime_waits_wherever_the_file_does(model: str, tmp_path: Path) -> None:
+    """Each IsNaN turns a trigger into a wait; fused away, the second computation would run with the first."""
+    found = ops(onnx.load_from_string(tight_bytes(model)))
+    run = ops(optimized(tight_bytes(model), tmp_path))
+
+    assert found["IsNaN"] == run["IsNaN"] > 0
+    assert found["Scan"] == run["Scan"] and found["Softmax"] == run["Softmax"]
+
+
+def test_onnxruntime_computes_again_in_the_backward_pass(tmp_path: Path) -> None:
+    """Its order is its own: what counts is how many convolutions come behind the loss."""
+
+    def behind(model: bytes) -> int:
+        nodes = list(optimized(model, tmp_path).graph.node)
+        loss = next(i for i, node in enumerate(nodes) if node.op_type in ("Log", "LogSoftmax"))
+        return sum("Conv" in node.op_type for node in nodes[loss:])
+
+    assert behind(tight_bytes("resnet8")) > behind(to_onnx(captured_step("resnet8"))) + 3
+
+
+VIEWS = {
+    "plain": lambda x: x,
+    "view": lambda x: x.view(4, 6),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "view of a view": lambda x: x.unsqueeze(0).view(12, 2),
+    "squeeze": lambda x: x.view(1, 24).squeeze(0),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "slice": lambda x: x[:, 1:],
+    "copy": lambda x: x.clone().view(4, 6),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("inside", [True, False], ids=["before", "behind"])
+def test_a_value_waits_through_views_before_and_behind(name: str, inside: bool, tmp_path: Path) -> None:
+    view = VIEWS[name]
+
+    def fn(t: Tensors) -> Tensors:
+        x, trigger = t["state.x"], t["state.x"].sum().exp()
+        late = AFTER(view(x), trigger) if inside else view(AFTER(x, trigger))
+        return {"record.first": view(x).exp(), "metric.sum": trigger, "record.again": late.exp()}
+
+    function = pointwise(fn, state__x=(2, 3, 4))
+    model = to_onnx(capture(function))
+
+    verify(function, model, 0)
+    for found in (onnx.load_from_string(model), optimized(model, tmp_path)):
+        assert ops(found)["IsNaN"] == 1 and ops(found)["Exp"] == 3
+        assert depends(found, "record.again", "IsNaN")
+
+
+def depends(model: onnx.ModelProto, output: str, op: str) -> bool:
+    """Whether a node of type ``op`` is among what ``output`` is computed from."""
+    producer = {name: node for node in model.graph.node for name in node.output}
+    stack, seen = [output], set()
+    while stack:
+        name = stack.pop()
+        if name in producer and name not in seen:
+            seen.add(name)
+            stack += producer[name].input
+    return any(producer[name].op_type == op for name in seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("trigger", [0.0, -3.5, math.nan, math.inf, -math.inf])
+def test_after_is_its_first_argument_whatever_the_trigger(trigger: float, dtype: torch.dtype) -> None:
+    function = Function(
+        "wait",
+        lambda t: {"record.x": AFTER(t["state.x"], t["state.t"]) * 1},
+        {"state.x": TensorSpec((2, 3), dtype), "state.t": TensorSpec((2, 2), dtype)},
+    )
+    session = onnxruntime.InferenceSession(to_onnx(capture(function)), providers=["CPUExecutionProvider"])
+    x = np.array([[math.nan, 1, -0.0], [math.inf, -math.inf, 4]], str(dtype).removeprefix("torch."))
+
+    (found,) = session.run(None, {"state.x": x, "state.t": np.full((2, 2), trigger, x.dtype)})
+
+    np.testing.assert_array_equal(found, x)
+
+
+# -- budgets as people write them --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("48MiB", 48 * 2**20),
+        ("100 MB", 100e6),
+        ("1.5 gib", 1.5 * 2**30),
+        ("2kb", 2000),
+        ("2KiB", 2048),
+        (" 7 B ", 7),
+        ("1024", 1024),
+    ],
+)
+def test_a_size_is_read(text: str, count: float) -> None:
+    assert Budget.parse(text) == Budget(count)
+
+
+def test_a_share_is_one_of_what_the_tensors_take_without() -> None:
+    captured = captured_step("vit")
+
+    assert Budget.parse("50%").of(captured) == beside_tensors(captured) + timeline(captured.module).peak // 2
+    assert Budget.parse("100%").of(captured) == peak_bytes(captured)
+    assert Budget.parse("48MiB").of(captured) == 48 * 2**20
+
+
+@pytest.mark.parametrize(
+    "text", ["", "much", "-1", "0", "0%", "0.0 MiB", "5 TiB", "MiB", "1e6", "5%%", "1 2 MB", "nan", "1,5GB"]
+)
+def test_what_is_no_budget_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 48MiB or a share such as 50%") as caught:
+        Budget.parse(text)
+
+    assert caught.value.details["found"] == text
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"]))
+def test_the_unit_multiplies(number: int, unit: str) -> None:
+    factor = {"": 1, "B": 1}.get(unit) or (1024 if "i" in unit else 1000) ** (1 + "KMG".index(unit[0]))
+
+    assert Budget.parse(f"{number} {unit}").of(captured_step("lstm_lm")) == number * factor
+
+
+# -- a real process ------------------------------------------------------------------------------------------------
+
+PROCESS = """
+import sys
+import msgspec, numpy as np
+from device_runtime import memory
+from device_runtime.engine.onnx import OnnxEngine
+from edgefl.wire.bundle.manifest import Graph
+memory.return_memory_early()
+folder = sys.argv[1]
+graph = msgspec.msgpack.decode(open(folder + "/graph.msgpack", "rb").read(), type=Graph)
+artifact = open(folder + "/graph.onnx", "rb").read()
+rng = np.random.default_rng(0)
+arrays = {p.name: (rng.integers(0, 10, p.shape) if p.dtype == "int64" else rng.random(p.shape)).astype(p.dtype)
+          for p in graph.inputs}
+engine = OnnxEngine()
+state = engine.write_state({n: a for n, a in arrays.items() if n.startswith("state.")})
+memory.trim_memory()
+memory.reset_peak()
+idle = memory.resident_bytes()
+loaded = engine.load(graph, artifact)
+for _ in range(2):
+    state = loaded.run(arrays, state).state
+print(memory.peak_bytes() - idle)
+"""
+
+
+def peak_over_idle(captured: Captured, artifact: bytes, budget: int, folder: Path) -> int:
+    """Peak of a fresh device process that loads and runs the step, over what it held before."""
+    folder.mkdir()
+    graph = Graph(
+        name=captured.name,
+        format="onnx",
+        blob=describe(artifact, Limits().chunk_bytes),
+        inputs=ports(captured.inputs),
+        outputs=ports(captured.outputs),
+        memory_budget=budget,
+    )
+    (folder / "graph.msgpack").write_bytes(msgspec.msgpack.encode(graph))
+    (folder / "graph.onnx").write_bytes(artifact)
+    command = [sys.executable, "-c", PROCESS, str(folder)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+
+
+def test_what_a_device_is_told_to_have_ready_fits_the_budget_too() -> None:
+    """onnxruntime computes arithmetic beside what it reads: the estimate of a budget alone would not count that."""
+
+    def chain(tensors: Tensors) -> Tensors:
+        return {"metric.loss": (((tensors["batch.0.x"] + 1.0) * 2.0).exp() - 3.0).sum()}
+
+    captured = capture(Function("f", chain, {"batch.0.x": TensorSpec((8192, 4096))}))
+    form = format_of("onnx")
+    needed = form.write(captured).planned_bytes
+    assert peak_bytes(captured) < 300 * 2**20 < needed
+
+    with pytest.raises(ExportError, match=r"does not fit a memory budget of 300\.0 MiB"):
+        form.write_within(captured, Budget(300 * 2**20))
+    artifact, count = form.write_within(captured, Budget(needed))
+    assert artifact.planned_bytes <= count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process's memory")
+def test_the_memory_of_a_real_process_falls(tmp_path: Path) -> None:
+    """Some 70 MiB of tensors, so that what onnxruntime itself takes does not decide."""
+    captured, tight = captured_step("resnet8"), tight_step("resnet8")
+    budget = room(captured, SHARE["resnet8"])
+
+    free = peak_over_idle(captured, to_onnx(captured), 0, tmp_path / "free")
+    found = peak_over_idle(tight, tight_bytes("resnet8"), budget, tmp_path / "tight")
+
+    saved = timeline(captured.module).peak - timeline(tight.module).peak
+    assert saved > 15 * 2**20 and free - found > 0.4 * saved, (free, found, saved)
+    assert found <= 1.15 * budget, (found, budget)

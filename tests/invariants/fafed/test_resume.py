@@ -1,0 +1,69 @@
+"""A federation that is stopped at a round boundary and goes on: invariant 19 of fafed.md, section 7."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from edgefl.contract.program import Program
+from edgefl.programs.adaptive.fafed import fafed
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.programs.adaptive.stem import stem
+from edgefl.simulation.federated import Client, Completed, Standing, federated
+from tests.invariants.fafed.tiny import Bowls, X
+
+PROBLEM = Bowls.drawn(clients=3, d=4, seed=6)
+SAMPLES = 12
+START = {X: torch.ones(4, dtype=torch.float64)}
+OPTIONS = {"batch": 2, "steps": 3, "lr": 0.02}
+
+
+def people() -> list[Client]:
+    """Each with samples of its own around its problem, so that batches are random."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [each.x + 0.3 * torch.rand((SAMPLES, 2, 4), generator=generator) for each in PROBLEM.clients]
+    return [Client(number, row, torch.zeros(SAMPLES, dtype=torch.float64)) for number, row in enumerate(rows)]
+
+
+def run(program: Program, rounds: int, standing: Standing | None = None) -> list[Completed]:
+    return list(federated(program, START, people(), rounds=rounds, seed=4, standing=standing))
+
+
+def stands(done: Completed) -> Standing:
+    return Standing(done.weights, done.memory, done.carries, done.number)
+
+
+def same(one: list[Completed], other: list[Completed]) -> bool:
+    return all(torch.equal(a.weights[X], b.weights[X]) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 4])
+def test_19_a_resumed_federation_is_the_one_that_was_never_stopped(stopped: int) -> None:
+    program = fafed(PROBLEM.objective, **OPTIONS)
+    through = run(program, 6)
+    assert same(through[stopped:], run(program, 6, stands(through[stopped - 1])))
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 4])
+def test_19_without_the_previous_points_it_is_another_one(stopped: int) -> None:
+    program = fafed(PROBLEM.objective, **OPTIONS)
+    through = run(program, 6)
+    forgot = run(program, 6, replace(stands(through[stopped - 1]), carries={}))
+    assert not same(through[stopped:], forgot)
+
+
+def test_19_stem_and_the_naive_method_resume_as_well() -> None:
+    for program in (stem(PROBLEM.objective, **OPTIONS), naive_adaptive(PROBLEM.objective, **OPTIONS)):
+        through = run(program, 5)
+        assert same(through[3:], run(program, 5, stands(through[2])))
+        assert not same(through[3:], run(program, 5, replace(stands(through[2]), carries={})))
+
+
+def test_19_the_carry_is_said_to_be_needed_and_good_for_the_next_exchange_only() -> None:
+    for program in (fafed(PROBLEM.objective, **OPTIONS), stem(PROBLEM.objective, **OPTIONS)):
+        assert program.kept.needed and program.kept.exchanges == 1
+        assert program.whole and program.opening[0].whole
+        assert not program.opening[0].kept.needed
+    assert not naive_adaptive(PROBLEM.objective, **OPTIONS).kept.needed

@@ -1,0 +1,318 @@
+"""FIARSE invariants 28, 30 and 31, and what 8-A9 says about dead submodels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.zoo.catalog import build
+from edgefl.objective.objective import Objective
+from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric, per_size
+from edgefl.submodels.importance.guards import Guards, scales
+from edgefl.submodels.importance.learnable import liveness, own_weights, remedies
+from edgefl.submodels.importance.strategy import Strategy
+from edgefl.submodels.importance.submodel import importance
+from edgefl.submodels.importance.thresholds import FOUR_SIZES, NO_GUARDS, Cut, Mask, cut
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.errors import ModelError
+from tests.invariants.fiarse.tiny import cut_vector, framework_default, he_fan_out, mac_fraction, vector
+
+SIZES = (0.1, 0.4)
+
+
+def masks_of(x: np.ndarray) -> dict[float, dict[str, Mask]]:
+    return {size: {"x": cut_vector(x, size)[1]} for size in SIZES}
+
+
+def cut_model(spec: ModelSpec, gamma: float, guards: Guards = NO_GUARDS, kind: str = "model") -> Cut:
+    weights = own_weights(spec)
+    groups = Strategy(kind).groups(spec)  # type: ignore[arg-type]
+    return cut(weights, gamma, groups, guards, scales(weights))
+
+
+# 28. Exploration
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    rounds=st.lists(st.sets(st.sampled_from(SIZES)), min_size=1, max_size=8),
+)
+def test_inv28_coverage_never_falls_and_begins_at_the_size_s_share(seed, rounds) -> None:
+    generator, tracker = np.random.default_rng(seed), Exploration()
+    before, seen = dict.fromkeys(SIZES, 0.0), set()
+    ever = 0.0
+    for participating in rounds:
+        moved = tracker.add(masks_of(generator.normal(size=50).astype(np.float32)), participating)
+        seen |= participating
+        for size in SIZES:
+            assert before[size] <= moved.exploration[size] <= 1.0
+            assert moved.exploration[size] >= math.floor(size * 50) / 50 * (size in seen)
+            assert size in participating or moved.exploration[size] == before[size]
+        assert ever <= moved.ever_trained <= 1.0
+        assert moved.ever_trained >= max(moved.exploration.values())
+        before, ever = dict(moved.exploration), moved.ever_trained
+
+
+def test_inv28_exploration_and_difference_by_hand() -> None:
+    tracker = Exploration(lags=(1, 2))
+    # k = 1 and 4 of 10; the largest entries move from the front to the back.
+    first = vector(9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+    second = vector(8, 9, 7, 0, 5, 6, 3, 2, 1, 0)
+    moved = tracker.add(masks_of(first), {0.4})
+    assert moved.exploration == {0.1: 0.0, 0.4: 0.4}
+    assert moved.difference == {0.1: {}, 0.4: {}}
+    moved = tracker.add(masks_of(second), {0.1, 0.4})
+    assert moved.exploration == {0.1: 0.1, 0.4: 0.5}
+    assert moved.ever_trained == 0.5
+    assert moved.difference == {0.1: {1: 1.0}, 0.4: {1: 0.25}}
+    moved = tracker.add(masks_of(first[::-1].copy()), {0.1})
+    assert moved.exploration == {0.1: 0.2, 0.4: 0.5}
+    assert moved.ever_trained == 0.6
+    # second to third of size .4: {0, 1, 2, 5} to {6, 7, 8, 9}; first to third: {0, 1, 2, 3} to the same.
+    assert moved.difference == {0.1: {1: 1.0, 2: 1.0}, 0.4: {1: 1.0, 2: 1.0}}
+
+
+def test_inv28_equal_masks_differ_by_nothing_at_any_lag() -> None:
+    tracker, x = Exploration(lags=(1, 3)), np.random.default_rng(5).normal(size=30).astype(np.float32)
+    moved = [tracker.add(masks_of(x * np.float32(scale)), SIZES) for scale in (1, 2, 3, 4)]
+    assert moved[-1].difference == {size: {1: 0.0, 3: 0.0} for size in SIZES}
+    assert set(moved[1].difference[0.1]) == {1}
+
+
+def test_inv28_rounds_that_do_not_match_are_refused() -> None:
+    tracker = Exploration()
+    tracker.add(masks_of(vector(*range(10))), ())
+    with pytest.raises(ModelError, match=r"size 0\.7, whose mask is missing"):
+        tracker.add(masks_of(vector(*range(10))), {0.7})
+    with pytest.raises(ModelError, match=r"sizes \[0\.1, 0\.4\], found \[0\.1\]"):
+        tracker.add({0.1: masks_of(vector(*range(10)))[0.1]}, ())
+    with pytest.raises(ModelError, match="have 20 entries, those before them 10"):
+        tracker.add(masks_of(vector(*range(20))), ())
+    with pytest.raises(ModelError, match="at least one round back"):
+        Exploration(lags=(0,))
+
+
+# 30. Evaluation
+
+
+def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
+    spec = framework_default(build("resnet8", size=8, widths=(4, 6, 8)))
+    before = {name: array.tobytes() for name, array in own_weights(spec).items()}
+    found = cut_model(spec, 1 / 4)
+    objective = Objective.of(OutputSide(spec, 0))
+    masked = {name: torch.from_numpy(array) for name, array in found.apply(own_weights(spec)).items()}
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, *spec.sample.shape, generator=generator)
+    whole = objective.predict(spec.weights, x)
+    assert not torch.equal(objective.predict(masked, x), whole)
+    objective.evaluate(masked, x, torch.zeros(6, dtype=torch.int64))
+    liveness(spec, found)
+    assert {name: array.tobytes() for name, array in own_weights(spec).items()} == before
+
+
+def test_inv30_local_is_the_mean_of_per_size_means_and_of_clients_if_groups_are_equal() -> None:
+    equal = [(1.0, 0.9), (0.25, 0.4), (1.0, 0.7), (0.25, 0.8)]
+    assert per_size(equal) == {0.25: pytest.approx(0.6), 1.0: pytest.approx(0.8)}
+    assert local_metric(equal) == pytest.approx(np.mean([accuracy for _, accuracy in equal]))
+    unequal = [*equal, (1.0, 0.2)]
+    assert local_metric(unequal) == pytest.approx((0.6 + 0.6) / 2)
+    assert local_metric([(1.0, 0.5), (1.0, 0.5), (1.0, 0.5), (0.25, 0.1)]) == pytest.approx(0.3)
+    # The paper's own columns of Table 4, CIFAR-10, FIARSE: Local 79.65.
+    columns = {1 / 64: 73.84, 1 / 16: 80.00, 1 / 4: 80.40, 1.0: 84.36}
+    assert round(local_metric(columns.items()), 2) == round(global_metric(columns), 2) == 79.65
+
+
+# 31. Liveness
+
+
+@pytest.fixture(scope="module")
+def resnet() -> ModelSpec:
+    return framework_default(build("resnet18", size=8, bn="static"))
+
+
+@pytest.fixture(scope="module")
+def mlp() -> ModelSpec:
+    return framework_default(build("mlp", hidden=(256, 128)))
+
+
+@pytest.fixture(scope="module")
+def he() -> ModelSpec:
+    return he_fan_out(build("resnet18", size=8, bn="static"))
+
+
+def fan_in(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[1:])
+
+
+def test_inv31_resnet18_at_1_64_keeps_what_a9_says_and_is_alive(resnet) -> None:
+    found = cut_model(resnet, 1 / 64)
+    report = liveness(resnet, found)
+    deep = [n for n, m in found.masks.items() if m.ndim == 4 and m.shape[2] == 3 and fan_in(m.shape) >= 2304]
+    assert len(deep) == 7
+    assert all(report.kept[name] == 0.0 for name in deep)
+    assert report.kept["stem.conv.weight"] == pytest.approx(0.85, abs=0.015)
+    stage1 = [report.kept[f"block{b}.conv{c}.weight"] for b in (1, 2) for c in (1, 2)]
+    assert np.mean(stage1) == pytest.approx(0.30, abs=0.015)
+    shortcuts = [report.kept[f"block{block}.shortcut.conv.weight"] for block in (3, 5, 7)]
+    assert max(shortcuts) == pytest.approx(0.78, abs=0.025)
+    assert min(shortcuts) == pytest.approx(0.53, abs=0.015)
+    assert report.kept["head.dense.weight"] == pytest.approx(0.34, abs=0.015)
+    assert report.classifier == "head.dense.weight"
+    assert report.alive and report.reads_input and report.trains_below and report.keeps_classifier
+    assert set(deep) <= set(report.empty)
+
+
+@pytest.mark.parametrize(("gamma", "fraction"), [(1 / 64, 0.104), (1 / 4, 0.478)])
+def test_inv31_the_mac_fraction_at_initialisation(resnet, gamma: float, fraction: float) -> None:
+    usual = replace(resnet, sample=TensorSpec((3, 32, 32)))
+    assert mac_fraction(usual, cut_model(resnet, gamma)) == pytest.approx(fraction, abs=0.01)
+
+
+@pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
+def test_inv31_an_mlp_s_first_layer_keeps_nothing_so_it_is_dead(mlp, gamma: float) -> None:
+    report = liveness(mlp, cut_model(mlp, gamma))
+    assert report.kept["dense1.dense.weight"] == report.kept["dense1.dense.bias"] == 0.0
+    assert "dense1.dense.weight" in report.empty
+    assert report.keeps_classifier
+    assert not report.reads_input
+    assert not report.alive
+
+
+@pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
+@pytest.mark.parametrize(
+    ("guards", "kind"),
+    [
+        (Guards(min_keep=1024), "model"),
+        (Guards(relative=True), "model"),
+        (NO_GUARDS, "shard"),
+        (NO_GUARDS, "layer"),
+    ],
+)
+def test_inv31_guards_revive_the_mlp_at_the_same_size(mlp, gamma: float, guards: Guards, kind: str) -> None:
+    found = cut_model(mlp, gamma, guards, kind)
+    report = liveness(mlp, found)
+    assert report.alive, report
+    assert report.guards == guards
+    # A group loses less than one entry to its floor, and a bias that has too few keeps one all the same.
+    assert abs(found.kept - gamma * 235_146) < len(found.groups)
+
+
+def test_inv31_a_dense_first_layer_revives_the_mlp_where_it_fits_and_says_where(mlp) -> None:
+    guards = Guards(dense=("dense1", "head"))
+    with pytest.raises(ModelError, match=r"dense alone keeps 202250 .* k=14696; .* gamma >= ") as refused:
+        cut_model(mlp, 1 / 16, guards)
+    smallest = refused.value.details["smallest_gamma"]
+    assert smallest == pytest.approx(202_250 / 235_146, abs=2e-6)
+    found = cut_model(mlp, 0.9, guards)
+    assert liveness(mlp, found).alive
+
+
+@pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
+def test_inv31_he_fan_out_empties_the_classifier_and_a_dense_one_revives_it(he, gamma: float) -> None:
+    dead = liveness(he, cut_model(he, gamma))
+    assert dead.kept["head.dense.weight"] == 0.0
+    assert not dead.keeps_classifier and not dead.trains_below and not dead.alive
+    guarded = cut_model(he, gamma, Guards(dense=("stem", "head")))
+    assert guarded.kept == math.floor(gamma * 11_164_362)
+    assert liveness(he, guarded).alive
+
+
+def test_inv31_remedies_are_the_guards_that_work(mlp) -> None:
+    working = remedies(mlp, 1 / 16)
+    assert Guards(relative=True) in [guards for _, guards in working]
+    assert Strategy("shard") in [strategy for strategy, _ in working]
+    assert not any(guards.dense for _, guards in working), "the first layer is larger than the submodel"
+    assert sum(guards.min_keep > 0 for _, guards in working) == 1, "the smallest that does"
+    for strategy, guards in working:
+        assert liveness(mlp, cut_model(mlp, 1 / 16, guards, strategy.kind)).alive
+
+
+def test_inv31_a_dead_submodel_warns_with_what_is_empty_and_the_options_that_revive_it(mlp) -> None:
+    weights = own_weights(mlp)
+    (text,) = importance(mlp, gamma=1 / 16).warnings(weights)
+    assert "gamma 0.0625" in text and "dense1.dense.weight, dense1.dense.bias keep nothing" in text
+    assert "relative = true" in text and 'strategy = "shard"' in text and "dense =" not in text
+    working = [{"relative": True}, {"strategy": "shard"}, {"strategy": "layer"}]
+    for options in working:
+        assert importance(mlp, gamma=1 / 16, **options).warnings(weights) == ()
+    assert importance(mlp, gamma=1 / 2).warnings(weights) == importance(mlp).warnings(weights) == ()
+
+
+def test_inv31_a_dead_submodel_that_no_guard_revives_is_told_to_grow() -> None:
+    layers = [("first", nn.Linear(6, 5, bias=False)), ("last", nn.Linear(5, 3, bias=False))]
+    spec = ModelSpec("linear", sequential(layers), TensorSpec((6,)), 3)
+    weights = {name: np.full(array.shape, 0.1, np.float32) for name, array in own_weights(spec).items()}
+    # The largest entries of the two layers lie on different hidden values.
+    weights["first.weight"][0, 0] = weights["last.weight"][0, 1] = 1.0
+    (text,) = importance(spec, gamma=1 / 45).warnings(weights)
+    assert "no guard" in text and "larger gamma" in text
+
+
+def test_inv31_a_submodel_that_cannot_be_checked_says_so_and_is_not_refused() -> None:
+    layers = [("positions", Shift()), ("last", nn.LayerNorm(3))]
+    spec = ModelSpec("biases", sequential(layers), TensorSpec((3,)), 3)
+    spec.module.positions.dense.weight.requires_grad_(False)
+    (text,) = importance(spec, gamma=0.5).warnings(own_weights(spec))
+    assert "could not be checked" in text and "no kernel" in text
+
+
+class Shift(nn.Module):
+    """A dense layer, of which a test leaves the bias alone trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("gamma", FOUR_SIZES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit", {"size": 8, "width": 12, "depth": 1, "rate": 0.1}),
+        ("bert", {"length": 5, "vocabulary": 11, "width": 8, "depth": 1}),
+        ("lstm_lm", {"length": 4, "vocabulary": 9, "features": 6, "hidden": 5}),
+        ("resnet8", {"size": 8, "widths": (4, 6, 8)}),
+    ],
+)
+def test_inv31_the_report_is_pure_and_reads_any_model(
+    name: str, options: dict[str, object], gamma: float
+) -> None:
+    spec = build(name, **options)
+    found = cut_model(spec, gamma, kind="layer")
+    state = torch.get_rng_state()
+    report = liveness(spec, found)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert liveness(spec, found) == report
+    assert report.alive or gamma < 1
+    assert set(report.kept) == set(found.masks)
+
+
+def test_inv31_a_gradient_where_nothing_is_kept_does_not_count() -> None:
+    layers = [("first", nn.Linear(6, 5, bias=False)), ("last", nn.Linear(5, 3, bias=False))]
+    spec = ModelSpec("linear", sequential(layers), TensorSpec((6,)), 3)
+    weights = {
+        "first.weight": np.full((5, 6), 0.1, np.float32),
+        "last.weight": np.eye(3, 5, dtype=np.float32),
+    }
+    for gamma, trains in ((3 / 45, False), (18 / 45, True)):
+        report = liveness(spec, cut(weights, gamma, Strategy().groups(spec)), weights)
+        assert (report.kept["first.weight"] > 0) == report.trains_below == trains
+        assert report.keeps_classifier
+
+
+def test_inv31_a_model_that_is_only_a_classifier_has_nothing_below() -> None:
+    spec = framework_default(build("mlp", size=4, hidden=()))
+    assert liveness(spec, cut_model(spec, 1 / 4)).alive

@@ -1,0 +1,386 @@
+"""The aggregator: exact, independent of order, partial, and closed to bad updates."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.wire.errors import ConfigError, UpdateRejected
+from edgefl.wire.regions import Block, Entries, Region, extract, pieces
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, SIGNS, VALUE_LIMIT, Codes, Form, Section, Values
+from server.aggregate.accumulator import Accumulator, CpuAccumulator
+from server.aggregate.aggregator import Aggregator, Clip, layout_of
+from server.aggregate.cuda import TorchAccumulator
+from server.aggregate.robust import Rule, buffered_bytes
+from server.coordinator.machine import Rules
+
+OLD: Arrays = {
+    "a.weight": np.arange(24, dtype=np.float32).reshape(4, 6),
+    "b.bias": np.array([np.float32(0.1), np.float32(-7e-30), np.float32(3)]),
+    "b.scale": np.array(2.5, np.float32),
+}
+WHOLE: dict[str, Region] = dict.fromkeys(OLD)
+SUFFIX: dict[str, Region] = {"b.bias": None, "b.scale": None}
+SLICE: dict[str, Region] = {"a.weight": Block((range(1, 3), (5, 0))), "b.bias": Block.leading(2)}
+SINGLES: dict[str, Region] = {
+    "values": Entries(("b.bias", "a.weight"), np.array([0, 2, 3, 10, 11, 26])),
+    "b.scale": None,
+}
+
+
+def drawn(rng: np.random.Generator, regions: dict[str, Region], scale: float = 1.0) -> Arrays:
+    return {
+        name: (rng.normal(size=local.shape) * scale).astype(np.float32)
+        for name, local in extract(OLD, regions).items()
+    }
+
+
+def aggregate(
+    updates: list[tuple[Arrays, dict[str, Region], int]], limit: int = 0, base: Arrays | None = None
+) -> Arrays:
+    total = limit or sum(weight for _, _, weight in updates)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=total, device="cpu", base=base)
+    for arrays, regions, weight in updates:
+        aggregator.add(aggregator.check(arrays, regions), weight)
+    return aggregator.result(OLD)
+
+
+def by_hand(updates: list[tuple[Arrays, dict[str, Region], int]], *, nonzero: bool = False) -> Arrays:
+    totals = {name: np.zeros(old.size) for name, old in OLD.items()}
+    weights = {name: np.zeros(old.size) for name, old in OLD.items()}
+    shapes = {name: old.shape for name, old in OLD.items()}
+    for arrays, regions, weight in updates:
+        for name, region in regions.items():
+            left = arrays[name].astype(np.float64).reshape(-1).tolist()
+            for part, positions in pieces(name, region, shapes):
+                for place in range(OLD[part].size) if positions is None else positions:
+                    value = left.pop(0)
+                    if nonzero and value == OLD[part].reshape(-1)[place]:
+                        continue
+                    totals[part][place] += weight * value
+                    weights[part][place] += weight
+    return {name: _mean(totals[name], weights[name], old) for name, old in OLD.items()}
+
+
+def _mean(total: Array, weights: Array, old: Array) -> Array:
+    mean = np.divide(total, weights, out=np.zeros(old.size), where=weights > 0).astype(np.float32)
+    return np.where(weights.reshape(old.shape) > 0, mean.reshape(old.shape), old)
+
+
+CHOICES = st.lists(
+    st.tuples(st.sampled_from([0, 1, 2, 3]), st.integers(1, 70_000), st.integers(0, 2**32)),
+    min_size=1,
+    max_size=9,
+)
+
+
+def realised(choices: list[tuple[int, int, int]]) -> list[tuple[Arrays, dict[str, Region], int]]:
+    kinds = (WHOLE, SUFFIX, SLICE, SINGLES)
+    return [(drawn(np.random.default_rng(seed), kinds[kind]), kinds[kind], w) for kind, w, seed in choices]
+
+
+@given(CHOICES, st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_arrival_changes_no_bit(choices: list[tuple[int, int, int]], random: object) -> None:
+    updates = realised(choices)
+    shuffled = list(updates)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = aggregate(updates), aggregate(shuffled)
+    assert all(one[name].tobytes() == other[name].tobytes() for name in OLD)
+
+
+@given(CHOICES)
+@settings(max_examples=60, deadline=None)
+def test_each_entry_is_the_weighted_mean_over_the_updates_that_hold_it(
+    choices: list[tuple[int, int, int]],
+) -> None:
+    updates = realised(choices)
+    found, expected = aggregate(updates), by_hand(updates)
+    for name in OLD:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6, rtol=2e-7)
+        assert found[name].dtype == np.float32 and found[name].shape == OLD[name].shape
+
+
+@given(CHOICES, st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_with_a_base_each_entry_is_the_mean_over_the_updates_that_changed_it_in_any_order(
+    choices: list[tuple[int, int, int]], random: object
+) -> None:
+    updates = []
+    for number, (arrays, regions, weight) in enumerate(realised(choices)):
+        same = np.random.default_rng(number)
+        held = extract(OLD, regions)
+        mixed = {n: np.where(same.random(a.shape) < 0.5, held[n], a) for n, a in arrays.items()}
+        updates.append((mixed, regions, weight))
+    shuffled = list(updates)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    found, expected = aggregate(updates, base=OLD), by_hand(updates, nonzero=True)
+    other = aggregate(shuffled, base=OLD)
+    for name in OLD:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6, rtol=2e-7)
+        assert found[name].tobytes() == other[name].tobytes()
+
+
+def test_with_a_base_an_entry_that_nobody_changed_keeps_its_bits() -> None:
+    zeros = {**OLD, "b.bias": OLD["b.bias"] * np.float32(1)}
+    new = aggregate([(zeros, WHOLE, 3), (extract(OLD, SINGLES), SINGLES, 1)], base=OLD)
+    assert all(new[name].tobytes() == OLD[name].tobytes() for name in OLD)
+    counted = aggregate([(zeros, WHOLE, 3)])
+    assert counted["b.bias"][1] != OLD["b.bias"][1], "averaged, the smallest value is rounded"
+
+
+def test_an_entry_that_nobody_held_keeps_its_bits() -> None:
+    new = aggregate([(drawn(np.random.default_rng(0), SUFFIX), SUFFIX, 1)])
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    assert not np.array_equal(new["b.bias"], OLD["b.bias"])
+    untouched = aggregate([], limit=1)
+    assert all(untouched[name].tobytes() == OLD[name].tobytes() for name in OLD)
+
+
+def test_the_largest_values_and_weights_do_not_overflow() -> None:
+    high = {name: np.full(array.shape, VALUE_LIMIT, np.float32) for name, array in OLD.items()}
+    low = {name: -array for name, array in high.items()}
+    for arrays, expected in ((high, VALUE_LIMIT), (low, -VALUE_LIMIT)):
+        new = aggregate([(arrays, WHOLE, 1 << 24)] * 64)
+        assert all(np.array_equal(new[name], np.full(OLD[name].shape, expected)) for name in OLD)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_changes_and_weights_do_not_overflow(sign: float) -> None:
+    form = Form("floats", sections=(Section(tuple(OLD), Values()),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=64 << 24, device="cpu")
+    update = {"values": np.full(28, sign * CHANGE_LIMIT, np.float32)}
+    for _ in range(64):
+        aggregator.add(aggregator.check(update, WHOLE, form), 1 << 24)
+    zeros = {name: np.zeros_like(array) for name, array in OLD.items()}
+    assert all((new == sign * CHANGE_LIMIT).all() for new in aggregator.result(zeros).values())
+    with pytest.raises(UpdateRejected, match="beyond 4096, the most that a change may be") as refused:
+        aggregator.check({"values": update["values"] * np.float32(1.01)}, WHOLE, form)
+    assert refused.value.reason == "too-large"
+
+
+def test_devices_that_claim_the_most_and_send_nothing_do_not_spoil_the_small_changes_of_others() -> None:
+    form = Form("signs", sections=(Section(("w",), Codes(1, SIGNS), {"w": 0}),), change=True)
+    weights = {"w": np.zeros(64, np.float32)}
+    limit = 990 * Rules("run", 0, 1, ()).most_samples + 10 * 100
+    aggregator = Aggregator(layout_of(weights), weight_limit=limit, device="cpu")
+    update = {"codes": np.full(8, 0b00001111, np.uint8), "scales": np.array([1e-5], np.float32)}
+    regions: dict[str, Region] = {"w": None}
+    for _ in range(10):
+        aggregator.add(aggregator.check(update, regions, form), 100)
+    expected = np.tile(np.repeat([1e-5, -1e-5], 4), 8)
+    np.testing.assert_allclose(aggregator.result(weights)["w"], expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4, 1e30, float("nan"), float("inf"), 1e39])
+def test_a_known_scale_that_no_change_may_have_is_refused_before_any_update(scale: float) -> None:
+    form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, scale)),), change=True)
+    with pytest.raises(ConfigError, match="choose a smaller scale"):
+        Aggregator(layout_of(OLD), weight_limit=1, device="cpu").pieces(WHOLE, form)
+
+
+def test_an_aggregator_that_gave_its_sums_away_is_of_no_more_use() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
+    checked = aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE)
+    aggregator.add(checked, 1)
+    assert aggregator.released() is not None
+    for call in (lambda: aggregator.add(checked, 1), lambda: aggregator.result(OLD), aggregator.released):
+        with pytest.raises(RuntimeError, match="make a new one"):
+            call()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_buffered_rule_takes_no_more_memory_than_it_says(threads: int) -> None:
+    updates, entries = 100, 2 * 66_000
+    weights = {name: np.zeros(entries // 2, np.float32) for name in ("a", "b")}
+    aggregator = Aggregator(
+        layout_of(weights), weight_limit=updates, device="cpu", threads=threads, rule=Rule("median")
+    )
+    regions: dict[str, Region] = dict.fromkeys(weights)
+    checked = aggregator.check(weights, regions)
+    tracemalloc.start()
+    for _ in range(updates):
+        aggregator.add(checked, 1)
+    aggregator.result(weights)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    stated = buffered_bytes(updates, entries, threads)
+    assert stated / 2 < peak <= stated
+
+
+def test_small_weights_under_a_large_limit_stay_accurate() -> None:
+    updates = [(drawn(np.random.default_rng(n), WHOLE), WHOLE, 3) for n in range(16)]
+    found, expected = aggregate(updates, limit=16 * 60_000), by_hand(updates)
+    assert max(np.abs(found[name] - expected[name]).max() for name in OLD) < 1e-6
+
+
+def test_weights_beyond_the_limit_are_refused_before_anything_is_added() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
+    checked = aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE)
+    aggregator.add(checked, 2)
+    before = aggregator.result(OLD)
+    with pytest.raises(ValueError, match="passes the limit"):
+        aggregator.add(checked, 1)
+    assert all(np.array_equal(aggregator.result(OLD)[name], before[name]) for name in OLD)
+
+
+def bad(name: str, array: np.ndarray | None) -> Arrays:
+    arrays = drawn(np.random.default_rng(1), WHOLE)
+    if array is None:
+        del arrays[name]
+    else:
+        arrays[name] = array
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        (bad("b.bias", None), "wrong-names"),
+        (bad("c.more", np.zeros(1, np.float32)), "wrong-names"),
+        (bad("b.bias", np.zeros(4, np.float32)), "wrong-shape"),
+        (bad("b.bias", np.zeros((3, 1), np.float32)), "wrong-shape"),
+        (bad("b.bias", np.zeros(3, np.int64)), "wrong-dtype"),
+        (bad("b.bias", np.zeros(3, np.float64)), "wrong-dtype"),
+        (bad("b.bias", np.zeros(3, ">f4")), "wrong-dtype"),
+        (bad("b.bias", np.array([0, np.nan, 0], np.float32)), "not-finite"),
+        (bad("b.bias", np.array([0, np.inf, 0], np.float32)), "not-finite"),
+        (bad("b.bias", np.array([0, -np.inf, 0], np.float32)), "not-finite"),
+        (bad("b.bias", np.array([0, -VALUE_LIMIT * 1.01, 0], np.float32)), "too-large"),
+    ],
+)
+def test_a_bad_update_is_refused_with_a_reason(arrays: Arrays, reason: str) -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu")
+    with pytest.raises(UpdateRejected) as refused:
+        aggregator.check(arrays, WHOLE)
+    assert refused.value.reason == reason
+
+
+def test_both_engines_give_the_same_bits() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=8, device="cpu")
+    engines = (CpuAccumulator(27 + 1), TorchAccumulator(27 + 1, torch.device("cpu")))
+    rng = np.random.default_rng(3)
+    for regions in (WHOLE, SLICE, SUFFIX, SINGLES, WHOLE):
+        checked = aggregator.check(drawn(rng, regions), regions)
+        for engine in engines:
+            engine.add(checked.pieces, [checked, checked], np.array([5 * 2.0**30, 0.3 * 2.0**30]))
+    assert np.array_equal(engines[0].sums(), engines[1].sums()) and engines[0].sums().any()
+
+
+def test_both_engines_give_the_same_model_of_coded_updates_and_again_with_the_sums_of_an_earlier_round() -> (
+    None
+):
+    form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, 0.3)),), change=True)
+    arrays = {"codes": np.array([7, 0, 255, 5, 1], np.uint8)}
+    found = []
+    for engine in (CpuAccumulator(28), TorchAccumulator(28, torch.device("cpu"))):
+        sums: Accumulator | None = engine
+        for _ in range(2):
+            aggregator = Aggregator(layout_of(OLD), weight_limit=3, device="cpu", sums=sums)
+            aggregator.add(aggregator.check(arrays, WHOLE, form), 3)
+            found.append(aggregator.result(OLD))
+            sums = aggregator.released()
+        assert sums is engine and engine.sums().any(), "they are emptied when they are used again"
+        with pytest.raises(ValueError, match="28"):
+            Aggregator(layout_of({"w": np.zeros(3, np.float32)}), weight_limit=1, sums=engine)
+    for name in OLD:
+        assert not np.array_equal(found[0][name], OLD[name])
+        assert len({new[name].tobytes() for new in found}) == 1
+
+
+def test_slices_that_cut_many_pieces_are_added_by_index() -> None:
+    weights = {"w": np.zeros((3000, 4), np.float32)}
+    regions: dict[str, Region] = {"w": Block((None, range(1, 3)))}
+    aggregator = Aggregator(layout_of(weights), weight_limit=2, device="cpu")
+    ones = {"w": np.ones((3000, 2), np.float32)}
+    assert aggregator.pieces(regions).index.size == 6000
+    assert np.array_equal(aggregator.pieces(regions).targets(), regions["w"].positions((3000, 4)))
+    aggregator.add(aggregator.check(ones, regions), 2)
+    new = aggregator.result(weights)["w"]
+    assert (new[:, 1:3] == 1).all() and (new[:, [0, 3]] == 0).all()
+
+
+def test_updates_of_changes_and_of_weights_do_not_mix() -> None:
+    form = Form("halves", sections=(Section(tuple(OLD), Values("float16")),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
+    aggregator.add(aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE), 1)
+    with pytest.raises(ValueError, match="hold weights and one of codec 'halves' holds changes"):
+        aggregator.add(aggregator.check({"halves": np.zeros(28, np.float16)}, WHOLE, form), 1)
+
+
+def test_a_change_is_added_to_the_old_weights_and_counts_over_its_holders() -> None:
+    form = Form("halves", sections=(Section(tuple(SUFFIX), Values("float16")),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=4, device="cpu")
+    for change, weight in ((1.0, 3), (-1.0, 1)):
+        aggregator.add(aggregator.check({"halves": np.full(4, change, np.float16)}, SUFFIX, form), weight)
+    new = aggregator.result(OLD)
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    assert np.array_equal(new["b.bias"], (OLD["b.bias"].astype(np.float64) + 0.5).astype(np.float32))
+
+
+def test_with_a_base_a_change_of_zero_does_not_count() -> None:
+    form = Form("floats", sections=(Section(tuple(SUFFIX), Values()),), change=True)
+    aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu", base=OLD)
+    for values in ([0, 2, 0, 4], [0, 0, 6, 8]):
+        aggregator.add(aggregator.check({"values": np.array(values, np.float32)}, SUFFIX, form), 1)
+    new = aggregator.result(OLD)
+    assert new["b.bias"].tolist() == [np.float32(0.1), 2.0, 9.0] and new["b.scale"] == 8.5
+
+
+def test_a_median_is_not_moved_by_one_bad_update_and_keeps_what_nobody_held() -> None:
+    aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=Rule("median"))
+    for value, weight in ((1.0, 1), (2.0, 1), (VALUE_LIMIT, 7)):
+        update = {name: np.full(OLD[name].shape, value, np.float32) for name in SUFFIX}
+        aggregator.add(aggregator.check(update, SUFFIX), weight)
+    new = aggregator.result(OLD)
+    assert (new["b.bias"] == 2).all() and new["b.scale"] == 2
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    with pytest.raises(ValueError, match="leave out base"):
+        Aggregator(layout_of(OLD), weight_limit=9, base=OLD, rule=Rule("median"))
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_a_change_longer_than_the_limit_is_shortened_to_it(change: bool) -> None:
+    step = {"b.bias": np.array([3, 0, 0], np.float32), "b.scale": np.array(4, np.float32)}
+    form, arrays = DENSE, {name: OLD[name] + step[name] for name in step}
+    if change:
+        form = Form("floats", sections=(Section(tuple(SUFFIX), Values()),), change=True)
+        arrays = {"values": np.array([3, 0, 0, 4], np.float32)}
+    for limit, share in ((1.0, 0.2), (100.0, 1.0)):
+        aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu", clip=Clip(limit, OLD))
+        aggregator.add(aggregator.check(arrays, SUFFIX, form), 1)
+        new = aggregator.result(OLD)
+        for name in SUFFIX:
+            np.testing.assert_allclose(new[name] - OLD[name], share * step[name], atol=1e-6)
+
+
+def test_models_of_other_float_types_are_averaged_in_their_own() -> None:
+    for dtype in (np.float64, np.float16):
+        old = {"w": np.array([1.5, -2.0], dtype)}
+        aggregator = Aggregator(layout_of(old), weight_limit=2, device="cpu")
+        for value in (1.0, 2.0):
+            aggregator.add(aggregator.check({"w": np.full(2, value, np.float32)}, {"w": None}), 1)
+        new = aggregator.result(old)["w"]
+        assert new.dtype == dtype and new.tolist() == [1.5, 1.5]
+
+
+def test_sixteen_resnet20_updates_take_well_under_100_ms() -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"u{n}.weight": rng.normal(size=(50, 50)).astype(np.float32) for n in range(110)}
+    regions: dict[str, Region] = dict.fromkeys(weights)
+    seconds = []
+    for _ in range(3):
+        begun = time.process_time()
+        aggregator = Aggregator(layout_of(weights), weight_limit=16, device="cpu")
+        for _ in range(16):
+            aggregator.add(aggregator.check(weights, regions), 1)
+        aggregator.result(weights)
+        seconds.append(time.process_time() - begun)
+    assert min(seconds) < 0.1

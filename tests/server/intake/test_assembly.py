@@ -1,0 +1,119 @@
+"""Chunks into updates, from devices nobody trusts."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.mqtt.messages import UpdateChunk
+from server.intake.assembly import MOST_DAMAGED, MOST_NAMED, Assembly, Complete, Missing
+from tests.server.fleet import chunks_of
+
+
+def assembly(update_bytes: int = 1000, most_bytes: int = 10_000) -> Assembly:
+    return Assembly(update_bytes=update_bytes, most_bytes=most_bytes, least_piece=1)
+
+
+@given(st.binary(max_size=200), st.integers(1, 60), st.randoms(use_true_random=False), st.booleans())
+def test_any_order_and_any_duplicates_make_the_update(
+    data: bytes, size: int, random: Any, again: bool
+) -> None:
+    pieces = chunks_of(data, "n", size)
+    sent = pieces + (pieces[:-1] if again else [])
+    random.shuffle(sent)
+    parts = assembly()
+    results = [parts.add("d", chunk) for chunk in sent]
+    assert Complete(hashlib.sha256(data).hexdigest(), data) in results
+
+
+def test_the_last_chunk_names_the_gaps() -> None:
+    pieces, parts = chunks_of(bytes(50), "n", 10), assembly()
+    assert parts.add("d", pieces[1]) is None
+    assert parts.add("d", pieces[4]) == Missing([0, 2, 3])
+    assert [parts.add("d", pieces[index]) for index in (0, 2)] == [None, None]
+    assert isinstance(parts.add("d", pieces[3]), Complete)
+
+
+def test_a_new_update_replaces_an_unfinished_one() -> None:
+    old, new, parts = chunks_of(b"a" * 50, "n", 10), chunks_of(b"b" * 50, "n", 10), assembly()
+    parts.add("d", old[0])
+    results = [parts.add("d", chunk) for chunk in new]
+    assert isinstance(results[-1], Complete) and results[-1].data == b"b" * 50
+    assert parts.held_bytes == 0
+
+
+def test_devices_do_not_mix() -> None:
+    one, other, parts = chunks_of(b"a" * 20, "n", 10), chunks_of(b"b" * 20, "n", 10), assembly()
+    parts.add("one", one[0])
+    parts.add("other", other[0])
+    assert parts.add("one", one[1]) == Complete(one[0].sha256, b"a" * 20)
+    assert parts.held_bytes == 10
+
+
+def test_the_bytes_held_are_bounded_and_the_oldest_goes_first() -> None:
+    parts = assembly(most_bytes=25)
+    pieces = chunks_of(bytes(30), "n", 10)
+    for device in ("first", "second", "third"):
+        parts.add(device, pieces[0])
+    assert parts.held_bytes == 20
+    assert parts.add("first", pieces[2]) == Missing([0, 1])
+
+
+def changed(chunk: UpdateChunk, **changes: Any) -> UpdateChunk:
+    return UpdateChunk(**{**{name: getattr(chunk, name) for name in chunk.__struct_fields__}, **changes})
+
+
+def test_a_device_may_not_cut_its_update_into_crumbs() -> None:
+    parts = Assembly(update_bytes=1 << 30, most_bytes=1 << 30)
+    honest = chunks_of(bytes(1000), "n", 300)[0]
+    for changes in ({"count": 5}, {"count": 3 * 10**7, "size": 1 << 30}, {"data": bytes(255)}):
+        with pytest.raises(UpdateRejected, match="malformed"):
+            parts.add("d", changed(honest, **changes))
+    assert parts.held_bytes == 0
+
+
+def test_gaps_are_named_some_at_a_time_and_the_last_chunk_asks_for_more() -> None:
+    pieces, parts = chunks_of(bytes(3000), "n", 1), assembly(update_bytes=3000)
+    answer, asked = parts.add("d", pieces[-1]), []
+    while isinstance(answer, Missing):
+        assert len(answer.indices) <= MOST_NAMED
+        asked += answer.indices
+        for index in answer.indices:
+            answer = parts.add("d", pieces[index])
+    assert isinstance(answer, Complete) and set(asked) == set(range(3000))
+
+
+def test_a_damaged_update_may_be_sent_again_a_few_times() -> None:
+    good, parts = chunks_of(b"a" * 50, "n", 10), assembly()
+    bad = [*good[:2], changed(good[2], data=b"b" * 10), *good[3:]]
+    for _ in range(MOST_DAMAGED):
+        assert [parts.add("d", chunk) for chunk in bad][-1] == Missing([0, 1, 2, 3, 4])
+    assert isinstance([parts.add("d", chunk) for chunk in good][-1], Complete)
+    with pytest.raises(UpdateRejected, match="digest"):
+        [parts.add("d", chunk) for chunk in bad]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"size": 1001}, "too-large"),
+        ({"index": 5}, "malformed"),
+        ({"index": -1}, "malformed"),
+        ({"count": 0}, "malformed"),
+        ({"count": 10**9}, "malformed"),
+        ({"data": bytes(51)}, "malformed"),
+        ({"count": 1, "index": 0}, "malformed"),
+    ],
+)
+def test_an_impossible_chunk_is_refused(changes: dict[str, Any], reason: str) -> None:
+    honest = chunks_of(bytes(50), "n", 10)[0]
+    fields = {name: getattr(honest, name) for name in honest.__struct_fields__}
+    parts = assembly()
+    with pytest.raises(UpdateRejected) as refused:
+        parts.add("d", UpdateChunk(**{**fields, **changes}))
+    assert refused.value.reason == reason and parts.held_bytes == 0

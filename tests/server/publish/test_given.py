@@ -1,0 +1,98 @@
+"""What the service takes devices to have begun with, where weights are rounded on their way down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.compression import unpacked
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Round, Task
+from edgefl.wire.mqtt.session import Address
+from edgefl.wire.tensors import Arrays
+from server.events import RoundClosed
+from server.run_spec import AggregatePlan, DownlinkPlan, Plan
+from server.service import Service
+from tests.conftest import Mosquitto
+from tests.server.fleet import UNITS, WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for
+from tests.server.service.served import MakeDevice
+
+LIMIT = 0.5
+HALF = {name: array.astype(np.float16).astype(np.float32) for name, array in WEIGHTS.items()}
+SOUGHT = {name: np.full(array.shape, 0.25, np.float32) for name, array in WEIGHTS.items()}
+Trained = Callable[[Arrays], Arrays]
+
+
+def one_round(make: MakeDevice, mosquitto: Mosquitto, out: Path, plan: Plan, trained: Trained) -> Arrays:
+    """The model after one device sent what it ``trained`` from the weights in float16."""
+
+    def answer(device: ScriptedDevice, task: Task, opened: Round) -> None:
+        sent = trained({name: HALF[name] for name in names_of(task.tier)})
+        device.report(task, opened, tensors=tensors.dump(sent))
+
+    make("strong-0", answer)
+    rounded = replace(plan, trained=frozenset(WEIGHTS), downlink=DownlinkPlan("float16"))
+    server = RunningServer.start(rounded, mosquitto.address, out)
+    assert server.wait_for(RoundClosed).reports == 1
+    server.join()
+    return tensors.load((out / "model.safetensors").read_bytes())
+
+
+def test_an_update_is_shortened_towards_the_weights_that_the_device_was_given(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    plan = replace(plan_for(federation, limits, rounds=1), aggregate=AggregatePlan(clip_norm=LIMIT))
+    model = one_round(
+        device, mosquitto, tmp_path, plan, lambda given: {n: a + SOUGHT[n] for n, a in given.items()}
+    )
+
+    norm = np.sqrt(sum(float((change.astype(np.float64) ** 2).sum()) for change in SOUGHT.values()))
+    assert norm > 2 * LIMIT
+    for name in names_of("strong"):
+        np.testing.assert_allclose(model[name], HALF[name] + SOUGHT[name] * (LIMIT / norm), atol=1e-6)
+
+
+def test_an_entry_that_comes_back_as_it_was_given_does_not_count_as_changed(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    plan = replace(plan_for(federation, limits, rounds=1), count="nonzero")
+    model = one_round(
+        device, mosquitto, tmp_path, plan, lambda given: given | {"head.weight": given["head.weight"] + 1}
+    )
+
+    assert any(not np.array_equal(HALF[name], WEIGHTS[name]) for name in names_of("strong"))
+    for name in names_of("strong"):
+        expected = HALF[name] + 1 if name == "head.weight" else WEIGHTS[name]
+        np.testing.assert_allclose(model[name], expected, atol=1e-6 if name == "head.weight" else 0)
+
+
+@pytest.mark.parametrize("same_weights", [False, True])
+def test_a_second_run_in_a_folder_publishes_its_own_weights(
+    federation: str, limits: Limits, tmp_path: Path, same_weights: bool
+) -> None:
+    plan = replace(plan_for(federation, limits), trained=frozenset(WEIGHTS), downlink=DownlinkPlan("int8"))
+    other = {name: array + np.float32(not same_weights) for name, array in WEIGHTS.items()}
+    for initial, database in ((WEIGHTS, "one"), (other, "two")):
+        started = start(replace(plan, initial=initial), tmp_path, database)
+    again = start(replace(plan, initial=other), tmp_path, "two")
+
+    for service in (started, again):
+        rounds = service._rounds
+        found: Arrays = {}
+        for ref in rounds._downlink.units.values():
+            data = unpacked(ref, rounds.publisher.travelling(ref.sha256), 1 << 20)
+            found |= tensors.load(data)
+        assert len(rounds._downlink.units) == len(UNITS)
+        assert all(found[name].tobytes() == other[name].tobytes() for name in other)
+    assert again._rounds.resumed
+
+
+def start(plan: Plan, out: Path, database: str) -> Any:
+    where = f"sqlite:///{out / database}.sqlite"
+    return Service(plan, Address("127.0.0.1", 1), out, emit=lambda _: None, database=where)

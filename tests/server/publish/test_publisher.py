@@ -1,0 +1,141 @@
+"""The publisher against a list of what was published: order, once each, and clearing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import describe
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.mqtt.messages import Round, decode
+from edgefl.wire.mqtt.topics import Topics
+from server.publish.publisher import Publisher, unit_blobs, version_of
+
+TOPICS = Topics("demo")
+
+
+class Broker:
+    """Keeps retained messages as a broker does, and the order of everything."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, bytes]] = []
+        self.kept: dict[str, bytes] = {}
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Any:
+        assert retain and qos == 1
+        self.log.append((topic, payload))
+        if payload:
+            self.kept[topic] = payload
+        else:
+            self.kept.pop(topic, None)
+
+    def forget(self) -> None:
+        self.kept.clear()
+
+
+def announcement(number: int) -> Round:
+    return Round(
+        run="r", round=number, state="open", model_version="v", bundles={}, units={}, hyper={}, deadline=0
+    )
+
+
+def connected() -> tuple[Broker, Publisher]:
+    broker = Broker()
+    publisher = Publisher(broker, TOPICS, 4)
+    publisher.connected()
+    return broker, publisher
+
+
+def test_a_blob_is_published_once_in_chunks() -> None:
+    broker, publisher = connected()
+    ref = publisher.offer(b"0123456789")
+    assert publisher.offer(b"0123456789") == ref == describe(b"0123456789", 4)
+    assert broker.log == [
+        (TOPICS.blob_chunk(ref.sha256, n), p) for n, p in enumerate([b"0123", b"4567", b"89"])
+    ]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_blob_that_devices_would_refuse_is_refused_here(compression: Any) -> None:
+    publisher = Publisher(Broker(), TOPICS, 4, compression, blob_limit=1000)
+    assert publisher.offer(bytes(1000)).sha256 in publisher.live
+    with pytest.raises(ConfigError, match=r"1001 bytes .* limits.max_blob_bytes is 1000: .*raise the limit"):
+        publisher.offer(bytes(1001))
+    assert len(publisher.live) == 1
+
+
+def test_a_graph_keeps_the_chunk_size_of_its_manifest() -> None:
+    broker, publisher = connected()
+    ref = publisher.offer(b"0123456789", 8)
+    assert ref.count == 2 == len(broker.log)
+
+
+def test_what_is_offered_while_the_broker_is_away_follows_before_the_announcement() -> None:
+    broker = Broker()
+    publisher = Publisher(broker, TOPICS, 4)
+    ref = publisher.offer(b"01")
+    publisher.announce(announcement(1))
+    assert broker.log == []
+    publisher.connected()
+    assert [topic for topic, _ in broker.log] == [TOPICS.blob_chunk(ref.sha256, 0), TOPICS.current_round]
+
+
+def test_a_broker_that_forgot_gets_everything_again() -> None:
+    broker, publisher = connected()
+    publisher.offer(b"01")
+    publisher.announce(announcement(1))
+    kept = dict(broker.kept)
+    publisher.disconnected()
+    broker.forget()
+    publisher.connected()
+    assert broker.kept == kept
+
+
+def test_a_broker_that_remembers_us_and_lost_its_retained_messages_gets_all_of_them_again() -> None:
+    broker, publisher = connected()
+    publisher.offer(b"0123456789")
+    publisher.announce(announcement(1))
+    kept = dict(broker.kept)
+    publisher.disconnected()
+    broker.forget()
+    broker.log.clear()
+    publisher.connected()
+    assert broker.kept == kept
+    assert broker.log[-1][0] == TOPICS.current_round and decode(Round, broker.log[-1][1]) == announcement(1)
+
+
+def test_old_blobs_are_cleared_and_live_ones_kept() -> None:
+    broker, publisher = connected()
+    old, new = publisher.offer(b"old weights"), publisher.offer(b"new")
+    publisher.announce(announcement(2))
+    publisher.keep_only([new.sha256])
+    assert set(broker.kept) == {TOPICS.blob_chunk(new.sha256, 0), TOPICS.current_round}
+    assert set(publisher.live) == {new.sha256}
+    publisher.clear(new)
+    assert TOPICS.blob_chunk(new.sha256, 0) in broker.kept, "a live blob must not be cleared"
+    assert publisher.offer(b"old weights") == old
+    assert TOPICS.blob_chunk(old.sha256, 2) in broker.kept
+
+
+def test_clearing_waits_for_the_broker() -> None:
+    broker, publisher = connected()
+    ref = publisher.offer(b"old weights")
+    publisher.disconnected()
+    publisher.keep_only([])
+    assert len(broker.kept) == ref.count
+    publisher.connected()
+    assert broker.kept == {}
+
+
+def test_units_become_blobs_and_a_version() -> None:
+    weights = {"stem.w": np.ones(2, np.float32), "stem2.w": np.zeros(3, np.float32)}
+    blobs = unit_blobs(weights, ["stem", "pool", "stem2"])
+    assert {unit: set(tensors.load(data)) for unit, data in blobs.items()} == {
+        "stem": {"stem.w"},
+        "stem2": {"stem2.w"},
+    }
+    one, other = version_of({"a": b"1", "b": b"2"}), version_of({"b": b"2", "a": b"1"})
+    assert one == other != version_of({"a": b"2", "b": b"1"})

@@ -1,0 +1,187 @@
+"""The whole server against a real Mosquitto, with scripted devices."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgefl.wire import tensors
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Progress, Round, Status, Task, encode
+from edgefl.wire.mqtt.packets import Traffic
+from server.events import DeviceSeen, Finished, Rejected, RoundClosed, RoundOpened, Waiting
+from server.service import Service
+from tests.conftest import Mosquitto
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    ScriptedDevice,
+    chunks_of,
+    expected_mean,
+    fetch,
+    plan_for,
+    retained,
+    silent,
+    trained,
+    update_for,
+)
+from tests.server.service.served import MakeDevice
+
+
+def test_a_mixed_fleet_trains_to_the_end(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
+    for name in ("strong-0", "strong-1", "weak-0"):
+        device(name)
+    server = serve(min_devices=3)
+    rounds = [server.wait_for(RoundClosed) for _ in range(2)]
+    finished = server.wait_for(Finished)
+    server.join()
+
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    last = [("strong-0", "strong", 2), ("strong-1", "strong", 2), ("weak-0", "weak", 2)]
+    for name, value in expected_mean(WEIGHTS, last).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+    assert [(closed.round, closed.reports, closed.rejected) for closed in rounds] == [(1, 3, 0), (2, 3, 0)]
+    assert all(closed.accuracy == 0.5 and closed.train_loss == 1.5 for closed in rounds)
+    digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
+    assert finished.weights_sha256 == digest == rounds[-1].weights_sha256
+
+
+def test_missing_chunks_are_asked_for(device: MakeDevice, serve: Any, limits: Limits) -> None:
+    gappy = device("strong-0", silent)
+    serve(rounds=1)
+    opened, task = gappy.wait_open(), gappy.tasks.get(timeout=PATIENCE_S)
+    data = encode(update_for("strong-0", task, opened.model_version, trained("strong-0", task)))
+    last = len(data) // limits.chunk_bytes
+    gappy.send(data, task, indices=[0, last])
+    ack = gappy.acks.get(timeout=PATIENCE_S)
+    gappy.send(data, task, indices=ack.missing)
+    assert (ack.status, ack.missing) == ("missing", list(range(1, last)))
+    assert gappy.acks.get(timeout=PATIENCE_S).status == "accepted"
+
+
+def test_a_device_that_vanishes_does_not_block_the_round(device: MakeDevice, serve: Any) -> None:
+    device("strong-0")
+    device("strong-1", lambda device, task, opened: device.vanish())
+    server = serve(rounds=1, min_devices=2, deadline_s=0.5)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    assert (closed.outcome, closed.reports) == ("closed", 1)
+
+
+def test_a_round_with_too_few_reports_is_abandoned_and_the_model_unchanged(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    device("strong-0")
+    device("strong-1", silent)
+    server = serve(rounds=1, min_devices=2, min_reports=2, deadline_s=0.3)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    assert closed.outcome == "abandoned" and "1 of 2 devices" in closed.text
+    assert all(np.array_equal(model[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
+    device: MakeDevice, serve: Any, connect: Any, mosquitto: Mosquitto, federation: str
+) -> None:
+    strong = device("strong-0", silent)
+    server = serve(rounds=2)
+    first, task = strong.wait_open(), strong.tasks.get(timeout=PATIENCE_S)
+    fetched = fetch(connect(mosquitto.address), federation, first.units["body"])
+    strong.report(task, first)
+    second = strong.wait_open(round_number=2)
+    strong.report(strong.tasks.get(timeout=PATIENCE_S), second)
+    server.join()
+    np.testing.assert_array_equal(tensors.load(fetched)["body.weight"], WEIGHTS["body.weight"])
+    assert first.bundles == second.bundles and first.model_version != second.model_version
+    left = retained(connect(mosquitto.address), federation)
+    assert not any(first.units["body"].sha256 in topic for topic in left)
+    assert sum("/blobs/" in topic for topic in left) == sum(
+        ref.count for ref in [*strong.done().units.values(), *second.bundles.values()]
+    ) + len(second.bundles)
+
+
+def test_a_hello_that_asks_for_another_tier_is_answered_with_the_given_one(
+    device: MakeDevice, serve: Any
+) -> None:
+    weak = device("weak-0", silent, tier="strong")
+    server = serve(rounds=1)
+    assert server.wait_for(Rejected).reason == "wrong-tier"
+    assert weak.tasks.get(timeout=PATIENCE_S).tier == "weak"
+
+
+def test_a_device_that_sends_is_there_whatever_its_will_said(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    one = device("strong-0", silent)
+    server = serve(rounds=1, min_devices=1)
+    server.wait_for(RoundOpened)
+    one.say(one.mine.status, Status(online=False), retain=True)
+    fields = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
+    progress = Progress(round=1, tier="t" * 99, stage="s" * 99, loss=0.0, step_ms=0.0, **fields)
+    one.say(one.mine.progress, progress)
+    seen = server.wait_for(DeviceSeen)
+    assert (len(seen.tier), len(seen.stage)) == (64, 64)
+    server.stop()
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
+        assert journal.execute("select online from devices").fetchall() == [(1,)]
+
+
+def test_a_listener_that_fails_does_not_end_the_run(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    def fail(event: Any) -> None:
+        raise ValueError(event)
+
+    device("strong-0")
+    Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=fail).run()
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -> None:
+    server = serve(rounds=1, min_devices=2)
+    assert (first := server.wait_for(Waiting)).known == 0 and first.needed == 2
+    device("strong-0")
+    assert server.wait_for(Waiting).known == 1
+    device("weak-0")
+    assert server.wait_for(RoundOpened).devices == ("strong-0", "weak-0")
+    seen = server.wait_for(DeviceSeen, lambda event: event.device == "weak-0")
+    assert (seen.tier, seen.stage, seen.loss) == ("weak", "reported", 1.5) and seen.up_bytes > 0
+    server.wait_for(Finished)
+
+
+def test_second_copies_count_in_the_round_and_those_after_it_in_the_next(
+    device: MakeDevice, serve: Any
+) -> None:
+    one, other = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=2, min_devices=2)
+    for number in (1, 2):
+        opened = one.wait_open(round_number=number)
+        tasks = {each: each.tasks.get(timeout=PATIENCE_S) for each in (one, other)}
+        for answers in (1, 2):  # a second copy is answered at its first and at its last chunk
+            one.report(tasks[one], opened)
+            assert {one.acks.get(timeout=PATIENCE_S).status for _ in range(answers)} == {"accepted"}
+        other.report(tasks[other], opened)
+        assert other.acks.get(timeout=PATIENCE_S).status == "accepted"
+        closed = server.wait_for(RoundClosed)
+        sizes = {each: _sizes(each, tasks[each], opened) for each in (one, other)}
+        late = sizes[other] if number == 2 else Traffic()
+        expected = sizes[one] + sizes[one] + sizes[other] + late
+        assert (closed.up_bytes, closed.up_wire_bytes) == (expected.payload, expected.wire)
+        assert (closed.down_bytes, closed.down_wire_bytes) == (6, 0), "as the devices say"
+        if number == 1:
+            other.report(tasks[other], opened)
+            assert {other.acks.get(timeout=PATIENCE_S).status for _ in range(2)} == {"accepted"}
+
+
+def _sizes(device: ScriptedDevice, task: Task, opened: Round) -> Traffic:
+    """What an honest update of the device takes."""
+    data = encode(update_for(device.name, task, opened.model_version, trained(device.name, task)))
+    found = Traffic()
+    for chunk in chunks_of(data, task.nonce, device.limits.chunk_bytes):
+        found += Traffic.of(device.mine.update(task.round, chunk.index), len(encode(chunk)), qos=1)
+    return found

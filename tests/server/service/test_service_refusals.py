@@ -1,0 +1,215 @@
+"""Updates and messages that the service refuses, with a reason, while the round goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Status, Task, UpdateChunk, encode
+from edgefl.wire.mqtt.session import Address
+from edgefl.wire.update.form import DENSE, Form
+from server.events import Rejected, RoundClosed
+from server.publish.downlink import check_counting
+from server.run_spec import DownlinkPlan, Plan
+from server.service import Service
+from server.storage.journal import MOST_REJECTED
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    ScriptedDevice,
+    expected_mean,
+    plan_for,
+    silent,
+    trained,
+    update_for,
+)
+from tests.server.service.served import MakeDevice
+
+
+def nan_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    arrays = trained(device.name, task)
+    arrays["head.weight"] = np.full_like(arrays["head.weight"], np.nan)
+    device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
+
+
+def reshaped_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    arrays = {name: array.ravel() for name, array in trained(device.name, task).items()}
+    device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
+
+
+# An update never has masks, and a few bytes of one could ask for a gigabyte.
+MASKED = tensors.dump({"mask": np.zeros(1000, np.uint8)}, {"mask": 8000})
+
+
+def changed(**changes: Any) -> Callable[..., None]:
+    return lambda device, task, opened: device.report(task, opened, **changes)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (nan_update, "not-finite"),
+        (reshaped_update, "wrong-shape"),
+        (changed(tier="weak"), "wrong-tier"),
+        (changed(run="another"), "wrong-run"),
+        (changed(device="strong-0"), "wrong-device"),
+        (changed(model_version="0" * 64), "wrong-model"),
+        (changed(tensors=b"no tensors"), "malformed"),
+        (changed(tensors=MASKED), "malformed"),
+        (lambda device, task, opened: device.send(b"no message", task), "malformed"),
+    ],
+    ids=["nan", "shape", "tier", "run", "device", "version", "tensors", "mask", "message"],
+)
+def test_a_bad_update_is_refused_and_recorded_and_the_round_goes_on(
+    device: MakeDevice, serve: Any, tmp_path: Path, bad: Any, reason: str
+) -> None:
+    culprit = device("strong-1", bad)
+    device("strong-0")
+    server = serve(min_devices=2, rounds=1)
+    refused = server.wait_for(Rejected)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    ack = culprit.acks.get(timeout=PATIENCE_S)
+    assert (refused.device, refused.reason) == ("strong-1", reason)
+    assert (ack.status, ack.reason) == ("rejected", reason) and ack.text == refused.text
+    assert (closed.outcome, closed.reports, closed.rejected) == ("closed", 1, 1)
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    np.testing.assert_array_equal(
+        model["body.weight"], expected_mean(WEIGHTS, [("strong-0", "strong", 1)])["body.weight"]
+    )
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
+        assert journal.execute("select device, reason from updates where reason != ''").fetchall() == [
+            ("strong-1", reason)
+        ]
+
+
+def test_a_second_copy_is_acknowledged_and_counted_once(device: MakeDevice, serve: Any) -> None:
+    eager, slow = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=1, min_devices=2)
+    opened = eager.wait_open()
+    task = eager.tasks.get(timeout=PATIENCE_S)
+    eager.report(task, opened)
+    eager.report(task, opened)
+    statuses = [eager.acks.get(timeout=PATIENCE_S).status for _ in range(2)]
+    slow.report(slow.tasks.get(timeout=PATIENCE_S), opened)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    assert statuses == ["accepted", "accepted"]
+    assert (closed.reports, closed.rejected) == (2, 0)
+
+
+def test_a_copy_of_an_accepted_update_after_the_round_is_still_good_news(
+    device: MakeDevice, serve: Any
+) -> None:
+    first = device("strong-0", silent)
+    serve(rounds=2)
+    opened, task = first.wait_open(), first.tasks.get(timeout=PATIENCE_S)
+    first.report(task, opened)
+    assert first.acks.get(timeout=PATIENCE_S).status == "accepted"
+    assert first.tasks.get(timeout=PATIENCE_S).round == 2
+    first.report(task, opened)
+    assert first.acks.get(timeout=PATIENCE_S).status == "accepted"
+
+
+def test_an_update_for_a_closed_round_is_refused(device: MakeDevice, serve: Any) -> None:
+    fast, late = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=3, min_devices=2, over_selection=2.0, fraction=0.5)
+    opened = fast.wait_open()
+    fast.report(fast.tasks.get(timeout=PATIENCE_S), opened)
+    server.wait_for(RoundClosed)
+    late.report(late.tasks.get(timeout=PATIENCE_S), opened)
+    refused = server.wait_for(Rejected)
+    assert refused.reason == "closed-round" and late.acks.get(timeout=PATIENCE_S).reason == "closed-round"
+
+
+def test_an_update_from_a_device_without_a_task_is_refused(device: MakeDevice, serve: Any) -> None:
+    stranger = device("strong-9", silent)
+    server = serve(rounds=1)
+    opened, task = stranger.wait_open(), stranger.tasks.get(timeout=PATIENCE_S)
+    for changes in ({"nonce": "0" * 24}, {"round": 8}):
+        forged = Task(**{**{name: getattr(task, name) for name in task.__struct_fields__}, **changes})
+        stranger.report(forged, opened)
+    reasons = {server.wait_for(Rejected).reason for _ in range(2)}
+    assert reasons == {"wrong-nonce", "closed-round"}
+
+
+def test_messages_that_make_no_sense_are_named_and_survived(device: MakeDevice, serve: Any) -> None:
+    odd = device("strong-0", silent, samples=2**64 - 1)
+    server = serve(rounds=1)
+    opened, task = odd.wait_open(), odd.tasks.get(timeout=PATIENCE_S)
+    chunk = UpdateChunk(nonce="n", sha256="s", index=0, count=1, size=1, data=b"x")
+    odd.say(odd.mine.update(2**70, 0), chunk)
+    odd.say(odd.mine.update(-1, 0), chunk)
+    odd.session.publish(odd.mine.update(1, 0), b"\x00 no msgpack")
+    odd.session.publish(odd.mine.progress, encode(Status(online=True)))
+    odd.session.publish(f"{odd.topics.root}/devices/strong-0/updates/one/0", b"x")
+    assert {server.wait_for(Rejected).reason for _ in range(5)} == {"malformed"}
+    odd.report(task, opened)
+    assert server.wait_for(RoundClosed).reports == 1
+
+
+def test_refusals_are_recorded_in_bounded_number_and_size(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    odd = device("strong-0", silent)
+    server = serve(rounds=1)
+    opened, task = odd.wait_open(), odd.tasks.get(timeout=PATIENCE_S)
+    for number in range(40):
+        chunk = UpdateChunk(nonce=f"{number}" + "n" * 500, sha256="s", index=0, count=1, size=1, data=b"x")
+        odd.say(odd.mine.update(1 + number % 20, 0), chunk)
+    odd.report(task, opened)
+    assert server.wait_for(RoundClosed).rejected == MOST_REJECTED
+    server.join()
+    assert len(server.seen_of(Rejected)) == MOST_REJECTED
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite") as journal:
+        assert journal.execute("select max(length(text)) from updates").fetchone()[0] < 300
+
+
+NOBODY = Address("127.0.0.1", 1)
+
+
+def rounding_apart(plan: Plan) -> Plan:
+    """The plan with counted changes, whose weak tier has a part of its own, rounded by itself."""
+    weak = plan.tiers["weak"]
+    manifest = msgspec.structs.replace(weak.bundle.manifest, suffix=("weak/submodel",))
+    tiers = {**plan.tiers, "weak": replace(weak, bundle=replace(weak.bundle, manifest=manifest))}
+    return replace(plan, tiers=tiers, count="nonzero", downlink=DownlinkPlan("int8"))
+
+
+def test_who_counts_changes_by_comparing_must_know_what_was_sent(
+    federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    wrong = rounding_apart(plan_for(federation, limits))
+    with pytest.raises(ConfigError, match="rounds each tier's own part by itself: choose 'float16'"):
+        Service(wrong, NOBODY, tmp_path, emit=print)
+    forms, changes = {"strong": DENSE, "weak": DENSE}, Form("x", change=True)
+    check_counting("nonzero", "int8", dict.fromkeys(forms, changes), ["weak"])
+    check_counting("nonzero", "int8", {"weak": DENSE}, ["weak"])
+    check_counting("nonzero", "int8", forms, [])
+    check_counting("nonzero", "float16", forms, ["weak"])
+    check_counting("holders", "int8", forms, ["weak"])
+
+
+@pytest.mark.parametrize("kind", ["counting", "size"])
+def test_a_refused_configuration_leaves_no_run_behind(
+    kind: str, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    plan = plan_for(federation, limits)
+    small = replace(plan, limits=msgspec.structs.replace(limits, max_blob_bytes=100))
+    with pytest.raises(ConfigError, match="rounds each tier" if kind == "counting" else "max_blob_bytes"):
+        Service(rounding_apart(plan) if kind == "counting" else small, NOBODY, tmp_path, emit=print)
+
+    mended = Service(replace(plan, digest="e" * 64), NOBODY, tmp_path, emit=print)
+
+    assert not mended._rounds.resumed

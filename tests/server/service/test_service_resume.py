@@ -1,0 +1,175 @@
+"""A service stopped, cut off or started again: the run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import encode
+from server.events import Finished, Offline, RoundClosed, RoundOpened, Started
+from server.service import Service
+from tests.conftest import Mosquitto
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    RunningServer,
+    ScriptedDevice,
+    expected_mean,
+    plan_for,
+    silent,
+    trained,
+    update_for,
+)
+from tests.server.service.served import MakeDevice
+
+
+def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
+    fast, slow = device("strong-0", silent), device("strong-1", silent)
+    first = serve(rounds=1, min_devices=2)
+    opened = fast.wait_open()
+    fast.report(fast.tasks.get(timeout=PATIENCE_S), opened)
+    assert fast.acks.get(timeout=PATIENCE_S).status == "accepted"
+    task = slow.tasks.get(timeout=PATIENCE_S)
+    first.stop()
+
+    second = serve(rounds=1, min_devices=2)
+    again = slow.tasks.get(timeout=PATIENCE_S)
+    slow.report(again, slow.wait_open())
+    closed = second.wait_for(RoundClosed)
+    second.join()
+    assert second.seen_of(Started)[0].resumed and again == task
+    assert closed.reports == 2
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    both = [("strong-0", "strong", 1), ("strong-1", "strong", 1)]
+    for name, value in expected_mean(WEIGHTS, both).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+def test_changes_that_are_zero_do_not_count_if_so_asked_also_after_a_restart(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    fast, slow = device("strong-0", silent), device("strong-1", silent)
+    plan = replace(plan_for(federation, limits, rounds=1, min_devices=2), count="nonzero")
+    first = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    opened, task = fast.wait_open(), fast.tasks.get(timeout=PATIENCE_S)
+    still = {**trained("strong-0", task), "body.weight": WEIGHTS["body.weight"]}
+    fast.send(encode(update_for("strong-0", task, opened.model_version, still)), task)
+    assert fast.acks.get(timeout=PATIENCE_S).status == "accepted"
+    first.stop()
+
+    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    slow.report(slow.tasks.get(timeout=PATIENCE_S), slow.wait_open())
+    second.join()
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    both = [("strong-0", "strong", 1), ("strong-1", "strong", 1)]
+    alone = expected_mean(WEIGHTS, both[1:])["body.weight"]
+    for name, value in (expected_mean(WEIGHTS, both) | {"body.weight": alone}).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_server_that_ends_with_many_evaluations_pending_resumes_and_tells_of_them_all(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, lost: bool
+) -> None:
+    device("strong-0")
+    plan, gate = plan_for(federation, limits, rounds=7), threading.Event()
+    slow = replace(plan, evaluate=lambda _: (gate.wait(PATIENCE_S), {"accuracy": 0.1})[1])
+    first = RunningServer.start(slow, mosquitto.address, tmp_path / "out")
+    first.wait_for(RoundOpened, lambda event: event.round == 7)
+    first.service.stop()
+    gate.set()
+    first.join()
+    if lost:
+        (tmp_path / "out" / "checkpoints" / "round-0001.safetensors").unlink()
+
+    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    second.wait_for(Finished)
+    second.join()
+    closed = [event for event in first.seen_of(RoundClosed) + second.seen_of(RoundClosed)]
+    assert [event.round for event in closed] == list(range(1, 8))
+    assert [event.accuracy for event in closed] == [None if lost else 0.5] + [0.5] * 6
+    assert lost == ("evaluation failed" in closed[0].text)
+    assert len(list((tmp_path / "out" / "checkpoints").iterdir())) == 3
+
+
+def test_a_finished_run_is_not_trained_again(device: MakeDevice, serve: Any) -> None:
+    device("strong-0")
+    first = serve(rounds=1)
+    one = first.wait_for(Finished)
+    first.join()
+    second = serve(rounds=1)
+    two = second.wait_for(Finished)
+    second.join()
+    assert one == two and not second.seen_of(RoundOpened) and not second.seen_of(RoundClosed)
+
+
+def test_a_run_is_not_resumed_under_another_configuration(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    plan = plan_for(federation, limits)
+    RunningServer.start(plan, mosquitto.address, tmp_path).stop()
+    with pytest.raises(ConfigError, match="another configuration"):
+        RunningServer.start(replace(plan, digest="e" * 64), mosquitto.address, tmp_path)
+
+
+def test_a_broker_that_forgets_everything_costs_time_only(
+    own_mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    names = ("strong-0", "strong-1")
+    devices = [ScriptedDevice(own_mosquitto.address, federation, name, limits, silent) for name in names]
+    server = RunningServer.start(
+        plan_for(federation, limits, rounds=1, min_devices=2), own_mosquitto.address, tmp_path / "out"
+    )
+    opened = devices[0].wait_open()
+    devices[0].report(devices[0].tasks.get(timeout=PATIENCE_S), opened)
+    assert devices[0].acks.get(timeout=PATIENCE_S).status == "accepted"
+    before = devices[1].tasks.get(timeout=PATIENCE_S)
+    own_mosquitto.kill()
+    server.wait_for(Offline)
+    own_mosquitto.start()
+    after = devices[1].tasks.get(timeout=PATIENCE_S)
+    devices[1].report(after, devices[1].wait_open())
+    closed = server.wait_for(RoundClosed)
+    server.join()
+    for device in devices:
+        device.stop()
+    assert after == before and closed.reports == 2
+
+
+def test_a_listener_that_has_gone_away_ends_the_service_and_the_run_can_be_taken_up(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    def closed(event: Any) -> None:
+        if isinstance(event, RoundClosed):
+            raise BrokenPipeError
+
+    device("strong-0")
+    plan = plan_for(federation, limits)
+    Service(plan, mosquitto.address, tmp_path, emit=closed).run()
+    assert not (tmp_path / "model.safetensors").exists()
+    second = RunningServer.start(plan, mosquitto.address, tmp_path)
+    assert second.wait_for(RoundClosed).round == 1
+    second.wait_for(Finished)
+    second.join()
+
+
+def test_no_deadline_passes_while_the_broker_is_away(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, monkeypatch: Any
+) -> None:
+    service = Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=lambda _: None)
+    advanced: list[Any] = []
+    monkeypatch.setattr(service, "_timeout", lambda: 0.0)
+    monkeypatch.setattr(service, "_advance", advanced.append)
+    service._next()
+    assert not advanced
+    service._down_since = None
+    service._next()
+    assert len(advanced) == 1

@@ -1,0 +1,121 @@
+"""The journal knows at any instant where a method stands: what a killed server takes up is what it had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.wire.mqtt.messages import NO_CARRY
+from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator import machine as c
+from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
+from server.storage.journal import Journal, Run
+from server.storage.round_rows import Standing
+from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
+
+
+class Server:
+    """A coordinator whose decisions are journaled as the service does it."""
+
+    def __init__(self, rules: Rules, url: str = "sqlite://") -> None:
+        self.rules, self.now = rules, 0.0
+        self.state = c.initial(VERSION, 0.0)
+        self.journal = Journal(url, "demo")
+        self.journal.begin_run(Run("run", "digest", 1))
+
+    def take(self, event: Any) -> None:
+        current = self.state.round
+        task = current.assignments.get(event.device) if current and hasattr(event, "device") else None
+        if current is not None and task is not None and task.status == "open":
+            self._answered(current.number, task, event)
+        self._do(event)
+
+    def _answered(self, number: int, task: c.Assignment, event: Any) -> None:
+        match event:
+            case c.Answered(accepted=True):
+                traffic = {"down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
+                self.journal.accept(
+                    "run", number, task, sha256="s", weight=1, metrics={}, data=b"", **traffic
+                )
+            case c.Answered():
+                self.journal.reject("run", number, task.device, task.nonce, "s", "nan", "", final=True)
+            case c.Declined(nonce=task.nonce):
+                self.journal.decline("run", number, task.device, event.reason)
+
+    def _do(self, event: Any) -> None:
+        self.state, actions = c.step(self.rules, self.state, event, self.now)
+        for action in actions:
+            match action:
+                case Open(round=begun):
+                    self.journal.open_round("run", begun, b"")
+                case Close(round=ended):
+                    self.journal.end_round("run", ended.number, state="closed", outcome={})
+                    self._do(ModelReady(VERSION))
+                case Abandon(round=ended, restart=restart):
+                    if restart:
+                        self.journal.begin_again("run", ended.number)
+                    self.journal.end_round("run", ended.number, state="abandoned", outcome={})
+
+    @property
+    def resumed(self) -> State:
+        """What another process would begin with, for what the journal has of it."""
+        found, run = self.journal.standing("run"), self.journal.latest_run()
+        assert run is not None
+        opened = self.journal.current_round("run")
+        fields = {"position": found.position, "base": found.base, "members": found.members, "round": opened}
+        phase = self.state.phase if opened is None else "open"
+        return replace(self.state, phase=phase, next_round=run.number, **fields)
+
+
+@given(EVENTS, st.sampled_from(["wait", "refuse", "partial"]), st.integers(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_after_every_event_the_journal_has_the_state(events: list[Any], absent: Any, opening: int) -> None:
+    server = Server(replace(RULES, absent=absent, opening=opening, min_devices=2, deadline_s=20, rounds=5))
+    for event in events:
+        server.now += 1.0
+        if not isinstance(event, c.Outage):  # it moves deadlines, which a restart sets anew
+            for each in addressed(server.state, event):
+                server.take(each)
+                assert server.resumed == server.state
+    server.storage.journal.close()
+
+
+@pytest.fixture
+def losing() -> Server:
+    """Three devices after two exchanges; ``b`` has declined round 3, and the server was killed before it ended it."""
+    server = Server(RULES)
+    for event in hello(*NAMES):
+        server.take(event)
+    for name in NAMES * 2:
+        server.take(c.Answered(name, accepted=True))
+    server.storage.journal.decline("run", 3, "b", NO_CARRY)
+    return server
+
+
+def test_a_decline_survives_and_the_round_it_ends_ends_after_the_restart(losing: Server) -> None:
+    state, actions = c.step(RULES, losing.resumed, c.Outage(0.0), 1.0)
+    told, expected = c.step(RULES, losing.state, decline(losing.state, "b"), 1.0)
+    assert (state, actions) == (told, expected) and isinstance(actions[0], Abandon) and actions[0].restart
+
+
+def test_the_method_begins_again_when_the_round_ends_and_not_before(losing: Server) -> None:
+    before = losing.resumed
+    losing.journal.begin_again("run", 3)
+    assert losing.resumed == before and losing.journal.standing("run") == Standing(2, 2, NAMES)
+    losing.journal.end_round("run", 3, state="abandoned", outcome={})
+    assert losing.journal.standing("run") == Standing(0, 2, ())
+
+
+def test_a_round_that_was_closed_with_the_mark_of_an_earlier_one_counts_from_there(losing: Server) -> None:
+    losing.take(decline(losing.state, "b"))
+    for name in NAMES:
+        losing.take(c.Answered(name, accepted=True))
+    assert losing.journal.standing("run") == Standing(1, 4, NAMES)
+
+
+def test_another_run_of_the_federation_stands_at_its_own_beginning(losing: Server) -> None:
+    assert losing.journal.standing("other") == Standing()

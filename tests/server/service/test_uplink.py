@@ -1,0 +1,72 @@
+"""What a round tells of its uplink: its bytes, and what they would have been with float32 tensors in the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Round, Task
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.form import SIGNS, Codes, Form, Section
+from server.events import RoundClosed
+from tests.conftest import Mosquitto
+from tests.server.fleet import WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for, trained
+from tests.server.service.served import MakeDevice
+
+NAMES = tuple(sorted(names_of("weak")))
+SIGNED = Form(
+    "scaled_sign",
+    1,
+    (Section(NAMES, Codes(1, SIGNS), {name: number for number, name in enumerate(NAMES)}),),
+    change=True,
+)
+
+
+@pytest.fixture
+def signed_server(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> Iterator[RunningServer]:
+    """Its weak tier sends signs, its strong one nothing in this file."""
+    plan = plan_for(federation, limits, rounds=1)
+    tiers = {**plan.tiers, "weak": replace(plan.tiers["weak"], form=SIGNED)}
+    server = RunningServer.start(replace(plan, tiers=tiers), mosquitto.address, tmp_path / "out")
+    yield server
+    if server.thread and server.thread.is_alive():
+        server.stop()
+
+
+def signs() -> Arrays:
+    arrays = SIGNED.arrays({name: WEIGHTS[name].size for name in NAMES})
+    return {name: np.ones(length, dtype) for name, (dtype, length) in arrays.items()}
+
+
+def send_signs(device: ScriptedDevice, task: Task, opened: Round) -> None:
+    device.report(task, opened, tensors=tensors.dump(signs()), codec="scaled_sign", codec_version=1)
+
+
+def test_dense_updates_take_as_much_as_float32(device: MakeDevice, serve: Any) -> None:
+    for name in ("strong-0", "weak-0"):
+        device(name)
+
+    closed = serve(min_devices=2, rounds=1).wait_for(RoundClosed)
+
+    assert closed.up_float32_bytes == closed.up_bytes > 0
+
+
+def test_of_coded_updates_it_is_told_what_the_same_messages_with_float32_would_take(
+    device: MakeDevice, signed_server: RunningServer
+) -> None:
+    weak = device("weak-0", send_signs)
+
+    closed = signed_server.wait_for(RoundClosed)
+
+    dense = tensors.dump(trained(weak.name, Task(run="", round=1, tier="weak", seed=0, nonce="")))
+    assert (closed.reports, closed.rejected) == (1, 0)
+    assert closed.up_float32_bytes - closed.up_bytes == len(dense) - len(tensors.dump(signs()))

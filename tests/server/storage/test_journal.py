@@ -1,0 +1,149 @@
+"""What survives: a journal that was never closed, opened again."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from edgefl.wire.errors import StoreError
+from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator.machine import Assignment, OpenRound
+from server.coordinator.roster import Device
+from server.storage.journal import Journal, Run
+from server.storage.round_rows import Standing
+
+RUN = Run("run", "digest", 1)
+ASSIGNMENTS = {
+    name: Assignment(name, "strong", 2**63 - 1 - n, f"nonce-{name}", weight_limit=7)
+    for n, name in enumerate(["a", "b", "c"])
+}
+ROUND = OpenRound(1, "v" * 64, 10.5, 20.5, 2, ASSIGNMENTS)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'journal.sqlite'}"
+
+
+@pytest.fixture
+def journal(url: str) -> Journal:
+    """A journal with an open round: ``a`` accepted, ``b`` refused, ``c`` silent. Never closed, as after kill -9."""
+    journal = Journal(url, "demo")
+    journal.begin_run(RUN)
+    journal.save_device(Device("a", "strong", 7, True, 1.0), b"hello")
+    journal.open_round("run", ROUND, b"units")
+    accept(journal, "a", b"bytes of a")
+    assert journal.reject("run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", final=True)
+    return journal
+
+
+def accept(journal: Journal, device: str, data: bytes, number: int = 1) -> None:
+    journal.accept(
+        "run",
+        number,
+        ASSIGNMENTS[device],
+        sha256="s",
+        weight=3,
+        metrics={"loss": 0.5},
+        down=Traffic(10, 11),
+        up=Traffic(20, 22),
+        up_float32_bytes=500,
+        data=data,
+    )
+
+
+def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str) -> None:
+    again = Journal(url, "demo")
+    found = again.current_round("run")
+    assert found is not None
+    assert {name: a.status for name, a in found.assignments.items()} == {
+        "a": "accepted",
+        "b": "rejected",
+        "c": "open",
+    }
+    assert found.assignments["c"] == ASSIGNMENTS["c"]
+    assert (found.number, found.model_version, found.goal, found.deadline) == (1, "v" * 64, 2, 20.5)
+    assert again.latest_run() == RUN and again.devices() == {"a": Device("a", "strong", 7, True, 1.0)}
+
+
+def test_a_new_process_replays_accepted_updates_only(journal: Journal, url: str) -> None:
+    stored = list(Journal(url, "demo").accepted("run", 1))
+    assert [(update.device, update.weight, update.data) for update in stored] == [("a", 3, b"bytes of a")]
+
+
+def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, url: str) -> None:
+    journal.end_round("run", 1, state="closed", outcome={"seconds": 1.5})
+    again = Journal(url, "demo")
+    assert again.current_round("run") is None
+    assert again.latest_run() == Run("run", "digest", 2)
+    assert [update.data for update in again.accepted("run", 1)] == [None]
+    assert again.was_accepted("run", 1, "a", "nonce-a") and not again.was_accepted("run", 1, "b", "nonce-b")
+    tally = again.tally("run", 1)
+    assert (tally.reports, tally.rejected, tally.train_loss) == (1, 1, 0.5)
+    assert (tally.down_bytes, tally.up_bytes, tally.up_float32_bytes) == (10, 20, 500)
+    assert (tally.down_wire_bytes, tally.up_wire_bytes) == (11, 22)
+
+
+def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal, url: str) -> None:
+    journal.add_traffic("run", 1, {"a": Traffic(5, 6), "b": Traffic(100, 100), "c": Traffic(100, 100)})
+    tally = Journal(url, "demo").tally("run", 1)
+    assert (tally.up_bytes, tally.up_wire_bytes) == (25, 28)
+    assert (tally.down_bytes, tally.down_wire_bytes) == (10, 11)
+
+
+def test_a_database_of_an_earlier_release_is_opened_and_its_rounds_have_no_such_figures(
+    journal: Journal, url: str
+) -> None:
+    journal.close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        for column in ("down_wire_bytes", "up_wire_bytes"):
+            database.execute(f"ALTER TABLE updates DROP COLUMN {column}")
+        for table, column in (("rounds", "whole"), ("rounds", "restart"), ("assignments", "reason")):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    again = Journal(url, "demo")
+    assert again.current_round("run") == journal.current_round("run") and again.standing("run") == Standing()
+    tally = again.tally("run", 1)
+    assert (tally.up_bytes, tally.up_wire_bytes, tally.down_wire_bytes) == (20, 0, 0)
+    accept(again, "c", b"bytes of c")
+    assert again.tally("run", 1).up_wire_bytes == 22
+
+
+def test_an_update_is_accepted_once(journal: Journal) -> None:
+    with pytest.raises(StoreError):
+        accept(journal, "a", b"again")
+    assert len(list(journal.accepted("run", 1))) == 1
+
+
+def test_a_refusal_is_recorded_once(journal: Journal) -> None:
+    assert not journal.reject("run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", final=True)
+    assert journal.tally("run", 1).rejected == 1
+
+
+def test_a_stray_refusal_leaves_the_assignment_open(journal: Journal) -> None:
+    journal.reject("run", 1, "c", "?", "sha", "wrong-nonce", "", final=False)
+    found = journal.current_round("run")
+    assert found is not None and found.assignments["c"].status == "open"
+
+
+def test_an_outcome_grows(journal: Journal) -> None:
+    journal.end_round("run", 1, state="closed", outcome={"seconds": 1.5})
+    journal.add_to_outcome("run", 1, {"accuracy": 0.9})
+    assert journal.outcome("run", 1) == ("closed", {"seconds": 1.5, "accuracy": 0.9})
+    assert journal.outcomes("run") == [(1, "closed", {"seconds": 1.5, "accuracy": 0.9})]
+
+
+def test_presence_is_updated_without_losing_the_hello(journal: Journal) -> None:
+    journal.save_presence(Device("a", "strong", 7, False, 2.0))
+    assert journal.devices()["a"] == Device("a", "strong", 7, False, 2.0)
+
+
+def test_federations_share_a_database(journal: Journal, url: str) -> None:
+    other = Journal(url, "other")
+    assert other.latest_run() is None and other.devices() == {}
+
+
+def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nowhere"):
+        Journal(f"sqlite:///{tmp_path}/nowhere/journal.sqlite", "demo")

@@ -1,0 +1,147 @@
+"""Output-side submodels: chunks, presets, peak bounds; and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.models.zoo.basic import cnn, mlp
+from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.resnet import resnet8, resnet20
+from edgefl.submodels.output_side import accounting
+from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, tiers
+from edgefl.wire.errors import ModelError
+from tests.invariants.embracingfl.tiny import chunkings, tiny
+
+
+@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=7), data=st.data())
+def test_balanced_chunks_have_the_least_possible_maximum(sizes: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(sizes)))
+    units = tuple(str(index) for index in range(len(sizes)))
+
+    def largest(groups: list[tuple[str, ...]]) -> int:
+        return max(sum(sizes[int(name)] for name in group) for group in groups)
+
+    found = list(_balanced(units, sizes, count))
+    best = min(largest(groups) for groups in chunkings(units) if len(groups) == count)
+    assert len(found) == count and tuple(name for group in found for name in group) == units
+    assert largest(found) == best
+
+
+def test_holds_lists_the_suffix_tensors_and_they_are_placed_whole() -> None:
+    spec = resnet8()
+    part = OutputSide(spec, 3)
+    assert {name.partition(".")[0] for name in part.holds} == {"block3", "head"}
+    regions = part.place({}, 1).regions
+    assert set(part.holds) == set(regions)
+    assert set(regions.values()) == {None}
+    assert part.boundary.shape == (32, 14, 14)
+
+
+def test_the_strong_tier_has_no_prefix_and_no_record() -> None:
+    part = tiers("resnet20")["strong"].of(resnet20())
+    assert part.prefix == () and part.groups == ()
+    assert part.boundary.shape == (3, 32, 32)
+    assert accounting.record(part, 390) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts"),
+    [("resnet20", (0, 4, 7)), ("resnet8", (0, 2, 3)), ("cnn", (0, 2, 3)), ("bilstm", (0, 1, 1))],
+)
+def test_presets_nest(model: str, cuts: tuple[int, int, int]) -> None:
+    spec = tiny(model)
+    parts = [tier.of(spec) for tier in tiers(model).values()]
+    assert list(tiers(model)) == ["strong", "moderate", "weak"]
+    assert tuple(part.cut for part in parts) == cuts
+    assert set(parts[2].holds) <= set(parts[1].holds) <= set(parts[0].holds) == set(spec.weights)
+
+
+@pytest.mark.parametrize("model", sorted(TIERS))
+def test_every_preset_fits_its_model_and_needs_less_from_tier_to_tier(model: str) -> None:
+    spec = build(model)
+    parts = {name: tier.of(spec) for name, tier in TIERS[model].items()}
+    capacities = [accounting.capacity(part) for part in parts.values()]
+
+    assert list(parts) == ["strong", "moderate", "weak"]
+    assert capacities[0] == 1.0 and capacities == sorted(capacities, reverse=True)
+    assert capacities[2] < capacities[1] or model == "bilstm"
+
+
+def test_forward_peaks_of_transformers_and_language_models_are_found() -> None:
+    small = build("bert", length=6, vocabulary=20, width=12, depth=2)
+    chunk = OutputSide(small, 2).prefix[0]
+    weights = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
+    # At least the feed-forward layer's 4 x 12 values per token are alive at once, for 2 samples of 6 tokens.
+    assert accounting.m_forward(chunk, 2) - weights >= 2 * 6 * 48
+
+    words = build("lstm_lm", length=5, vocabulary=20, features=6, hidden=4)
+    assert accounting.m_forward(OutputSide(words, 2).prefix[0], 2) > 0
+
+
+def test_recurrent_stacks_count_10_values_per_unit_layer_and_step() -> None:
+    words = build("lstm_lm", length=5, vocabulary=20, features=6, hidden=4, layers=2)
+    counts = {name: a for name, _, a in accounting.per_unit(words)}
+
+    assert counts == {"embedding": 0, "lstm": 10 * 4 * 2 * 5, "decoder": 5 * 20}
+
+
+def test_lstm_weak_tier_records_states_and_embeddings_and_needs_the_lstm_twice() -> None:
+    spec = tiny("bilstm")
+    weak = tiers("bilstm")["weak"].of(spec)
+    assert weak.skip == 4
+    assert weak.boundary.shape == (8 * 6 + 4 * 5,)
+    assert weak.prefix[0].units == ("embedding", "lstm")
+    assert {name for name in weak.prefix[0].module.state_dict() if name.startswith("lstm.")} == {
+        name for name in weak.holds if name.startswith("lstm.")
+    }
+
+
+def test_the_paper_s_lstm_record_is_66_560_floats_per_sample() -> None:
+    from edgefl.models.zoo.basic import bilstm
+
+    weak = tiers("bilstm")["weak"].of(bilstm())
+    assert weak.boundary.shape == (1_024 + 65_536,)
+
+
+def test_peak_bounds_of_the_tiers_of_resnet20() -> None:
+    spec = resnet20()
+    parts = {name: tier.of(spec) for name, tier in tiers("resnet20").items()}
+    peaks = {name: accounting.m_peak(part) for name, part in parts.items()}
+    assert peaks["strong"] > peaks["moderate"] > peaks["weak"]
+    weak = parts["weak"]
+    assert accounting.m_train(weak) == 3 * 206_346 + 2 * 917_824 + 32 * 8_192
+    # H (stage 1 maps) and Hnew (stage 2 maps) coexist while the second chunk runs.
+    assert accounting.record(weak, 390) == 390 * (16_384 + 8_192)
+    assert accounting.record(parts["moderate"], 390) == 390 * 16_384
+    in_ram = accounting.m_peak(weak, samples=390, record_in_ram=True)
+    assert in_ram == peaks["weak"] + accounting.record(weak, 390)
+
+
+def test_a_dense_layer_frozen_in_one_chunk_may_need_more_than_training() -> None:
+    weak = tiers("cnn")["weak"].of(cnn())
+    assert accounting.m_peak(weak, batch=1) > accounting.m_train(weak, batch=1)
+
+
+def test_wrong_cuts_chunks_and_presets_are_refused() -> None:
+    spec = resnet8()
+    with pytest.raises(ModelError, match=r"0\.\.4.*found 5"):
+        OutputSide(spec, 5)
+    with pytest.raises(ModelError, match=r"1\.\.2 chunks, found 3"):
+        OutputSide(spec, 2, 3)
+    with pytest.raises(ModelError, match="in order"):
+        OutputSide(spec, 2, [("block1", "stem")])
+    with pytest.raises(ModelError, match="give cuts"):
+        tiers("mlp")
+    with pytest.raises(ModelError, match="skip"):
+        OutputSide(spec, 1, 1, skip=3)
+
+
+def test_submodels_share_the_model_s_tensors() -> None:
+    spec = mlp()
+    part = OutputSide(spec, 1)
+    with torch.no_grad():
+        spec.module.get_submodule("head.dense").bias.fill_(3.0)
+    assert part.suffix.state_dict()["head.dense.bias"].eq(3.0).all()

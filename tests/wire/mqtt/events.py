@@ -1,0 +1,45 @@
+"""Waiting for what a session reports, with a bound: no test sleeps."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from edgefl.wire.mqtt.session import Event, Incoming, Session, Up
+
+PATIENCE_S = 300.0
+
+Kind = TypeVar("Kind", bound=Event)
+
+
+def wait_for(session: Session, kind: type[Kind], accept: Callable[[Kind], bool] = lambda _: True) -> Kind:
+    """The next event of ``kind`` that ``accept`` likes; everything before it is dropped."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            event = session.inbox.get(timeout=left)
+        except queue.Empty:
+            break
+        if isinstance(event, kind) and accept(event):
+            return event
+    raise AssertionError(f"no {kind.__name__} within {PATIENCE_S} s")
+
+
+def wait_up(session: Session) -> Up:
+    return wait_for(session, Up)
+
+
+def wait_message(session: Session, topic: str) -> bytes:
+    return wait_for(session, Incoming, lambda event: event.topic == topic).payload
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll a condition that no queue reports."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"{what}: not within {PATIENCE_S} s")

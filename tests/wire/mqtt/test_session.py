@@ -1,0 +1,361 @@
+"""The broker session against a real Mosquitto: what breaks, mends itself."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.lab.ports import free_port
+from edgefl.wire.errors import BrokerError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Will
+from tests.conftest import (
+    BrokerProcess,
+    Mosquitto,
+    SessionFactory,
+    on_both_brokers,
+    require_mosquitto,
+)
+from tests.wire.mqtt.events import wait_for, wait_message, wait_up
+
+# -- addresses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost", Address("localhost", 1883)),
+        ("broker.example:8883", Address("broker.example", 8883)),
+        ("anna:se:cret@host:1", Address("host", 1, "anna", "se:cret")),
+        ("anna:p@ss@host", Address("host", 1883, "anna", "p@ss")),
+    ],
+)
+def test_addresses_parse(text: str, expected: Address) -> None:
+    assert Address.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":1883", "host:", "host:x", "host:0", "host:65536", "host:99999999", "host:²", "host:-1", "::1"],
+)
+def test_addresses_that_do_not_parse_say_how_one_reads(text: str) -> None:
+    if text == "host:":
+        assert Address.parse(text).port == 1883
+        return
+    with pytest.raises(BrokerError, match="should read host:port"):
+        Address.parse(text)
+
+
+def test_a_refused_address_does_not_repeat_the_password() -> None:
+    with pytest.raises(BrokerError) as caught:
+        Address.parse("anna:secret@host:x")
+    assert "secret" not in f"{caught.value} {caught.value.details}"
+
+
+@given(st.text(max_size=30))
+def test_arbitrary_addresses_raise_nothing_but_broker_error(text: str) -> None:
+    try:
+        assert 1 <= Address.parse(text).port <= 65535
+    except BrokerError:
+        return
+
+
+def test_a_missing_certificate_file_is_named(limits: Limits, tmp_path: Path) -> None:
+    address = Address("localhost", 8883, ca_file=str(tmp_path / "ca.pem"))
+
+    with pytest.raises(BrokerError, match=r"ca\.pem cannot be used"):
+        Session(address, "x", limits=limits)
+
+
+# -- messages --------------------------------------------------------------------------------------------------
+
+
+@on_both_brokers
+def test_messages_arrive_in_order_with_their_bytes(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    reader, writer = connect(broker.address), connect(broker.address)
+    wait_up(reader)
+    reader.subscribe([f"{federation}/#"])
+    reader.publish(f"{federation}/warm", b"!")
+    wait_message(reader, f"{federation}/warm")  # subscribed before this: what comes later comes in order
+    for index in range(200):
+        writer.publish(f"{federation}/{index}", bytes([index]), retain=True)
+
+    found = [wait_for(reader, Incoming) for _ in range(200)]
+
+    assert [event.topic for event in found] == [f"{federation}/{index}" for index in range(200)]
+    assert [event.payload for event in found] == [bytes([index]) for index in range(200)]
+    assert reader.received_bytes == 201
+    assert writer.sent_bytes == 200
+
+
+@on_both_brokers
+def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    writer, reader = connect(broker.address), connect(broker.address)
+    topics = [f"{federation}/{index}" for index in range(50)]
+    wait_up(writer)
+    wait_up(reader)
+    for topic in topics:
+        assert writer.publish(topic, topic.encode(), retain=True).wait(60.0)
+
+    reader.subscribe(topics, qos=0, standing=False)
+
+    assert {wait_for(reader, Incoming).topic for _ in topics} == set(topics)
+
+
+@on_both_brokers
+def test_unsubscribed_topics_fall_silent(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    reader = connect(broker.address)
+    wait_up(reader)
+    reader.subscribe([f"{federation}/a", f"{federation}/b"])
+    reader.unsubscribe([f"{federation}/a"])
+    writer = connect(broker.address)
+    reader.publish(f"{federation}/b", b"subscribed and unsubscribed before this")
+    wait_message(reader, f"{federation}/b")
+
+    writer.publish(f"{federation}/a", b"unwanted")
+    writer.publish(f"{federation}/b", b"wanted")
+
+    assert wait_for(reader, Incoming).payload == b"wanted"
+
+
+@on_both_brokers
+def test_a_delivery_is_done_when_the_broker_has_the_message(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    session = connect(broker.address)
+    wait_up(session)
+
+    delivery = session.publish(f"{federation}/x", b"1")
+
+    assert delivery.wait(60.0)
+    assert delivery.done()
+
+
+@on_both_brokers
+def test_what_was_published_offline_arrives_later_and_its_delivery_says_so(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    reader = connect(broker.address)
+    reader.subscribe([f"{federation}/x"])
+    wait_up(reader)
+    reader.publish(f"{federation}/x", b"subscribed")
+    wait_message(reader, f"{federation}/x")
+    writer = connect(broker.address, start=False)
+    delivery = writer.publish(f"{federation}/x", b"written offline")
+    assert not delivery.done()
+
+    writer.start()
+
+    assert wait_message(reader, f"{federation}/x") == b"written offline"
+    assert delivery.wait(60.0)
+
+
+# -- sessions --------------------------------------------------------------------------------------------------
+
+
+def test_a_persistent_session_keeps_messages_for_a_client_that_is_away(
+    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+) -> None:
+    require_mosquitto()  # the embedded broker keeps nothing for clients without a name and password
+    topic = f"{federation}/tasks"
+    first = connect(mosquitto.address, federation)
+    assert not wait_up(first).resumed
+    first.subscribe([topic])
+    first.publish(topic, b"subscribed")
+    wait_message(first, topic)
+    first.stop()
+    writer = connect(mosquitto.address)
+    assert writer.publish(topic, b"while you were away").wait(60.0)
+
+    second = connect(mosquitto.address, federation)
+
+    assert wait_up(second).resumed
+    assert wait_message(second, topic) == b"while you were away"
+
+
+def test_a_new_process_in_an_old_session_still_learns_what_is_retained(
+    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+) -> None:
+    topic = f"{federation}/rounds/current"
+    first = connect(mosquitto.address, federation)
+    first.subscribe([topic])
+    wait_up(first)
+    first.publish(topic, b"round 1", retain=True)
+    wait_message(first, topic)
+    first.stop()
+
+    second = connect(mosquitto.address, federation, start=False)
+    second.subscribe([topic])
+    second.start()
+
+    assert wait_up(second).resumed
+    assert wait_message(second, topic) == b"round 1"
+
+
+def test_a_topic_the_old_process_never_asked_for_is_heard_in_a_resumed_session(
+    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+) -> None:
+    first = connect(mosquitto.address, federation)
+    wait_up(first)
+    first.stop()
+
+    second = connect(mosquitto.address, federation, start=False)
+    second.subscribe([f"{federation}/acks"])
+    second.start()
+    assert wait_up(second).resumed
+    second.publish(f"{federation}/acks", b"heard")
+
+    assert wait_message(second, f"{federation}/acks") == b"heard"
+
+
+def test_after_the_broker_was_killed_standing_subscriptions_come_back(
+    own_mosquitto: Mosquitto, connect: SessionFactory
+) -> None:
+    session = connect(own_mosquitto.address, "phone")
+    session.subscribe(["a/standing"])
+    wait_up(session)
+    session.subscribe(["a/later"])
+    session.publish("a/later", b"1", retain=True)
+    wait_message(session, "a/later")
+
+    own_mosquitto.kill()
+    down = wait_for(session, Down)
+    own_mosquitto.start()
+
+    assert f"the broker at {own_mosquitto.address}" in down.reason
+    assert not wait_up(session).resumed
+    for topic in ("a/standing", "a/later"):
+        session.publish(topic, b"2")
+        assert wait_message(session, topic) == b"2"
+
+
+def test_what_was_published_while_the_broker_was_down_arrives_once_it_is_back(
+    own_mosquitto: Mosquitto, connect: SessionFactory
+) -> None:
+    session = connect(own_mosquitto.address, "phone")
+    session.subscribe(["a/x"])
+    wait_up(session)
+    own_mosquitto.kill()
+    wait_for(session, Down)
+    delivery = session.publish("a/x", b"kept")
+
+    own_mosquitto.start()
+
+    assert delivery.wait(10.0)
+    wait_up(session)
+
+
+@on_both_brokers
+def test_the_will_is_said_for_a_client_that_vanishes_and_retained(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    topic = f"{federation}/status"
+    watcher = connect(broker.address)
+    watcher.subscribe([topic])
+    wait_up(watcher)
+    watcher.publish(topic, b"online", retain=True)
+    wait_message(watcher, topic)
+    dying = connect(broker.address, will=Will(topic, b"offline"))
+    wait_up(dying)
+
+    _cut(dying)
+
+    assert wait_message(watcher, topic) == b"offline"
+    late = connect(broker.address)
+    late.subscribe([topic])
+    assert wait_message(late, topic) == b"offline"
+
+
+def _cut(session: Session) -> None:
+    """End the connection as a vanished phone does: without a word."""
+    connection = session._client.socket()
+    assert isinstance(connection, socket.socket)
+    session._stopping.set()
+    session._client.disconnect = lambda: None  # type: ignore[method-assign, assignment, misc, return-value]
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+@on_both_brokers
+def test_a_client_that_stops_says_goodbye_and_its_will_is_not_said(
+    broker: BrokerProcess, connect: SessionFactory, federation: str
+) -> None:
+    topic = f"{federation}/status"
+    watcher = connect(broker.address)
+    watcher.subscribe([topic])
+    wait_up(watcher)
+    leaving = connect(broker.address, federation, will=Will(topic, b"will"))
+    wait_up(leaving)
+
+    leaving.stop()
+    again = connect(broker.address, federation)  # had the old connection lived, the broker would end it now
+    wait_up(again)
+    watcher.publish(topic, b"nothing before this")
+
+    assert wait_message(watcher, topic) == b"nothing before this"
+    assert leaving._client.socket() is None
+
+
+def test_stopping_what_was_never_started_is_harmless(limits: Limits) -> None:
+    Session(Address("127.0.0.1", 1), "x", limits=limits).stop()
+
+
+def test_stop_returns_while_the_broker_is_away(connect: SessionFactory) -> None:
+    session = connect(Address("127.0.0.1", free_port()))
+    wait_for(session, Down)
+
+    session.stop()
+
+    assert not any(thread.name == session._thread.name for thread in threading.enumerate())
+
+
+# -- reconnecting ----------------------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_the_maximum_and_are_jittered_downwards(connect: SessionFactory) -> None:
+    limits = Limits(reconnect_min_s=0.01, reconnect_max_s=0.06)
+    draws = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.5])
+    session = connect(Address("127.0.0.1", free_port()), limits=limits, jitter=lambda: next(draws, 1.0))
+
+    pauses = [wait_for(session, Down).retry_s for _ in range(6)]
+
+    assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.06, 0.03, 0.045])
+
+
+def test_an_unreachable_broker_is_named_with_the_reason(connect: SessionFactory) -> None:
+    address = Address("127.0.0.1", free_port())
+    down = wait_for(connect(address), Down)
+
+    assert down.reason.startswith(f"cannot reach the broker at {address}: ")
+    assert "refused" in down.reason
+
+
+def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: SessionFactory) -> None:
+    session = connect(Address("a" * 70 + ".invalid", 1883))
+
+    assert wait_for(session, Down)
+    assert wait_for(session, Down)
+
+
+def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
+    connect: SessionFactory, tmp_path: Path
+) -> None:
+    broker = Mosquitto(tmp_path, allow_anonymous=False)
+    broker.start()
+    try:
+        session = connect(broker.address)
+        reasons = [wait_for(session, Down).reason for _ in range(2)]
+    finally:
+        broker.stop()
+
+    assert all("refused us: Not authorized" in reason for reason in reasons)

@@ -1,0 +1,134 @@
+"""Topic names: what we make we can read, and nothing else gets in."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.wire.mqtt.topics import Topics
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+
+
+@given(NAMES, NAMES, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_device_topics_read_back(federation: str, device: str, round_number: int, index: int) -> None:
+    topics = Topics(federation)
+    mine = topics.device(device)
+
+    assert topics.parse_device(mine.status) == (device, "status", ())
+    assert topics.parse_device(mine.update(round_number, index)) == (device, "updates", (round_number, index))
+
+
+@given(NAMES, st.from_regex(r"[0-9a-f]{64}", fullmatch=True), st.integers(0, 10**6))
+def test_blob_topics_read_back(federation: str, sha256: str, index: int) -> None:
+    topics = Topics(federation)
+
+    assert topics.parse_blob(topics.blob_chunk(sha256, index)) == (sha256, index)
+
+
+@given(NAMES, st.from_regex(r"[0-9a-f]{8,64}", fullmatch=True))
+def test_topics_of_a_request_for_profiles_read_back_and_are_apart_from_those_of_rounds(
+    federation: str, nonce: str
+) -> None:
+    topics = Topics(federation)
+    own = topics.profile(nonce)
+
+    assert topics.parse_offer(own.offer) == nonce
+    assert topics.parse_device(topics.device("phone").profiles) == ("phone", "profiles", ())
+    assert own.blob_chunk("ab" * 32, 3).endswith(f"/profiles/{nonce}/blobs/{'ab' * 32}/3")
+    with pytest.raises(ProtocolError):
+        topics.parse_blob(own.blob_chunk("ab" * 32, 3))
+
+
+@pytest.mark.parametrize(
+    "topic", ["", "profiles//offer", "profiles/+/offer", "profiles/0011aabb", "profiles/0011AABB/offer"]
+)
+def test_topics_of_no_offer_are_refused(topic: str) -> None:
+    with pytest.raises(ProtocolError):
+        Topics("demo").parse_offer(f"edgefl/v1/demo/{topic}")
+
+
+@pytest.mark.parametrize("name", ["", "+", "#", "a/b", "a+", "-a", ".a", "a" * 64, "é", "a b", "a\n", "a\0"])
+def test_names_that_would_break_a_topic_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"federation .* is not usable"):
+        Topics(name)
+    with pytest.raises(ConfigError, match=r"device .* is not usable"):
+        Topics("demo").device(name)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "edgefl/v1/demo",
+        "edgefl/v1/demo/devices",
+        "edgefl/v1/demo/devices/",
+        "edgefl/v1/demo/devices/phone",
+        "edgefl/v1/demo/devices//status",
+        "edgefl/v1/demo/devices/pho ne/status",
+        "edgefl/v1/other/devices/phone/status",
+        "edgefl/v1/demo2/devices/phone/status",
+        "edgefl/v2/demo/devices/phone/status",
+        "edgefl/v1/demo/devices/phone/updates/x",
+        "edgefl/v1/demo/devices/phone/updates/3/",
+        "edgefl/v1/demo/devices/phone/updates/-3/0",
+        "edgefl/v1/demo/devices/phone/updates/+3/0",
+        "edgefl/v1/demo/devices/phone/updates/1_0/0",
+        "edgefl/v1/demo/devices/phone/updates/ 3/0",
+        "edgefl/v1/demo/devices/phone/updates/٣/0",
+        "edgefl/v1/demo/devices/phone/updates/" + "9" * 5000,
+    ],
+)
+def test_topics_of_no_device_are_refused(topic: str) -> None:
+    with pytest.raises(ProtocolError):
+        Topics("demo").parse_device(topic)
+
+
+def test_a_topic_outside_devices_is_not_mistaken_for_one() -> None:
+    with pytest.raises(ProtocolError):
+        Topics("7").parse_device("edgefl/v1/7/3")
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "edgefl/v1/demo/blobs/" + "ab" * 32,
+        "edgefl/v1/demo/blobs/" + "ab" * 32 + "/x",
+        "edgefl/v1/demo/blobs/" + "ab" * 32 + "/²",
+        "edgefl/v1/demo/blobs/" + "ab" * 32 + "/1/2",
+        "edgefl/v1/demo/blobs/short/1",
+        "edgefl/v1/other/blobs/" + "ab" * 32 + "/1",
+        "ab" * 32 + "/1",
+    ],
+)
+def test_topics_of_no_blob_are_refused(topic: str) -> None:
+    with pytest.raises(ProtocolError):
+        Topics("demo").parse_blob(topic)
+
+
+@given(st.text(max_size=60))
+def test_arbitrary_topics_raise_nothing_but_protocol_error(text: str) -> None:
+    topics = Topics("demo")
+    for topic in (text, f"{topics.root}/devices/{text}", f"{topics.root}/blobs/{text}"):
+        for parse in (topics.parse_device, topics.parse_blob):
+            try:
+                parse(topic)
+            except ProtocolError:
+                continue
+
+
+def test_the_servers_filters_cover_what_devices_publish_and_nothing_the_server_does() -> None:
+    topics = Topics("demo")
+    mine = topics.device("phone")
+    patterns = [re.compile(one.replace("+", "[^/]+").replace("#", ".*")) for one in topics.server_filters]
+
+    def covered(topic: str) -> bool:
+        return any(pattern.fullmatch(topic) for pattern in patterns)
+
+    assert all(map(covered, (mine.status, mine.hello, mine.progress, mine.update(1, 0))))
+    assert not any(map(covered, (mine.tasks, mine.acks, topics.current_round, topics.blob_chunk("a", 0))))
