@@ -16,7 +16,7 @@ from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.plain import paths_of
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
-from edgefl.models.layers.explicit import visible
+from edgefl.models.layers.visible import visible
 from edgefl.models.loss import CrossEntropy, Loss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.wire.errors import ModelError

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from edgefl.bench.common.as_written import as_written, check_as_written
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import Settings, measure
-from edgefl.models.layers.explicit import BatchNorm, visible
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
+from edgefl.models.layers.visible import visible
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.autocut import grouped
-from edgefl.models.layers.explicit import BatchNorm, Dropout, visible
+from edgefl.models.layers.explicit import BatchNorm, Dropout
+from edgefl.models.layers.visible import visible
 from edgefl.models.loss import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split

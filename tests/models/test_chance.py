@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.hidden_dropout import dropping
-from edgefl.models.layers.explicit import Dropout, visible
+from edgefl.models.layers.explicit import Dropout
+from edgefl.models.layers.visible import visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective

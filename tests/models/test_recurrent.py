@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from edgefl.models.layers.explicit import visible
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import Gru, Lstm, LstmDirection, Stack, TorchStack
+from edgefl.models.layers.visible import visible
 from edgefl.models.spec import sequential
 from edgefl.wire.errors import ModelError
 

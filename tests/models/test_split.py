@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import visible
+from edgefl.models.layers.visible import visible
 from edgefl.models.loss import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import Dropout, visible
+from edgefl.models.layers.explicit import Dropout
+from edgefl.models.layers.visible import visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
 from edgefl.models.zoo.catalog import MODELS, build

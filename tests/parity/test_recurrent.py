@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.layers.explicit import visible
+from edgefl.models.layers.visible import visible
 from edgefl.models.zoo import catalog as zoo
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers

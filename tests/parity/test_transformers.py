@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import visible
+from edgefl.models.layers.visible import visible
 from edgefl.models.loss import CrossEntropy, Loss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split

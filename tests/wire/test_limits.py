@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgefl.cli.device.agent import parse_limits
+from edgefl.cli.options import parse_limits
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 

@@ -113,7 +113,7 @@ def aggregate(
     as_json: _Json = False,
 ) -> None:
     from edgefl.bench.aggregate.rows import CODECS, Settings, build, measure
-    from edgefl.cli.bench.measure import model_options
+    from edgefl.cli.options import model_options
 
     if on_device:
         _on_device(parameters, clients, repeat, device, as_json)
@@ -146,7 +146,7 @@ def encode(
     as_json: _Json = False,
 ) -> None:
     from edgefl.bench.encode.rows import CODECS, Settings, build, measure
-    from edgefl.cli.bench.measure import model_options
+    from edgefl.cli.options import model_options
 
     options = model_options(option or ())
     settings = Settings(batch=batch, threads=threads, repeat=repeat, options=options)
@@ -195,7 +195,7 @@ def _report(
     failed: Sequence[EdgeflError],
 ) -> None:
     """The rows; the exit code is that of the first failure."""
-    from edgefl.cli.bench.measure import print_rows
+    from edgefl.cli.bench.report import print_rows
 
     if as_json:
         print_rows(name, rows, as_json)

@@ -48,7 +48,7 @@ def footprint(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
     from edgefl.bench.footprint.rows import measure
-    from edgefl.cli.bench.measure import print_rows
+    from edgefl.cli.bench.report import print_rows
 
     with errors.status("") as status:
         rows = measure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from enum import StrEnum
@@ -14,8 +13,9 @@ from rich.text import Text
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import programs as bench_programs
-from edgefl.cli.engines import Engine
-from edgefl.cli.output import console, errors, print_json, print_table, size
+from edgefl.cli.bench.report import print_rows
+from edgefl.cli.options import Engine, model_options
+from edgefl.cli.output import console, errors, print_table, size
 
 if TYPE_CHECKING:
     from edgefl.bench.memory.rows import MemoryRow
@@ -334,32 +334,4 @@ def _caption(rows: Sequence[StepRow]) -> str:
     return f"exported: {told}" if rows else ""
 
 
-def model_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
-    from edgefl.wire.errors import ConfigError
-
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"a model option is KEY=VALUE, found {pair!r}")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
-
-
 _PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"
-
-
-def print_rows(name: str, rows: list[Any], as_json: bool) -> None:
-    import msgspec
-
-    from edgefl.bench.common.machine import machine
-
-    plain = [msgspec.to_builtins(row) for row in rows]
-    if as_json:
-        print_json({"bench": name, "machine": machine(), "results": plain})
-    else:
-        print_table(name, plain)

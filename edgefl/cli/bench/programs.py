@@ -56,7 +56,8 @@ def programs(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
     from edgefl.bench.programs.rows import Settings, build, everything, measure
-    from edgefl.cli.bench.measure import model_options, print_rows
+    from edgefl.cli.bench.report import print_rows
+    from edgefl.cli.options import model_options
     from edgefl.wire.errors import EdgeflError
 
     options = model_options(option or ())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.engines import Engine
+from edgefl.cli.options import Engine
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 
@@ -154,7 +154,7 @@ def _visited(
     engine: Engine,
 ) -> Iterator[Opened]:
     from device_runtime.personal.visitor import Guest, job_of
-    from edgefl.cli.device.agent import address, checked_key, default_folder, parse_limits
+    from edgefl.cli.options import address, checked_key, default_folder, parse_limits
     from edgefl.wire.bundle import manifest as manifests
     from edgefl.wire.bundle import signatures
     from edgefl.wire.mqtt.topics import checked_name

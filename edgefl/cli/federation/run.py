@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.engines import Engine
+from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:

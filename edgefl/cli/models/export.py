@@ -10,7 +10,7 @@ import typer
 from rich.progress import Progress
 from rich.text import Text
 
-from edgefl.cli.engines import Engine
+from edgefl.cli.options import Engine
 from edgefl.cli.output import errors, print_json, print_table, size
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def _model(
     config: Path | None, model: str | None, options: Any, overrides: dict[str, object]
 ) -> tuple[Federation, ModelSpec]:
     """A federation file's model is fitted to its data; without one, the model has its own default input."""
-    from edgefl.cli.bench.measure import model_options
+    from edgefl.cli.options import model_options
     from edgefl.config import load, without_devices
     from edgefl.models.zoo import catalog as zoo
     from edgefl.setup.data import open_data

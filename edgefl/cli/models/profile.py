@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from edgefl.cli.engines import Engine
+from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:

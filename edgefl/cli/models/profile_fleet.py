@@ -79,7 +79,7 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
     from rich.live import Live
 
-    from edgefl.cli.device.agent import address
+    from edgefl.cli.options import address
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.cli.device.agent import default_folder, parse_bytes
+from edgefl.cli.options import default_folder, parse_bytes
 from edgefl.wire.errors import ConfigError
 
 

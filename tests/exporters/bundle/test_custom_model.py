@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers.explicit import visible
+from edgefl.models.layers.visible import visible
 from edgefl.models.zoo import catalog as zoo
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.parity.rounds import exported

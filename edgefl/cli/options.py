@@ -1,0 +1,81 @@
+"""What the text of an option stands for. Loads neither torch nor typer: ``edgefl device`` reads its options here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.wire.bundle import signatures
+from edgefl.wire.bundle.formats import FORMATS
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+
+Engine = StrEnum("Engine", FORMATS)
+"""What --engine, --format and --target take. Typer before 0.19, which flwr asks for, knows no Literal."""
+
+
+def model_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"a model option is KEY=VALUE, found {pair!r}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def default_folder(federation: str, device_id: str) -> Path:
+    """A store for each federation: an update that waits must never go to another one's server."""
+    return Path.home() / ".edgefl" / federation / device_id
+
+
+def address(text: str, ca_file: str) -> Address:
+    parsed = Address.parse(text)
+    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+
+
+def checked_key(text: str) -> str:
+    """A key that can be used, or none; better now than at the first bundle."""
+    if text:
+        import cryptography  # noqa: F401  the extra `secure`
+
+        signatures.parse_key(text)
+    return text
+
+
+def parse_limits(entries: list[str]) -> Limits:
+    """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
+    pairs = dict(entry.partition("=")[::2] for entry in entries)
+    try:
+        return msgspec.convert(pairs, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9} | dict.fromkeys(("K", "KIB"), 2**10)
+_UNITS |= dict.fromkeys(("M", "MIB"), 2**20) | dict.fromkeys(("G", "GIB"), 2**30)
+_MOST_BYTES = 1 << 60
+
+
+def parse_bytes(text: str) -> int:
+    """``64MiB`` or ``64M`` -> 67108864."""
+    digits = text.rstrip("BbKkMmGgIi ")
+    unit = text[len(digits) :].strip().upper()
+    try:
+        size = float(digits) * _UNITS[unit]
+    except (ValueError, KeyError):
+        size = math.nan
+    if not 0 <= size <= _MOST_BYTES:
+        raise ConfigError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
+    return int(size)
