@@ -1,0 +1,107 @@
+"""The house as its files say it: every room has its floor, no folder is crowded, nothing names a machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
+MOST_FILES = 20
+# One file per message of the protocol; their number is the protocol's.
+BYTE_VECTORS = "golden"
+# The home folders and scratch folders of people's and machines' own.
+MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:home|root|Users|work|mnt|scratch)/[\w.]|\b[A-Z]:\\Users\\")
+
+
+def committed() -> list[PurePosixPath]:
+    """The files that git knows."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("this is no checkout, or there is no git")
+    return [PurePosixPath(name) for name in listed.stdout.split("\0") if name]
+
+
+def rooms_of(files: list[PurePosixPath], package: str) -> set[str]:
+    """The packages and modules directly below ``package``, by their dotted names."""
+    below = {file.parts[1] for file in files if file.parts[0] == package and file.suffix == ".py"}
+    return {f"{package}.{PurePosixPath(name).stem}" for name in below} - {f"{package}.__init__"}
+
+
+def layers() -> list[str]:
+    """Every room of the ``layers`` contract, as often as it stands there."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["type"] == "layers")
+    return [room.strip(" ()") for layer in contract["layers"] for room in re.split(r"[|:]", layer)]
+
+
+def crowded(files: list[PurePosixPath]) -> dict[str, int]:
+    """Folders with more files beside each other than a reader takes in."""
+    beside = Counter(str(file.parent) for file in files if file.parent.name != BYTE_VECTORS)
+    return {folder: number for folder, number in beside.items() if number > MOST_FILES}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_stands_in_the_layers_exactly_once(package: str) -> None:
+    listed = [room for room in layers() if room.split(".")[0] == package]
+
+    assert sorted(listed) == sorted(rooms_of(committed(), package))
+
+
+def test_the_layers_have_rooms_of_the_four_packages_only() -> None:
+    assert {room.split(".")[0] for room in layers()} == set(PACKAGES)
+
+
+def test_no_folder_has_more_than_twenty_files_beside_each_other() -> None:
+    assert crowded(committed()) == {}
+
+
+def test_a_crowded_folder_is_named_and_byte_vectors_do_not_count() -> None:
+    many = [PurePosixPath(f"room/{n}.py") for n in range(MOST_FILES + 1)]
+    full = [PurePosixPath(f"hall/{n}.py") for n in range(MOST_FILES)]
+    vectors = [PurePosixPath(f"wire/golden/{n}.bin") for n in range(MOST_FILES + 1)]
+
+    assert crowded(many + full + vectors) == {"room": MOST_FILES + 1}
+
+
+def test_nothing_names_a_path_of_one_machine() -> None:
+    named = [
+        f"{file}: {match.group()}"
+        for file in committed()
+        if file.suffix != ".bin" and (ROOT / file).is_file()
+        for match in MACHINE_PATH.finditer((ROOT / file).read_text(encoding="utf-8"))
+    ]
+
+    assert named == []
+
+
+@pytest.mark.parametrize("folder", ["home", "root", "Users", "work"])
+def test_a_path_of_a_machine_is_seen(folder: str) -> None:
+    assert MACHINE_PATH.search(f'open("/{folder}/somebody/data")')
+    assert not MACHINE_PATH.search(f"https://example.org/{folder}/page")
+
+
+def test_the_command_of_a_device_imports_no_torch() -> None:
+    script = (
+        "import sys\n"
+        "sys.argv = ['edgefl', 'device', '--help']\n"
+        "import edgefl.cli\n"
+        "try:\n"
+        "    edgefl.cli.main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print(sorted({'torch', 'onnx', 'executorch', 'sqlalchemy', 'pydantic'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "--until-done" in ended.stdout and ended.stdout.splitlines()[-1] == "[]"
