@@ -32,7 +32,7 @@ from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import EdgeflError, ModelError
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.capture.trace import capture
 from exporters.memory.predict import predicted_alone
 from exporters.memory.usage import rewritable

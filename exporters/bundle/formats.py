@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -22,7 +21,7 @@ from edgefl.contract.program import Function
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import ConfigError
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.capture import trace as captures
 from exporters.capture.trace import Captured
 from exporters.memory.predict import predicted_peak
@@ -32,6 +31,10 @@ from exporters.onnx.model import to_onnx
 from exporters.sources.blob import onnx_nodes
 from exporters.verify import graphs as checks
 from exporters.verify.graphs import Report
+
+if TYPE_CHECKING:
+    from exporters.executorch.check.isolated import Apart
+    from exporters.executorch.check.ports import TensorPort
 
 
 class Format(Protocol):
@@ -117,12 +120,15 @@ class Onnx:
 
 
 class ExecuTorch:
-    """ExecuTorch programs for phones. Its package is needed to write and check them: the extra ``executorch``."""
+    """ExecuTorch programs for phones. Its package is needed to write and check them: the extra ``executorch``.
+
+    Each method imports what it needs: that takes a second, and a bare installation lacks what they ask for.
+    """
 
     name: FormatName = "executorch"
 
     def __init__(self) -> None:
-        self._apart: Any = None
+        self._isolated: Apart | None = None
         try:
             self.version = metadata.version("executorch")
         except metadata.PackageNotFoundError as error:
@@ -133,33 +139,40 @@ class ExecuTorch:
             ) from error
 
     def capture(self, function: Function) -> Captured:
-        captured: Captured = _ours("").capture_for(function)
-        return captured
+        from exporters.executorch import capture_for
+
+        return capture_for(function)
 
     def write(self, captured: Captured) -> Artifact:
-        artifact: Artifact = _ours(".program").to_executorch(captured)
-        return artifact
+        from exporters.executorch.program.write import to_executorch
+
+        return to_executorch(captured)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
-        found: tuple[Artifact, int] = _ours(".budget").within(captured, budget)
-        return found
+        from exporters.executorch.program.budget import within as program_within
+
+        return program_within(captured, budget)
 
     def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
-        report: Report = _ours(".verify").verify(function, model, seed)
-        return report
+        from exporters.executorch.check import programs
+
+        return programs.verify(function, model, seed)
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Report:
         """In a process of its own, which lives as long as this format."""
-        self._apart = self._apart or _ours(".apart").Apart()
-        report: Report = _ours(".verify").verify_apart(function, model, seed, self._apart)
-        return report
+        from exporters.executorch.check import isolated, programs
+
+        self._isolated = self._isolated or isolated.Apart()
+        return programs.verify_apart(function, model, seed, self._isolated)
 
     def differs(self, graph: Graph, model: bytes) -> str:
         """Their names, which the writer left in the program, and what a device is told that stands at each place."""
+        from exporters.executorch.check.ports import read_ports
+
         try:
-            inputs, outputs = _ours(".ports").read_ports(model)
+            inputs, outputs = read_ports(model)
         except ValueError as error:
             return f"graph {graph.name!r} is no ExecuTorch program with a method 'forward' ({error}); export it again"
         names = [port.name for port in inputs], [port.name for port in outputs]
@@ -187,16 +200,11 @@ def check_installed(names: Iterable[str]) -> None:
         format_of(name)
 
 
-def _ours(module: str) -> Any:
-    """Loaded when it is needed: its imports take a second, and a bare installation lacks what they ask for."""
-    return importlib.import_module(f"exporters.executorch{module}")
-
-
 def _told(ports: tuple[list[str], list[str]]) -> str:
     return " -> ".join(", ".join(names) for names in ports)
 
 
-def _unlike(kind: str, listed: tuple[Port, ...], found: Sequence[Any]) -> str:
+def _unlike(kind: str, listed: tuple[Port, ...], found: Sequence[TensorPort]) -> str:
     for port, held in zip(listed, found, strict=True):
         told = f"{port.dtype}{list(port.shape)}"
         has = f"{EXECUTORCH_DTYPES.get(held.dtype, held.dtype)}{list(held.shape)}"

@@ -16,7 +16,7 @@ from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node, Row, Sources
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.bundle.formats import format_of
 from exporters.capture.trace import capture
 from exporters.memory.recompute import leaner

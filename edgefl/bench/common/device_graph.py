@@ -21,7 +21,7 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.limits import Limits
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.bundle.build import ports
 from exporters.bundle.formats import Format
 from exporters.capture.trace import Captured

@@ -31,7 +31,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo import catalog as zoo
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.update.size import update_size
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.capture.trace import Captured, capture
 from exporters.memory.usage import rewritable
 from exporters.onnx.model import to_onnx

@@ -25,7 +25,7 @@ from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import EdgeflError
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.capture.trace import capture
 from exporters.memory.usage import rewritable
 from exporters.onnx.model import to_onnx

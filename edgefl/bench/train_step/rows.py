@@ -39,7 +39,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.bundle.formats import Format, format_of
 from exporters.capture.trace import Captured
 from exporters.memory.recompute import Budget

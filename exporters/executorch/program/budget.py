@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from edgefl.wire.errors import ExportError
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
 from exporters.executorch.program.write import RUNTIME_BYTES, to_executorch
 from exporters.memory.recompute import Budget, leaner, mib

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 
 from edgefl.contract.tensors import TensorSpec
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
 from exporters.capture.unsupported import check_floats
 from exporters.executorch.graph import lowered

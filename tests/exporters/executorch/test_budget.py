@@ -12,7 +12,7 @@ from edgefl.models.zoo import catalog as zoo
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
-from exporters.bundle.artifact import Artifact
+from exporters.artifact import Artifact
 from exporters.bundle.formats import format_of
 from exporters.executorch.program.write import RUNTIME_BYTES
 from exporters.memory.recompute import Budget
