@@ -34,29 +34,6 @@ if _DATA.is_dir():
     os.environ.setdefault("EDGEFL_DATA", str(_DATA))
 
 
-# Hundreds of graphs compiled and compared: `make test-all` and CI run them, `make test` does not.
-_SLOW = (
-    "parity",
-    "web",
-    "bench",
-    "e2e/test_mixed_engines.py",
-    "e2e/test_profile_fleet.py",
-    "exporters/test_executorch_keep.py",
-    "exporters/test_formats.py",
-    "exporters/test_recompute.py",
-    "exporters/test_unsupported.py",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long by where it lies."""
-    folder = Path(__file__).parent
-    slow = tuple(folder / name for name in _SLOW)
-    for item in items:
-        if any(item.path.is_relative_to(place) for place in slow):
-            item.add_marker(pytest.mark.slow)
-
-
 def pytest_collection_finish() -> None:
     """Leave what collecting made out of later searches for garbage: rounds make one before they measure memory."""
     gc.collect()

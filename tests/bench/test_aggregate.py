@@ -23,6 +23,8 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.decode import split
 from tests.cli.runner import runner
 
+pytestmark = pytest.mark.slow
+
 FIELDS = [
     *("codec", "device", "parameters", "clients", "updates_per_s", "flower_updates_per_s", "ratio"),
     "copy_fraction",

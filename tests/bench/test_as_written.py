@@ -16,6 +16,8 @@ from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
 from edgefl.models.layers.visible import visible
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
+pytestmark = pytest.mark.slow
+
 
 class Rows(nn.Module):
     """Rows of an image (B, 1, T, 6) -> the mean of torch's hidden states, and the last state of an LSTM or GRU."""

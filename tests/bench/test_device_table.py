@@ -18,6 +18,8 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from exporters.bundle.formats import format_of
 
+pytestmark = pytest.mark.slow
+
 BATCH = 4
 
 

@@ -18,6 +18,8 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
+pytestmark = pytest.mark.slow
+
 FIELDS = ["codec", "encode_ms", "step_ms", "ratio"]
 SMALL = zoo.build("mlp", size=4, hidden=[9])
 

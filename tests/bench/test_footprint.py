@@ -15,6 +15,8 @@ from edgefl.bench.footprint import rows as footprint
 from edgefl.bench.footprint.idle import Idle
 from edgefl.wire.errors import EdgeflError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -15,6 +15,8 @@ from edgefl.wire.bundle.archive import Bundle
 from server.bundles import export
 from server.compose import build_model, submodel_of
 
+pytestmark = pytest.mark.slow
+
 
 def federation() -> Federation:
     tables = {

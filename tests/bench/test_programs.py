@@ -13,6 +13,8 @@ from edgefl.programs.catalog import PROGRAMS
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
+pytestmark = pytest.mark.slow
+
 COUNTS = Settings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
 FEDDYN = "docs.examples.feddyn:feddyn"
 

@@ -17,6 +17,8 @@ from edgefl.wire.errors import ConfigError, ModelError
 from tests.cli.runner import runner
 from tests.exporters.near import near
 
+pytestmark = pytest.mark.slow
+
 FIELDS = [
     *("kind", "gamma", "parameters", "macs", "download_bytes", "upload_bytes", "artifact_bytes"),
     *("peak_over_idle_bytes", "step_ms"),

@@ -30,6 +30,8 @@ from edgefl.wire.errors import ConfigError, ModelError
 from exporters.bundle.formats import format_of
 from exporters.memory.recompute import Budget, beside_tensors, peak_bytes
 
+pytestmark = pytest.mark.slow
+
 FIELDS = [
     *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
     *("peak_over_idle_bytes", "eager_peak_over_idle_bytes"),

@@ -20,7 +20,7 @@ from edgefl.lab.ports import free_port
 from edgefl.wire.bundle import archive as bundles
 from tests.e2e.runs import EDGEFL, SMALL, Run, run_to_the_end
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 3
 ARGUMENTS = ["--rounds", str(ROUNDS), "--seed", "7"]
 MIXED = SMALL.replace("[tiers.moderate]\n", '[tiers.moderate]\nengine = "executorch"\n').replace(

@@ -26,7 +26,7 @@ from tests.e2e.runs import PATIENCE_S as RUN_S
 from tests.e2e.test_torch_free import CONFIG
 from tests.wire.mqtt.events import PATIENCE_S, wait_message, wait_up
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ENGINES = ("onnx", "executorch")
 
 

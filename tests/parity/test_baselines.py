@@ -22,6 +22,8 @@ from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from tests.parity.forms import checked, on_both
 
+pytestmark = pytest.mark.slow
+
 TRAINING = {"batch": 4, "steps": 2, "lr": 0.05}
 OWN: Mapping[str, tuple[str, ...]] = {
     "fedprox": ("start", "train", "finish"),

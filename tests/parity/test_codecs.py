@@ -31,6 +31,8 @@ from tests.parity.coding import federation, silence, spec, submodel  # noqa: F40
 from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 
+pytestmark = pytest.mark.slow
+
 ALL = {
     "float16": {},
     "bfloat16": {},

@@ -12,6 +12,8 @@ from edgefl.wire.update.decode import widen
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import on_both, runner_of
 
+pytestmark = pytest.mark.slow
+
 FEEDBACK: list[tuple[str, dict[str, object]]] = [
     ("ef_signsgd", {}),
     ("int8", {"feedback": True}),

@@ -12,6 +12,8 @@ from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.forms import on_both
 from tests.parity.rounds import exported, in_torch, local_data, on_device
 
+pytestmark = pytest.mark.slow
+
 BATCH, STEPS, LR = 8, 4, 0.05
 
 

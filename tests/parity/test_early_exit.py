@@ -30,6 +30,8 @@ from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 
+pytestmark = pytest.mark.slow
+
 NAME = "tier/submodel"
 
 

@@ -14,6 +14,8 @@ from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from tests.parity.forms import checked, on_both
 
+pytestmark = pytest.mark.slow
+
 NETS = {"mlp": {"size": 4, "hidden": (5,)}, "fedbat_cnn": {"size": 4, "widths": (3, 4)}}
 WITH_EXITS = {"multi_exit"}
 ON_BOTH = ("fedbat", "multi_exit", "per_fedavg", "scaffold", "swat")

@@ -20,6 +20,8 @@ from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client, federated
 from tests.parity.forms import checked, on_both, runner_of, written
 
+pytestmark = pytest.mark.slow
+
 BATCH, CLASSES, SIDE = 5, 4, 8
 MAKERS = {
     "fafed": fafed,

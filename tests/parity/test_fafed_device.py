@@ -30,6 +30,8 @@ from tests.parity.forms import engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
 
+pytestmark = pytest.mark.slow
+
 SEED, ROWS = 7, 13
 UNITS = ("body", "head")
 OBJECTIVE = objective(cnn)

@@ -33,6 +33,8 @@ from tests.invariants.fiarse.training import (
 from tests.parity.forms import checked, on_both
 from tests.parity.rounds import local_data
 
+pytestmark = pytest.mark.slow
+
 STEPS, SEED = 4, 3
 OTHERS = {"granularity": "module", "momentum": 0.9, "weight_decay": 1e-3, "alpha_range": (5e-4, 5e-2)}
 

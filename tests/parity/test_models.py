@@ -12,6 +12,8 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.parity.forms import checked, on_both
 
+pytestmark = pytest.mark.slow
+
 TIERS = ("strong", "moderate", "weak")
 CASES = [(model, tier) for model in ("resnet20", "resnet8", "cnn") for tier in TIERS]
 

@@ -32,6 +32,8 @@ from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.forms import checked, on_both
 from tests.parity.rounds import Exported, local_data, on_device
 
+pytestmark = pytest.mark.slow
+
 BATCH, STEPS = 4, 3
 HF, EXACT = {"mode": "hf"}, {"mode": "exact"}
 ABSOLUTE = {"mode": "hf", "delta": 1e-2}

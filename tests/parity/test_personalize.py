@@ -21,6 +21,8 @@ from tests.analysis.personal.tiers import BATCH, Tier, tier_of
 from tests.invariants.embracingfl.tiny import samples
 from tests.parity.forms import engine_of, on_both
 
+pytestmark = pytest.mark.slow
+
 KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("mlp", "output_side", {"cut": 0}),
     ("resnet8", "output_side", {"cut": 3, "chunks": 2}),

@@ -23,6 +23,8 @@ from exporters.executorch.rules.recurrent import STEPS
 from exporters.onnx.model import to_onnx
 from tests.parity.forms import on_both, written
 
+pytestmark = pytest.mark.slow
+
 E, H, B, T = 5, 4, 3, 6
 SEEDS = (1, 2, 3)
 KINDS = (nn.LSTM, nn.GRU)

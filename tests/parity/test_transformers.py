@@ -19,6 +19,8 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from tests.parity.forms import checked, on_both
 
+pytestmark = pytest.mark.slow
+
 BATCH = 3
 WORDS = TensorSpec((8,), torch.int64, 50)
 IMAGE = TensorSpec((3, 16, 16))

@@ -26,6 +26,8 @@ from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import compare
 from tests.web import node
 
+pytestmark = pytest.mark.slow
+
 BATCH = 4
 
 

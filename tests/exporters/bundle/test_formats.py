@@ -24,6 +24,8 @@ from exporters.bundle.wiring import check_wiring
 from tests.exporters.bundle.test_bundle import DATA, program_of
 from tests.exporters.examples import step_of
 
+pytestmark = pytest.mark.slow
+
 both = pytest.mark.parametrize("name", FORMATS)
 NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
 

@@ -18,6 +18,8 @@ from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import RELATIVE, verify
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
@@ -17,6 +18,8 @@ from exporters.executorch.program.partition import steps_of
 from exporters.executorch.program.write import to_executorch
 from exporters.executorch.xnnpack.region import costs, delegate, supported
 from tests.exporters.examples import step_of
+
+pytestmark = pytest.mark.slow
 
 SHAPE = (4, 16, 16)
 

@@ -38,6 +38,8 @@ from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
 from tests.exporters.examples import pointwise
 
+pytestmark = pytest.mark.slow
+
 # Large enough that activations, not weights, are most of the peak.
 MODELS: dict[str, tuple[dict[str, object], int]] = {
     "resnet8": ({"size": 32}, 64),

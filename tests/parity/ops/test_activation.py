@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import Dropout
 from tests.parity.ops.case import Case, Family, Uniform, agrees, every, gradients
+
+pytestmark = pytest.mark.slow
 
 ROWS = (4, 6)
 

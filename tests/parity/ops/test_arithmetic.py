@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.parity.ops.case import Case, Family, Mask, agrees, every
+
+pytestmark = pytest.mark.slow
 
 ROWS = (4, 6)
 BLOCK = (3, 4, 5)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.parity.ops.case import Case, Family, Mask, agrees, every, gradients
+
+pytestmark = pytest.mark.slow
 
 HEADS = (2, 2, 5, 4)  # batch, heads, positions, features of a head
 attend = F.scaled_dot_product_attention

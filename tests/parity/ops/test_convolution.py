@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from tests.parity.ops.case import Case, Family, agrees, every
+
+pytestmark = pytest.mark.slow
 
 CASES: Family = {
     "Conv2d": {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
+
+pytestmark = pytest.mark.slow
 
 TOKENS = Labels((4, 5))  # twenty indices in [0, 4): each occurs several times
 

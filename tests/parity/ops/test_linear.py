@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from tests.parity.ops.case import Case, Family, agrees, every, gradients
+
+pytestmark = pytest.mark.slow
 
 CASES: Family = {
     "Linear": {

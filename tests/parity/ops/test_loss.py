@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tests.parity.ops.case import LABELS, Case, Family, Labels, Mask, Uniform, agrees, every
+
+pytestmark = pytest.mark.slow
 
 LOGITS, CLASSES = (8, LABELS), Labels((8,))
 TOKENS, TOKEN_CLASSES = (3, LABELS, 5), Labels((3, 5))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import BatchNorm
 from tests.parity.ops.case import Case, Family, agrees, every, gradients
+
+pytestmark = pytest.mark.slow
 
 IMAGES = (4, 6, 5, 3)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from tests.parity.ops.case import Case, Family, agrees, every, gradients
+
+pytestmark = pytest.mark.slow
 
 EVEN, ODD = (2, 3, 6, 8), (2, 3, 7, 8)
 

@@ -13,6 +13,8 @@ from exporters.decompositions.indexing import PRODUCT_ROWS
 from tests.parity.forms import on_both, runner_of, written
 from tests.parity.ops.case import lossy
 
+pytestmark = pytest.mark.slow
+
 ROWS, WIDTH, COUNT, USED = 1000, 32, 4096, 7
 assert ROWS > PRODUCT_ROWS > USED
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.parity.ops.case import Case, Family, Mask, agrees, every
+
+pytestmark = pytest.mark.slow
 
 IMAGES = (2, 3, 5, 6)
 ODD = (2, 3, 5, 7)
