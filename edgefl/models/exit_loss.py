@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from edgefl.models.loss import Loss, OfClasses
 from edgefl.wire.errors import ModelError
 
 TEMPERATURE = 3.0
+WEIGHT = "kd_weight"
+"""Name of the scalar that a server announces, ``hyper.kd_weight``."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,10 @@ class ExitLoss:
     base: Loss
     # Dimensions of an output (B, *out); one with exits has one more.
     rank: int
-    # A scalar tensor where a program reads it from the round.
+    # A scalar tensor where it comes from the round.
     kd_weight: float | Tensor = 0.0
+    # In training the weight is that of the round, ``hyper.kd_weight``.
+    announced: bool = False
 
     def __post_init__(self) -> None:
         weight = self.kd_weight
@@ -43,9 +48,13 @@ class ExitLoss:
                 loss=type(self.base).__name__,
             )
 
-    def distilling(self, kd_weight: float | Tensor) -> ExitLoss:
-        """The same loss with this weight of the divergence."""
-        return replace(self, kd_weight=kd_weight)
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return (WEIGHT,) if self.announced else ()
+
+    def at(self, scalars: Mapping[str, Tensor]) -> ExitLoss:
+        """The same loss with the round's weight of the divergence."""
+        return replace(self, kd_weight=scalars[WEIGHT])
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         if out.dim() == self.rank:

@@ -6,6 +6,7 @@ the label port of every program: its shape, its dtype and which random labels ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -39,6 +40,20 @@ class OfClasses(Protocol):
 
     def logits(self, out: Tensor) -> Tensor:
         """One logit per class, in the last dimension."""
+        ...
+
+
+@runtime_checkable
+class OfRounds(Protocol):
+    """A loss with scalars that the server announces for each round."""
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Their names, below ``hyper``."""
+        ...
+
+    def at(self, scalars: Mapping[str, Tensor]) -> Loss:
+        """The loss of a round with these scalars, each ()."""
         ...
 
 

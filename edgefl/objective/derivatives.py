@@ -112,12 +112,13 @@ def _gradient(
     objective: Objective, weights: Tensors, tensors: Tensors, index: int
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
     noise, gates, facts = (select(tensors, prefix) for prefix in ("noise", "state.gate", "data"))
+    hyper = {name: tensors[f"hyper.{name}"] for name in objective.scalars}
     x, y = tensors[f"batch.{index}.x"], tensors[f"batch.{index}.y"]
     params = {name: weights[name] for name in objective.trainable}
     fixed = {name: weights[name] for name in objective.fixed}
 
     def loss_of(params: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
-        loss, correct, moved = objective(params, fixed, x, y, noise, gates, facts)
+        loss, correct, moved = objective(params, fixed, x, y, noise, gates, facts, hyper)
         return loss, (loss.detach(), correct, moved)
 
     # torch.func rather than autograd.grad: the same function then also runs under vmap over clients.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.exit_loss import divergence
 from edgefl.models.layers.explicit import Dropout
-from edgefl.models.loss import CROSS_ENTROPY, Loss, OfClasses, without_absent
+from edgefl.models.loss import CROSS_ENTROPY, Loss, OfClasses, OfRounds, without_absent
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.objective.carrier import Carrier, Whole
 from edgefl.wire.errors import ModelError
@@ -160,6 +161,17 @@ class Objective:
         classes = self._label.below
         return {"class_counts": TensorSpec((classes,), torch.int64)} if self.masked and classes else {}
 
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """What training reads of the round beside the program's own scalars (``hyper.*``)."""
+        return self.loss.scalars if isinstance(self.loss, OfRounds) else ()
+
+    def with_loss(self, loss: Loss) -> Objective:
+        """The same on another loss of the same labels; both share the suffix's modules."""
+        other = copy.copy(self)
+        object.__setattr__(other, "loss", loss)
+        return other
+
     @cached_property
     def _label(self) -> TensorSpec:
         return self.loss.label(output_spec(self.suffix, self.boundary))
@@ -185,13 +197,15 @@ class Objective:
         noise: Mapping[str, Tensor] | None = None,
         gates: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Tensor] | None = None,
+        hyper: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Training mode: (mean loss (), number correct () float32, buffers after the pass).
 
         ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` as
-        :meth:`labels` says, ``facts`` those of :attr:`facts`. The arguments are never changed: batch norm's moving
-        statistics come back as new tensors.
+        :meth:`labels` says, ``facts`` those of :attr:`facts`, ``hyper`` the scalars of :attr:`scalars`. The arguments
+        are never changed: batch norm's moving statistics come back as new tensors.
         """
+        loss = self.loss.at(hyper or {}) if isinstance(self.loss, OfRounds) and self.scalars else self.loss
         uniform = dict(noise or {})
         layers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
 
@@ -205,13 +219,13 @@ class Objective:
             return out, {name: tensors[name].detach() for name in self.fixed}
 
         out, moved = run(training=True)
-        losses = self.loss.each(out, y)
+        losses = loss.each(out, y)
         if self.distilled is not None:
             part, (out, moved) = out, run(training=False)
-            losses = self.loss.each(out, y) + self._distilled(self.distilled, part, out, losses)
+            losses = loss.each(out, y) + self._distilled(self.distilled, part, out, losses)
         elif isinstance(self.carrier, Resting):
             moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
-        return losses.mean(), self.loss.correct(out.detach(), y).sum(), moved
+        return losses.mean(), loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
         """What distillation adds to the loss at ``whole``; ``losses`` are those at ``part``. All of them (B,)."""

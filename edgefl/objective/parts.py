@@ -54,8 +54,9 @@ def held_ports(objective: Objective) -> dict[str, TensorSpec]:
 
 
 def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, TensorSpec]:
-    """Ports of a step that takes gradients: weights, gates, ``batch.0`` to ``batch.<streams - 1>``, facts and noise."""
-    ports = held_ports(objective)
+    """Ports of a step that takes gradients: weights, gates, ``batch.0`` to ``batch.<streams - 1>``, facts, noise, and
+    the scalars that the loss reads."""
+    ports = held_ports(objective) | {f"hyper.{name}": SCALAR for name in objective.scalars}
     for index in range(streams):
         ports |= batch_ports(objective, batch, index)
     return ports | prefixed("data", objective.facts) | prefixed("noise", objective.noise(batch))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from edgefl.contract.options import check_options
 from edgefl.contract.program import Program
 from edgefl.objective.objective import Objective
+from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.local_amsgrad import local_amsgrad
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.programs.adaptive.stem import stem
 from edgefl.programs.baselines.adamw import adamw
 from edgefl.programs.baselines.fedavg import fedavg, fedavg_matched, fedavg_update
-from edgefl.programs.baselines.fedopt import fedadagrad, fedadam, fedams, fedyogi
 from edgefl.programs.baselines.fedprox import fedprox
 from edgefl.programs.baselines.local_only import local
 from edgefl.programs.baselines.mime import mimeadam, mimelite
@@ -38,10 +38,6 @@ PROGRAMS: Mapping[str, Callable[..., Program]] = {
     "local": local,
     "fedprox": fedprox,
     "scaffold": scaffold,
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "fedadagrad": fedadagrad,
-    "fedams": fedams,
     "fafed": fafed,
     "stem": stem,
     "naive_adaptive": naive_adaptive,
@@ -71,6 +67,12 @@ def build(name: str, objective: Objective, **options: object) -> Program:
     factory = factory_of(name) if ":" in name else PROGRAMS.get(name)
     if factory is None:
         known = ", ".join(sorted(PROGRAMS))
+        if name in OPTIMIZERS:
+            raise ConfigError(
+                f"{name!r} is an optimizer of the server and no program: set program fedavg and optimizer {name}, in a "
+                f'federation file [optimizer] name = "{name}"',
+                name=name,
+            )
         raise ConfigError(
             f"no program {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'",
             name=name,

@@ -9,6 +9,7 @@ from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.contract.tensors import select
 from edgefl.objective.objective import Objective
+from edgefl.optimizers import with_optimizer
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
 from tests.codecs.coding import small
@@ -46,9 +47,12 @@ def test_the_dense_codec_leaves_every_program_as_it_is(program: str) -> None:
     assert applied(codecs.build("dense"), made, _objective()) is made
 
 
-@pytest.mark.parametrize("program", ["fedavg", "fedavg_update", "fedprox", "fedadam", "fedams"])
-def test_programs_that_send_weights_alone_are_coded_and_keep_their_server(program: str) -> None:
-    made = programs.build(program, _objective(), **TRAINING)
+@pytest.mark.parametrize("optimizer", ["none", "fedams"])
+@pytest.mark.parametrize("program", ["fedavg", "fedavg_update", "fedprox"])
+def test_programs_that_send_weights_alone_are_coded_and_keep_their_server(
+    program: str, optimizer: str
+) -> None:
+    made = with_optimizer(programs.build(program, _objective(), **TRAINING), optimizer)
 
     coded = applied(codecs.build("signsgd"), made, _objective())
 

@@ -179,7 +179,7 @@ def feddyn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("feddyn", ["onnx"], indirect=True)  # the older wheel has no other engine
-@pytest.mark.parametrize("program", ["feddyn", "scaffold", "fedadam"])
+@pytest.mark.parametrize("program", ["feddyn", "scaffold"])
 def test_devices_of_an_older_wheel_train_a_new_program_to_the_same_weights(
     program: str, older: Path, feddyn: Today, mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:

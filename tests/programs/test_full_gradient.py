@@ -99,7 +99,6 @@ def _never(*_: object) -> dict[str, torch.Tensor]:
         ("fedavg_matched", 6),
         ("fedprox", 3),
         ("scaffold", 3),
-        ("fedadam", 3),
         ("local_amsgrad", 3),
         ("local", 3),
         ("adamw", 3),

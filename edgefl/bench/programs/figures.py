@@ -30,7 +30,7 @@ class Figures:
 ROUND, OPENING, AHEAD = "round", "opening", "ahead"
 _PLAIN = Figures()
 _TRAFFIC = {
-    **dict.fromkeys(("fedavg", "fedadam", "fedams", "fedyogi", "fedadagrad"), _PLAIN),
+    "fedavg": _PLAIN,
     "scaffold": Figures(up=2, down=2, kept=1),
     "stem": Figures(gradients=2, up=2, down=2, kept=1),
     "fafed": Figures(gradients=2, up=3, down=3, kept=1),

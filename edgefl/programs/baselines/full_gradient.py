@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +26,8 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
     def fn(tensors: Tensors) -> Tensors:
         mask = tensors["batch.0.mask"]
-        bound = _over(objective, mask)
-        loss, correct, grads, _ = gradient(bound, select(tensors, "state.weights"), tensors)
+        masked = objective.with_loss(_Masked(objective.loss, mask))
+        loss, correct, grads, _ = gradient(masked, select(tensors, "state.weights"), tensors)
         full, seen = select(tensors, "state.full"), mask.sum()
         rows = len(mask)  # the objective's mean is over all rows, of which those without a mask are 0
         state = prefixed("state.full", {name: full[name] + rows * g for name, g in grads.items()})
@@ -52,13 +51,6 @@ def none_yet(objective: Objective) -> Tensors:
 def mean_of(tensors: Tensors) -> Tensors:
     """The mean gradient over the samples that were seen, by name."""
     return {name: total / tensors["state.seen"] for name, total in select(tensors, "state.full").items()}
-
-
-def _over(objective: Objective, mask: Tensor) -> Objective:
-    """``objective`` whose losses are 0 where ``mask`` (B,) is; a shallow copy, since a loss cannot be an argument."""
-    bound = copy.copy(objective)
-    object.__setattr__(bound, "loss", _Masked(objective.loss, mask))
-    return bound
 
 
 @dataclass(frozen=True)

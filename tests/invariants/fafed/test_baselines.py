@@ -103,10 +103,11 @@ def _adam_gap(users: Users, program: Program, lr: float, tau: float) -> float:
 
 def test_20_fedadam_without_memory_takes_normalised_steps() -> None:
     users, lr, tau = Users(), 0.3, 0.02
-    options = {"server_lr": lr, "tau": tau, "beta1": 0.0}
+    fedavg = programs.build("fedavg", users.objective, **TRAINING)
+    options = {"lr": lr, "tau": tau, "beta1": 0.0}
 
-    memoryless = programs.build("fedadam", users.objective, **TRAINING, **options, beta2=0.0)
-    remembering = programs.build("fedadam", users.objective, **TRAINING, **options, beta2=0.5)
+    memoryless = with_optimizer(fedavg, "fedadam", **options, beta2=0.0)
+    remembering = with_optimizer(fedavg, "fedadam", **options, beta2=0.5)
 
     assert _adam_gap(users, memoryless, lr, tau) < 1e-12
     assert _adam_gap(users, remembering, lr, tau) > 1e-3
@@ -135,10 +136,11 @@ def test_20_tau_inside_of_the_root_is_not_fedadam() -> None:
 @pytest.mark.parametrize("variant", ["amsgrad", "max_stabilisation"])
 def test_20_fedams_vhat_never_falls_and_fedadams_v_does(variant: str) -> None:
     users = Users()
-    options = {"server_lr": 0.3, "beta2": 0.1}
+    fedavg = programs.build("fedavg", users.objective, **TRAINING)
+    options = {"lr": 0.3, "beta2": 0.1}
 
-    ams = users.run(programs.build("fedams", users.objective, **TRAINING, **options, variant=variant), 12)
-    adam = users.run(programs.build("fedadam", users.objective, **TRAINING, **options), 12)
+    ams = users.run(with_optimizer(fedavg, "fedams", **options, variant=variant), 12)
+    adam = users.run(with_optimizer(fedavg, "fedadam", **options), 12)
 
     vhat = np.array([memory(done, "vhat") for done in ams])
     v = np.array([memory(done, "v") for done in adam])

@@ -15,6 +15,7 @@ from edgefl.contract.program import Program
 from edgefl.contract.tensors import TensorSpec
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
+from edgefl.optimizers import OPTIMIZERS, with_optimizer
 from edgefl.simulation.federated import Client, Completed, federated
 
 CLIENTS, SAMPLES, BATCH, STEPS = 3, 12, 4, 5
@@ -54,7 +55,10 @@ class Numbered:
 def built(name: str, loss: Numbered) -> Program:
     module = nn.Sequential(OrderedDict(dense=nn.Linear(FEATURES, 2)))
     objective = Objective(module, TensorSpec((FEATURES,)), loss)
-    return programs.build(name, objective, batch=BATCH, steps=STEPS, lr=0.01)
+    training = {"batch": BATCH, "steps": STEPS, "lr": 0.01}
+    if name in OPTIMIZERS:
+        return with_optimizer(programs.build("fedavg", objective, **training), name)
+    return programs.build(name, objective, **training)
 
 
 def rounds_of(program: Program, rounds: int) -> list[Completed]:
