@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -13,23 +15,23 @@ import pytest
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import CONFIG_NAME, discard
-from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
-from tests.e2e.runs import EDGEFL, SMALL, Run, on_both_engines
+from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, EdgeflError, ModelError
+from tests.e2e.inside import Ran, edgefl
+from tests.e2e.runs import EDGEFL, TINY, Calm
 
 pytestmark = pytest.mark.e2e
 
 
-def edgefl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*EDGEFL, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def refused(ran: subprocess.CompletedProcess[str], kind: type[Exception], *words: str) -> None:
-    assert ran.returncode == kind.exit_code, ran.stderr  # type: ignore[attr-defined]
+def refused(ran: Ran | subprocess.CompletedProcess[str], kind: type[EdgeflError], *words: str) -> None:
+    assert ran.returncode == kind.exit_code, ran.stderr
     assert "Traceback" not in ran.stderr
     for word in words:
         assert word in ran.stderr, ran.stderr
+
+
+def in_a_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*EDGEFL, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_every_wrong_key_of_a_federation_file_is_named(tmp_path: Path) -> None:
@@ -57,46 +59,57 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        config = tmp_path / "federation.toml"
-        config.write_text(SMALL + f"[broker]\nport = {port}\n")
 
-        refused(edgefl("broker", "--port", port), BrokerError, port, "in use")
-        refused(edgefl("run", config, "--out", tmp_path / "run"), BrokerError, port, "in use")
+        refused(in_a_process("broker", "--port", port), BrokerError, port, "in use")
+
+
+@pytest.mark.slow
+def test_a_port_in_use_ends_a_run(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        config = tmp_path / "federation.toml"
+        config.write_text(TINY + f"[broker]\nport = {port}\n[tiers.strong]\ncount = 1\n")
+
+        refused(in_a_process("run", config, "--out", tmp_path / "run"), BrokerError, port, "in use")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no zip"])
-def test_a_damaged_bundle_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_bundle_is_refused(tmp_path: Path, damage: str, calm: Calm) -> None:
     bundle = tmp_path / "weak.efl"
     if damage == "truncated":
-        made = edgefl("export", "--model", "mlp", "--out", tmp_path)
-        assert made.returncode == 0, made.stderr
-        bundle.write_bytes((tmp_path / "strong.efl").read_bytes()[:5000])
+        bundle.write_bytes((calm.folder / "bundles" / "strong.efl").read_bytes()[:5000])
     elif damage == "no zip":
         bundle.write_text("hello")
 
     refused(edgefl("inspect", bundle), BundleError, "weak.efl")
 
 
-@on_both_engines
-@pytest.mark.parametrize("data", ["missing.npz", "damaged.npz", "empty"])
+@pytest.mark.parametrize(
+    ("data", "engine"), [("missing.npz", "onnx"), ("damaged.npz", "executorch"), ("empty", "onnx")]
+)
 def test_local_data_that_cannot_be_read_are_named(tmp_path: Path, data: str, engine: str) -> None:
     (tmp_path / "damaged.npz").write_bytes(b"PK")
     (tmp_path / "empty").mkdir()
 
     device = ("device", "--id", "d", "--store", tmp_path / "s", "--engine", engine)
-    refused(edgefl(*device, "--data", tmp_path / data), DataError, data)
+    refused(in_a_process(*device, "--data", tmp_path / data), DataError, data)
 
 
-@on_both_engines
-def test_local_data_of_another_shape_end_the_device_with_both_shapes(tmp_path: Path, engine: str) -> None:
-    run = Run.start(tmp_path / "run", ["--rounds", "30", "--engine", engine])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["strong-0", "weak-0"])  # one on each engine
+def test_local_data_of_another_shape_end_the_device_with_both_shapes(
+    tmp_path: Path, calm: Calm, device: str
+) -> None:
+    run = calm.beside(tmp_path / "run", "--rounds", "500")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     write_client(
-        run.folder / "devices" / "weak-0" / "data.npz",
+        run.folder / "devices" / device / "data.npz",
         np.zeros((9, 1, 5, 5), np.uint8),
         np.zeros(9, np.int64),
     )
-    run.kill("weak-0")
+    os.kill(run.pids()[device], signal.SIGKILL)
 
     assert run.process.wait(600) != 0
     said = run.errors()
@@ -104,46 +117,57 @@ def test_local_data_of_another_shape_end_the_device_with_both_shapes(tmp_path: P
     assert "(1, 8, 8)" in said
 
 
-def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", ["--rounds", "1"])
-    run.finish()
-    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+@pytest.fixture
+def finished(tmp_path: Path, calm: Calm) -> Path:
+    """A copy of the folder of a finished run, and a file of somebody's own in it."""
+    folder = tmp_path / "run"
+    shutil.copytree(calm.folder, folder)
+    (folder / "thesis.tex").write_text("years of work")
+    (tmp_path / "federation.toml").write_text(calm.config)
+    return folder
 
-    again = edgefl("run", tmp_path / "run.toml", "--rounds", "1", "--out", tmp_path / "run")
 
-    refused(again, ConfigError, "--fresh")
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+def test_a_finished_run_is_not_overwritten(tmp_path: Path, finished: Path, calm: Calm) -> None:
+    before = (finished / "model.safetensors").read_bytes()
+
+    again = edgefl("run", tmp_path / "federation.toml", "--out", finished, *calm.arguments)
+
+    refused(again, ConfigError, "finished run", "--fresh")
+    assert (finished / "model.safetensors").read_bytes() == before
 
 
-def test_fresh_removes_what_a_run_left_and_nothing_else(tmp_path: Path) -> None:
-    config = tmp_path / "federation.toml"
-    config.write_text(SMALL)
-    (tmp_path / "thesis.tex").write_text("years of work")
-    first = edgefl("run", config, "--rounds", "1", "--out", tmp_path, "--json")
-    assert first.returncode == 0, first.stderr
+def test_what_is_discarded_is_what_a_run_left_and_nothing_else(finished: Path) -> None:
+    assert {"devices", "journal.sqlite", "model.safetensors"} <= {path.name for path in finished.iterdir()}
 
-    again = edgefl("run", config, "--rounds", "1", "--out", tmp_path, "--json", "--fresh")
+    discard(finished)
+
+    assert [path.name for path in finished.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_a_fresh_run_begins_in_the_folder_of_a_finished_one(tmp_path: Path, finished: Path) -> None:
+    arguments = ("--rounds", "1", "--out", finished, "--json", "--fresh")
+
+    again = in_a_process("run", tmp_path / "federation.toml", *arguments)
 
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "thesis.tex").exists()
-    assert config.exists()
+    assert len(again.stdout.splitlines()) == 1
+    assert (finished / "thesis.tex").exists()
 
 
-def test_a_model_that_cannot_be_built_ends_the_run_soon(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("def make(classes):\n    raise ValueError('no such layer')\n")
+def test_a_model_that_cannot_be_built_ends_the_run_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_model.py").write_text("def make(classes):\n    raise ValueError('no such layer')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     config = tmp_path / "federation.toml"
-    config.write_text('[model]\nname = "broken:make"\n[data]\nname = "digits"\n[tiers.strong]\ncount = 1\n')
-
-    ran = subprocess.run(
-        [*EDGEFL, "run", str(config), "--out", str(tmp_path / "run"), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    config.write_text(
+        '[model]\nname = "broken_model:make"\n[data]\nname = "digits"\n[tiers.strong]\ncount = 1\n'
     )
 
-    refused(ran, ModelError, "broken:make", "no such layer")
+    ran = edgefl("run", config, "--out", tmp_path / "run", "--json")
+
+    refused(ran, ModelError, "broken_model:make", "no such layer")
 
 
 def test_a_cut_behind_the_last_unit_is_not_valid(tmp_path: Path) -> None:
@@ -168,7 +192,7 @@ def test_fresh_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-@on_both_engines
+@pytest.mark.parametrize("engine", ["onnx", pytest.param("executorch", marks=pytest.mark.slow)])
 def test_a_device_waits_for_a_broker_that_is_away_and_says_so(tmp_path: Path, engine: str) -> None:
     data = digits()
     write_client(tmp_path / "data.npz", data.train_x[:10], data.train_y[:10])

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ENGINES, Calm
+from tests.e2e.runs import Calm
+from tests.e2e.shared import made_once
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 6
 CONFIG = """
 [federation]
@@ -31,9 +32,11 @@ count = 1
 [tiers.weak]
 cut = 3
 chunks = 2
+engine = "executorch"
 count = 1
 [tiers.half]
 kind = "width"
+engine = "executorch"
 gamma = 0.25
 count = 1
 [tiers.sparse]
@@ -47,10 +50,11 @@ ack_timeout_s = 3
 ARGUMENTS = ["--rounds", str(ROUNDS), "--seed", "7"]
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """A run nobody disturbs, on each engine."""
-    return Calm.of(request.param, tmp_path_factory.mktemp(request.param) / "run", ARGUMENTS, CONFIG)
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """A run nobody disturbs."""
+    with made_once(tmp_path_factory, "downlink") as folder:
+        return Calm.of(folder / "run", ARGUMENTS, CONFIG)
 
 
 def test_the_fleet_learns_from_what_it_is_given(calm: Calm) -> None:
@@ -88,8 +92,7 @@ def test_bytes_with_headers_are_a_little_more(calm: Calm) -> None:
 def test_a_server_and_devices_killed_between_keyframes_change_no_bit(tmp_path: Path, calm: Calm) -> None:
     run = calm.beside(tmp_path / "run")
     run.wait_until(lambda: len(run.rounds) >= 2, "second round")
-    for name in ("server", "strong-0", "half-0"):
-        run.kill(name)
+    run.kill("server", "strong-0", "half-0")
     run.wait_until(lambda: len(run.rounds) >= 4, "fourth round")
     run.kill("server")
 

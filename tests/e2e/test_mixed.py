@@ -6,12 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ENGINES, SMALL, Calm, on_both_engines, run_to_the_end
+from tests.e2e.runs import Calm, run_to_the_end
+from tests.e2e.shared import made_once
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 3
 
-_TIERS = """
+# Each kind on one of the engines: what every kind is on each of them, tests/submodels and tests/exporters show.
+MIXED = """
+[federation]
+name = "e2e"
+[model]
+name = "resnet8"
+options = { widths = [4, 8, 16] }
+[program]
+name = "tcbgd"
+batch = 8
+steps = 6
+[data]
+name = "digits"
+train_samples = 240
+test_samples = 200
+[downlink]
+compression = "none"  # sizes in both directions are compared
+[limits]
+checkpoint_steps = 1
+ack_timeout_s = 3
 [tiers.strong]
 count = 1
 [tiers.weak]
@@ -21,6 +41,7 @@ count = 1
 [tiers.half]
 kind = "width"
 gamma = 0.25
+engine = "executorch"
 count = 1
 [tiers.rolling]
 kind = "width"
@@ -31,6 +52,7 @@ count = 1
 kind = "width"
 gamma = 0.36
 options = { ordered = true }
+engine = "executorch"
 count = 1
 [tiers.sparse]
 kind = "importance"
@@ -39,21 +61,16 @@ count = 1
 [tiers.channels]
 kind = "importance_structured"
 gamma = 0.25
+engine = "executorch"
 count = 1
 """
-MIXED = (
-    SMALL[: SMALL.index("[tiers.strong]")].replace("[program]", '[program]\nname = "tcbgd"')
-    + _TIERS
-    + '[downlink]\ncompression = "none"\n'  # sizes in both directions are compared
-    + SMALL[SMALL.index("[limits]") :]
-)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """A run nobody disturbs, on each engine."""
-    folder = tmp_path_factory.mktemp(request.param) / "run"
-    return Calm.of(request.param, folder, ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """A run nobody disturbs."""
+    with made_once(tmp_path_factory, "kinds") as folder:
+        return Calm.of(folder / "run", ["--rounds", str(ROUNDS), "--seed", "7"], MIXED)
 
 
 def test_devices_of_all_kinds_train_one_model(calm: Calm) -> None:
@@ -72,8 +89,7 @@ def test_a_quarter_of_the_parameters_is_about_a_quarter_of_the_traffic(calm: Cal
 def test_killed_devices_of_other_kinds_change_no_bit_of_the_model(tmp_path: Path, calm: Calm) -> None:
     run = calm.beside(tmp_path / "run")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
-    for name in ("sparse-0", "rolling-0", "channels-0", "server"):
-        run.kill(name)
+    run.kill("sparse-0", "rolling-0", "channels-0", "server")
 
     assert run.finish()[-1]["weights_sha256"] == calm.weights_sha256
 
@@ -98,10 +114,12 @@ kind = "early_exit"
 count = 1
 [tiers.shallow]
 kind = "early_exit"
+engine = "executorch"
 options = { exit = 2 }
 count = 1
 [tiers.thin]
 kind = "early_exit"
+engine = "executorch"
 gamma = 0.1
 count = 1
 [tiers.sparse]
@@ -111,12 +129,10 @@ count = 1
 """
 
 
-@on_both_engines
 def test_early_exits_train_beside_importance_and_distil_after_a_quarter_of_the_rounds(
-    tmp_path: Path, engine: str
+    tmp_path: Path,
 ) -> None:
-    arguments = ["--rounds", "4", "--seed", "7", "--engine", engine]
-    rounds = run_to_the_end(tmp_path / "run", arguments, EXITS)
+    rounds = run_to_the_end(tmp_path / "run", ["--rounds", "4", "--seed", "7"], EXITS)
     assert [(row["reports"], row["rejected"]) for row in rounds] == [(4, 0)] * 4
     up = {name: row["up_bytes"] for name, row in rounds[-1]["devices"].items()}
     assert up["thin-0"] < up["shallow-0"] < up["deep-0"]

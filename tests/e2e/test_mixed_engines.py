@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,24 +15,26 @@ from safetensors.numpy import load_file
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.ports import free_port
-from edgefl.wire.bundle import archive as bundles
-from tests.e2e.runs import EDGEFL, SMALL, Run, run_to_the_end
+from tests.conftest import BrokerProcess
+from tests.e2e.inside import Trained, train
+from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY, run_to_the_end
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 3
-ARGUMENTS = ["--rounds", str(ROUNDS), "--seed", "7"]
-MIXED = SMALL.replace("[tiers.moderate]\n", '[tiers.moderate]\nengine = "executorch"\n').replace(
-    "[tiers.weak]\n", '[tiers.weak]\nengine = "executorch"\n'
-)
+TIERS = """
+[tiers.strong]
+count = 1
+[tiers.moderate]
+cut = 1
+chunks = 1
+ENGINE
+count = 1
+[tiers.weak]
+ENGINE
+count = 1
+"""
 CLOSE = 1e-2
-"""Of a tensor's largest entry: what float32 sums in another order may grow to in 18 steps; other data give 0.2 and more."""
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """One device on onnxruntime and two on ExecuTorch, undisturbed."""
-    folder = tmp_path_factory.mktemp("mixed") / "run"
-    return folder, run_to_the_end(folder, ARGUMENTS, MIXED)
+"""Of a tensor's largest entry: what float32 sums in another order may grow to in 9 steps; other data give 0.1 and more."""
 
 
 def strays(one: Path, other: Path) -> float:
@@ -48,66 +48,30 @@ def strays(one: Path, other: Path) -> float:
 
 
 def test_a_fleet_of_both_engines_trains_the_model_that_onnx_alone_trains(
-    tmp_path: Path, mixed: tuple[Path, list[dict[str, Any]]]
+    tmp_path: Path, mosquitto: BrokerProcess, federation: str
 ) -> None:
-    folder, rounds = mixed
-    alone = run_to_the_end(tmp_path / "onnx", ARGUMENTS)
-    other = run_to_the_end(tmp_path / "other", ["--rounds", str(ROUNDS), "--seed", "8"])
+    config = TINY + TIERS
 
-    assert [(row["reports"], row["rejected"]) for row in rounds] == [(3, 0)] * ROUNDS
-    assert strays(folder, tmp_path / "onnx") <= CLOSE < strays(folder, tmp_path / "other")
-    assert rounds[-1]["train_loss"] == pytest.approx(alone[-1]["train_loss"], rel=CLOSE)
-    assert rounds[-1]["weights_sha256"] != alone[-1]["weights_sha256"] != other[-1]["weights_sha256"]
+    def trained(name: str, engine: str, steps: int = 3) -> Trained:
+        text = config.replace("ENGINE", engine).replace("steps = 3", f"steps = {steps}")
+        return train(tmp_path / name, text, mosquitto.address, f"{federation}-{name}", ROUNDS)
 
+    mixed, alone = trained("mixed", 'engine = "executorch"'), trained("onnx", "")
+    other = trained("other", "", steps=4)
 
-def test_each_tier_was_exported_for_its_own_engine(mixed: tuple[Path, list[dict[str, Any]]]) -> None:
-    names = {path.name: bundles.read(path).manifest for path in (mixed[0] / "bundles").glob("*.efl")}
-
-    assert {name: (made.tier, made.format) for name, made in names.items()} == {
-        "strong.efl": ("strong", "onnx"),
-        "moderate.executorch.efl": ("moderate", "executorch"),
-        "weak.executorch.efl": ("weak", "executorch"),
-    }
-
-
-@pytest.mark.parametrize("victim", ["weak-0", "server"])
-def test_a_killed_process_of_a_mixed_fleet_changes_no_bit(
-    tmp_path: Path, mixed: tuple[Path, list[dict[str, Any]]], victim: str
-) -> None:
-    folder, rounds = mixed
-    shutil.copytree(folder / "bundles", tmp_path / "run" / "bundles")
-    run = Run.start(tmp_path / "run", ARGUMENTS, MIXED)
-    run.wait_until(lambda: len(run.rounds) >= 1, "first round")
-    run.kill(victim)
-
-    assert run.finish()[-1]["weights_sha256"] == rounds[-1]["weights_sha256"]
+    assert mixed.outcomes == [("closed", 3, 0)] * ROUNDS
+    assert strays(mixed.folder, alone.folder) <= CLOSE < strays(mixed.folder, other.folder)
+    assert mixed.rounds[-1].train_loss == pytest.approx(alone.rounds[-1].train_loss, rel=CLOSE)
+    digests = {each.rounds[-1].weights_sha256 for each in (mixed, alone, other)}
+    assert len(digests) == 3
 
 
 def test_all_devices_on_the_engine_that_the_command_names(tmp_path: Path) -> None:
-    rounds = run_to_the_end(tmp_path / "run", ["--rounds", "1", "--engine", "executorch"], TINY)
+    tiers = "[tiers.all]\ncount = 2\n"
+    rounds = run_to_the_end(tmp_path / "run", ["--rounds", "1", "--engine", "executorch"], TINY + tiers)
 
     assert [(row["reports"], row["rejected"]) for row in rounds] == [(2, 0)]
     assert [path.name for path in (tmp_path / "run" / "bundles").glob("*.efl")] == ["all.executorch.efl"]
-
-
-TINY = """
-[federation]
-name = "engines"
-rounds = 2
-[model]
-name = "mlp"
-options = { hidden = [8] }
-[program]
-batch = 8
-steps = 3
-[data]
-name = "digits"
-train_samples = 90
-test_samples = 100
-[tiers.all]
-devices = ["*"]
-count = 2
-"""
 
 
 @pytest.fixture
@@ -131,8 +95,8 @@ def test_a_device_whose_engine_has_no_bundle_declines_and_the_round_goes_on(
     data = digits()
     write_client(tmp_path / "data.npz", data.train_x[:60], data.train_y[:60])
     (tmp_path / "federation.toml").write_text(
-        TINY.replace("count = 2", "count = 0")
-        + "[export]\nformats = ['onnx']\n[round]\nmin_devices = 2\n[limits]\nround_deadline_s = 600\n"
+        TINY.replace('name = "e2e"', 'name = "engines"\nrounds = 2')
+        + "round_deadline_s = 3600\n[export]\nformats = ['onnx']\n[round]\nmin_devices = 2\n[tiers.all]\n"
     )
     address = f"127.0.0.1:{free_port()}"
     start(started, "broker", "--port", address.rpartition(":")[2])
@@ -149,7 +113,7 @@ def test_a_device_whose_engine_has_no_bundle_declines_and_the_round_goes_on(
         [*EDGEFL, *command, "--out", str(tmp_path / "out")],
         capture_output=True,
         text=True,
-        timeout=120,  # well below the deadline of a round that waits
+        timeout=PATIENCE_S,  # well below the deadline of a round that waits
         check=False,
     )
     said = {

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from edgefl.config import load
 from edgefl.lab.lab import CONFIG_NAME
 from tests.conftest import BrokerProcess
-from tests.e2e.runs import EDGEFL, ENGINES, PATIENCE_S
+from tests.e2e.runs import EDGEFL, PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,14 +100,14 @@ def on_path(*folders: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
 
 
-def run_today(folder: Path, federation: str, program: str, engine: str = "onnx") -> Today:
+def run_today(folder: Path, federation: str, program: str) -> Today:
     """As the documentation says: the file by a path from the working directory, which only ``edgefl run`` has."""
     shutil.copy(REPOSITORY / "docs" / "examples" / "feddyn.py", folder)
     config = folder / "federation.toml"
     config.write_text(CONFIG.format(federation=federation, program=program))
     out = folder / "today"
     ran = subprocess.run(
-        [*EDGEFL, "run", str(config), "--out", str(out), "--engine", engine, "--json"],
+        [*EDGEFL, "run", str(config), "--out", str(out), "--json"],
         cwd=folder,
         env=on_path(),
         capture_output=True,
@@ -172,18 +172,11 @@ def closed(served: subprocess.CompletedProcess[str]) -> list[Row]:
     return [row for row in rows if row["event"] == "roundclosed"]
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def feddyn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Today:
-    """The documentation's example, as a user runs it, on each engine."""
-    return run_today(tmp_path_factory.mktemp("feddyn"), "users-own", FEDDYN, request.param)
-
-
-@pytest.mark.parametrize("feddyn", ["onnx"], indirect=True)  # the older wheel has no other engine
 @pytest.mark.parametrize("program", ["feddyn", "scaffold"])
 def test_devices_of_an_older_wheel_train_a_new_program_to_the_same_weights(
-    program: str, older: Path, feddyn: Today, mosquitto: BrokerProcess, tmp_path: Path
+    program: str, older: Path, mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
-    today = feddyn if program == "feddyn" else run_today(tmp_path, f"old-{program}", f'name = "{program}"')
+    today = run_today(tmp_path, f"old-{program}", FEDDYN if program == "feddyn" else f'name = "{program}"')
     served, said = served_by(today, older, mosquitto, tmp_path / "older")
 
     for _, errors in said:
@@ -205,31 +198,3 @@ def test_devices_of_an_older_wheel_complete_a_program_that_draws_its_batches(
     rows = closed(served)
     assert [row["reports"] for row in rows] == [len(DEVICES)] * ROUNDS
     assert all(np.isfinite(row["loss"]) for row in rows)
-
-
-def test_a_users_own_program_moves_its_memory_on_the_server(feddyn: Today) -> None:
-    assert [row["reports"] for row in feddyn.rounds] == [len(DEVICES)] * ROUNDS
-    first, last = (
-        load_file(feddyn.folder / "checkpoints" / f"round-{number:04}.safetensors") for number in (1, ROUNDS)
-    )
-    memory = [name for name in last if name.startswith("h/")]
-    assert len(memory) == len(feddyn.weights())
-    assert all(
-        np.abs(last[name]).max() > 0 and not np.array_equal(first[name], last[name]) for name in memory
-    )
-
-
-def test_a_program_that_python_does_not_find_is_told_before_anything_starts(tmp_path: Path) -> None:
-    config = tmp_path / "federation.toml"
-    config.write_text(CONFIG.format(federation="nowhere", program='name = "no_such_module:factory"'))
-    ran = subprocess.run(
-        [*EDGEFL, "run", str(config), "--out", str(tmp_path / "out"), "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-    assert ran.returncode != 0 and "Traceback" not in ran.stderr
-    assert "cannot load program 'no_such_module:factory'" in " ".join(ran.stderr.split())

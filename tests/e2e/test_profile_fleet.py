@@ -21,27 +21,31 @@ from edgefl.wire.mqtt.profile_messages import ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
 from server.profiling.rows import DeviceReport, FleetReport
 from tests.conftest import BrokerProcess, SessionFactory
-from tests.e2e.runs import EDGEFL
-from tests.e2e.runs import PATIENCE_S as RUN_S
-from tests.e2e.test_torch_free import CONFIG
+from tests.e2e.inside import Ran, edgefl
+from tests.e2e.runs import EDGEFL, TINY, Calm
+from tests.e2e.shared import made_once
 from tests.wire.mqtt.events import PATIENCE_S, wait_message, wait_up
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 ENGINES = ("onnx", "executorch")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tier's bundle in each format, and local data of a device."""
-    folder = tmp_path_factory.mktemp("exported")
+    with made_once(tmp_path_factory, "exported") as folder:
+        if not (folder / "bundles").exists():
+            _export(folder)
+    return folder
+
+
+def _export(folder: Path) -> None:
     data = digits()
     write_client(folder / "data.npz", data.train_x[:40], data.train_y[:40])
-    (folder / "federation.toml").write_text(CONFIG)
-    command = [*EDGEFL, "export", str(folder / "federation.toml"), "--out", str(folder / "bundles")]
-    command += [word for engine in ENGINES for word in ("--format", engine)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    (folder / "federation.toml").write_text(TINY + "[tiers.strong]\n")
+    formats = [word for engine in ENGINES for word in ("--format", engine)]
+    done = edgefl("export", folder / "federation.toml", "--out", folder / "bundles", *formats)
     assert done.returncode == 0, done.stderr
-    return folder
 
 
 StartDevice = Callable[..., "subprocess.Popen[bytes]"]
@@ -89,24 +93,24 @@ def event(process: subprocess.Popen[bytes], name: str, words: str = "") -> str:
     raise AssertionError(f"the device ended, or said nothing for {PATIENCE_S} s, without {name!r} {words!r}")
 
 
-Ask = Callable[..., "subprocess.CompletedProcess[str]"]
+Ask = Callable[..., Ran]
 
 
 @pytest.fixture
 def ask(mosquitto: BrokerProcess, federation: str) -> Ask:
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [*EDGEFL, "profile", "--fleet", "--broker", str(mosquitto.address)]
-        command += ["--federation", federation, "--repeat", "2", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    def run(*arguments: str | Path) -> Ran:
+        broker = ("--broker", str(mosquitto.address), "--federation", federation)
+        return edgefl("profile", "--fleet", *broker, "--repeat", "2", *arguments)
 
     return run
 
 
-def report_of(ran: subprocess.CompletedProcess[str]) -> dict[str, DeviceReport]:
+def report_of(ran: Ran) -> dict[str, DeviceReport]:
     assert ran.returncode == 0, ran.stderr
     return {row.device: row for row in msgspec.json.decode(ran.stdout, type=FleetReport).devices}
 
 
+@pytest.mark.slow
 def test_devices_of_both_engines_stand_side_by_side_and_one_that_is_gone_is_named(
     exported: Path, start: StartDevice, ask: Ask, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_devices_of_both_engines_stand_side_by_side_and_one_that_is_gone_is_name
     assert "gone: no profile, offline" in written
 
 
+@pytest.mark.slow
 def test_the_table_names_each_device_its_engine_and_why_there_is_no_profile(
     exported: Path, start: StartDevice, ask: Ask
 ) -> None:
@@ -150,6 +155,7 @@ def test_the_table_names_each_device_its_engine_and_why_there_is_no_profile(
     assert any("gone" in line and "offline" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_bad_requests_leave_a_device_alive_and_able_to_answer(
     exported: Path,
     start: StartDevice,
@@ -182,6 +188,7 @@ def test_bad_requests_leave_a_device_alive_and_able_to_answer(
     assert device.poll() is None
 
 
+@pytest.mark.slow
 def test_a_fleet_that_gives_no_profile_is_an_error_and_says_why(
     exported: Path, start: StartDevice, ask: Ask
 ) -> None:
@@ -203,16 +210,16 @@ def test_a_fleet_that_gives_no_profile_is_an_error_and_says_why(
         (["--federation", "+"], ConfigError, "not usable"),
         (["--device", "a/b"], ConfigError, "not usable"),
         (["--threads", "3"], ConfigError, "--threads"),
-        (["--tier", "weak"], ConfigError, "none of the bundles is of tier weak"),
+        (["--tier", "gold"], ConfigError, "none of the bundles is of tier gold"),
         (["--engine", "executorch"], ConfigError, "in format executorch"),
         (["--repeat", "1001"], ConfigError, "--repeat 1001"),
         (["--sign-key", "nowhere.key"], ConfigError, "no key nowhere.key"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(
-    exported: Path, ask: Ask, arguments: list[str], error: type[ConfigError], said: str
+    calm: Calm, ask: Ask, arguments: list[str], error: type[ConfigError], said: str
 ) -> None:
-    ran = ask(exported / "bundles" / "strong.efl", *arguments)
+    ran = ask(calm.folder / "bundles" / "strong.efl", *arguments)
 
     assert ran.returncode == error.exit_code, ran.stderr
     assert said in ran.stderr

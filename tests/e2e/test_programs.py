@@ -1,11 +1,10 @@
-"""Every program of the catalog as a user runs it: over MQTT, with a server and devices in processes of their own."""
+"""Every program of the catalog over a real broker, with one device on each engine; some of them killed and started again."""
 
 from __future__ import annotations
 
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +16,19 @@ from edgefl.models.zoo import catalog as zoo
 from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels.output_side.submodel import OutputSide
-from tests.e2e.runs import Run, run_to_the_end
+from tests.conftest import BrokerProcess
+from tests.e2e.inside import Trained, train
+from tests.e2e.runs import Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 MODEL = 'name = "mlp"\noptions = { hidden = [8] }'
 CONFIG = """
 [federation]
-name = "programs"
+name = "{federation}"
 [model]
 {model}
 [program]
+name = "{program}"
 batch = 8
 steps = 3
 lr = 0.02
@@ -34,9 +36,13 @@ lr = 0.02
 name = "digits"
 train_samples = 90
 test_samples = 100
-[tiers.{tier}]
+[tiers.all]
 kind = "{kind}"
-count = 2
+count = 1
+[tiers.phone]
+kind = "{kind}"
+engine = "executorch"
+count = 1
 [limits]
 checkpoint_steps = 1
 """
@@ -45,14 +51,14 @@ OTHER_MODELS = {
 }
 PASSING = {("local_amsgrad", "m")}
 """Memory that is 0 between rounds: what travels there is used up by the server's step."""
-on_both_engines = pytest.mark.parametrize("engine", ["onnx", "executorch"])
-KEEPING = ("scaffold", "fafed", "local")
-"""Programs whose devices keep something that nobody else has."""
+KEEPING = {"scaffold": "all-0", "fafed": "phone-0", "local": "all-0"}
+"""Programs whose devices keep something that nobody else has, and the device that is killed: one on each engine."""
 
 
-def config(name: str) -> str:
+def config(name: str, federation: str) -> str:
     kind = "early_exit" if name in OTHER_MODELS else "output_side"
-    return CONFIG.format(model=OTHER_MODELS.get(name, MODEL), tier="all", kind=kind)
+    model = OTHER_MODELS.get(name, MODEL)
+    return CONFIG.format(model=model, kind=kind, program=name, federation=federation)
 
 
 def program_of(name: str) -> Program | None:
@@ -68,25 +74,23 @@ def rounds_for(program: Program | None) -> int:
     return 2 if program is None else len(program.opening) + 2 * (len(program.ahead) + 1)
 
 
-def check_rows(rows: list[dict[str, Any]], rounds: int) -> None:
-    assert [row["round"] for row in rows] == list(range(1, rounds + 1))
-    assert [(row["outcome"], row["reports"], row["rejected"]) for row in rows] == [("closed", 2, 0)] * rounds
-    assert all(math.isfinite(row[key]) for row in rows for key in ("loss", "accuracy", "train_loss"))
+def check_rounds(trained: Trained, rounds: int) -> None:
+    assert [closed.round for closed in trained.rounds] == list(range(1, rounds + 1))
+    assert trained.outcomes == [("closed", 2, 0)] * rounds
+    for closed in trained.rounds:
+        assert all(math.isfinite(value or 0.0) for value in (closed.loss, closed.accuracy, closed.train_loss))
 
 
-@on_both_engines
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(name: str, engine: str, tmp_path: Path) -> None:
+def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(
+    name: str, mosquitto: BrokerProcess, federation: str, tmp_path: Path
+) -> None:
     program = program_of(name)
     rounds = rounds_for(program)
 
-    rows = run_to_the_end(
-        tmp_path / "run",
-        ["--program", name, "--engine", engine, "--rounds", str(rounds), "--seed", "7"],
-        config(name),
-    )
+    trained = train(tmp_path / "run", config(name, federation), mosquitto.address, federation, rounds)
 
-    check_rows(rows, rounds)
+    check_rounds(trained, rounds)
     kept = load_file(tmp_path / "run" / "checkpoints" / f"round-{rounds:04}.safetensors")
     model = load_file(tmp_path / "run" / "model.safetensors")
     for memory, begins in (program.memory if program else {}).items():
@@ -97,20 +101,22 @@ def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(name: str, engine: 
         assert all(np.isfinite(array).all() for array in tensors.values())
 
 
-@on_both_engines
 @pytest.mark.parametrize("name", KEEPING)
-def test_a_device_that_is_killed_goes_on_with_what_it_kept(name: str, engine: str, tmp_path: Path) -> None:
-    arguments = ["--program", name, "--engine", engine, "--rounds", "5", "--seed", "7"]
-    calm = run_to_the_end(tmp_path / "calm", arguments, config(name))
-    shutil.copytree(tmp_path / "calm" / "bundles", tmp_path / "killed" / "bundles")
-    run = Run.start(tmp_path / "killed", arguments, config(name))
+def test_a_device_that_is_killed_goes_on_with_what_it_kept(
+    name: str, mosquitto: BrokerProcess, federation: str, tmp_path: Path
+) -> None:
+    """The processes end with the bits of the same federation in threads."""
+    text, rounds = config(name, federation), 5
+    calm = train(tmp_path / "calm", text, mosquitto.address, federation, rounds)
+    shutil.copytree(calm.folder / "bundles", tmp_path / "killed" / "bundles")
+    run = Run.start(tmp_path / "killed", ["--rounds", str(rounds), "--seed", "7"], text)
     run.wait_until(lambda: len(run.rounds) >= 2, "second round")
-    run.kill("all-0")
+    run.kill(KEEPING[name])
 
     rows = run.finish()
 
-    check_rows(rows, 5)
-    assert rows[-1]["weights_sha256"] == calm[-1]["weights_sha256"]
-    assert rows[-1]["train_loss"] == calm[-1]["train_loss"], (
+    assert [row["reports"] for row in rows] == [2] * rounds
+    assert rows[-1]["weights_sha256"] == calm.rounds[-1].weights_sha256
+    assert rows[-1]["train_loss"] == calm.rounds[-1].train_loss, (
         "a model that nobody sends is seen in its loss alone"
     )

@@ -140,4 +140,4 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def believed(server: Server) -> Arrays:
     """What the server takes its devices to have."""
-    return {name: array for line in server.publish.downlink._lines.values() for name, array in line.r.items()}
+    return {name: array for line in server.downlink._lines.values() for name, array in line.r.items()}

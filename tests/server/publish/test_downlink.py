@@ -63,7 +63,7 @@ def test_float16_halves_the_trained_tensors_and_leaves_statistics_alone(tmp_path
     for name in NAMES:
         assert got[name].tobytes() == exact[name].astype(np.float16).astype(np.float32).tobytes()
     assert got["stem.mean"].tobytes() == exact["stem.mean"].tobytes()
-    assert server.publish.downlink.lines == {} and not (tmp_path / "published").exists()
+    assert server.downlink.lines == {} and not (tmp_path / "published").exists()
 
 
 def test_float32_gives_the_exact_model(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_server_knows_the_bits_that_devices_begin_with(tmp_path: Path, encod
     server = Server(tmp_path, encoding)
     for number in range(3):
         server.publish(number)
-        given = server.publish.downlink.given(model(number), units(number))
+        given = server.downlink.given(model(number), units(number))
         assert same(given, Device().read(server, number))
     assert (encoding == "float32") == same(given, model(2))
 
@@ -99,7 +99,7 @@ def test_the_server_knows_what_a_tier_of_its_own_begins_with(tmp_path: Path, enc
     server, rows = Server(tmp_path, encoding), range(5, 20)
     for number in range(3):
         server.publish(number, slice_of(number, rows))
-        given, exact = server.publish.downlink.given(model(number), slice_of(number, rows)), model(number)
+        given, exact = server.downlink.given(model(number), slice_of(number, rows)), model(number)
         got = Device().read(server, number, ["half/submodel"])
         assert given["head.w"][5:20].tobytes() == got["head.w"].tobytes()
         assert given["head.w"][:5].tobytes() == exact["head.w"][:5].tobytes()
@@ -116,7 +116,7 @@ def test_the_server_knows_what_a_tier_behind_a_mask_begins_with(tmp_path: Path) 
     regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
     part = Part.of_payload(Placement(regions, payload, {"submodel.mask": held.size}), NAMES)
     server.publish(1, {"thin/submodel": part})
-    given = server.publish.downlink.given(exact, {"thin/submodel": part})
+    given = server.downlink.given(exact, {"thin/submodel": part})
     flat = np.concatenate([given[name].reshape(-1) for name in names])
     assert flat[held].tobytes() == values.astype(np.float16).astype(np.float32).tobytes()
     assert (
@@ -138,7 +138,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> N
     server.publish(0)
     server.publish(1)
     bad = tensors.dump({"head.w": np.zeros(3, np.int8), "/scales": np.ones(1, np.float32)})
-    device.store[server.publish.downlink.lines["head"][1].sha256] = bad
+    device.store[server.downlink.lines["head"][1].sha256] = bad
     with pytest.raises(BundleError, match=r"patch does not fit.*'head.w' is int8 \(3,\)"):
         device.read(server, 1)
 
@@ -159,7 +159,7 @@ def test_a_payload_that_stays_where_it_is_travels_as_patches(tmp_path: Path) -> 
         server.publish(number, slice_of(number, range(10)))
         got = device.read(server, number, ["half/submodel"])
         assert same(got, believed(server))
-    assert len(server.publish.downlink.lines["half/submodel"]) == 3
+    assert len(server.downlink.lines["half/submodel"]) == 3
 
 
 def test_a_payload_that_moves_travels_whole_in_float16(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_a_payload_that_moves_travels_whole_in_float16(tmp_path: Path) -> None:
     for number in range(3):
         server.publish(number, slice_of(number, range(number, number + 10)))
     got = Device().read(server, 3, ["half/submodel"])
-    assert server.publish.downlink.lines == {}
+    assert server.downlink.lines == {}
     expected = model(2)["head.w"][2:12].astype(np.float16).astype(np.float32)
     assert got["head.w"].tobytes() == expected.tobytes()
     assert got["stem.mean"].tobytes() == model(2)["stem.mean"].tobytes()
     server.publish(3, slice_of(3, range(2, 12)))
     assert same(Device().read(server, 3, ["half/submodel"]), believed(server))
-    assert len(server.publish.downlink.lines["half/submodel"]) == 2, "patches start from what was sent"
+    assert len(server.downlink.lines["half/submodel"]) == 2, "patches start from what was sent"
 
 
 @pytest.mark.parametrize("names", [("head.w",), ("head.w", "stem.mean")])
@@ -193,4 +193,4 @@ def test_values_behind_a_mask_travel_whole_and_rounded_only_if_all_are_trained(
     assert got["submodel.values"].tobytes() == rounded.tobytes()
     assert got["submodel.mask"].tobytes() == bits.pack(held).tobytes()
     assert got["submodel.theta"].tobytes() == values[:2].tobytes()
-    assert server.publish.downlink.lines == {}
+    assert server.downlink.lines == {}

@@ -71,8 +71,8 @@ def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
     server = Server(tmp_path)
     for number in range(3):
         server.publish(number, {**units(number), "stem": units(0)["stem"]})
-    assert set(server.publish.downlink.units) == {"stem"} and set(server.publish.downlink.lines) == {"head"}
-    assert len(server.publish.downlink.lines["head"]) == 3
+    assert set(server.downlink.units) == {"stem"} and set(server.publish.downlink.lines) == {"head"}
+    assert len(server.downlink.lines["head"]) == 3
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -81,7 +81,7 @@ def test_after_every_event_the_journal_has_the_state(events: list[Any], absent: 
             for each in addressed(server.state, event):
                 server.take(each)
                 assert server.resumed == server.state
-    server.storage.journal.close()
+    server.journal.close()
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def losing() -> Server:
         server.take(event)
     for name in NAMES * 2:
         server.take(c.Answered(name, accepted=True))
-    server.storage.journal.decline("run", 3, "b", NO_CARRY)
+    server.journal.decline("run", 3, "b", NO_CARRY)
     return server
 
 

@@ -1,0 +1,141 @@
+"""Commands in this process, as a shell would run them, and whole federations in it: what needs no process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.engine.select import open_engine
+from edgefl import cli
+from edgefl.config import load
+from edgefl.lab.lab import Lab, completed
+from edgefl.setup.data import open_data, partition
+from edgefl.wire.mqtt.session import Address
+from server.compose import compose
+from server.events import RoundClosed
+from tests.server.fleet import RunningServer
+
+PATIENCE_S = 600.0
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished command, like :class:`subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it said as JSON lines."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+def edgefl(*arguments: str | Path) -> Ran:
+    """``edgefl`` with these arguments, up to its exit code; the signal handlers it sets are taken back."""
+    stdout, stderr, code = io.StringIO(), io.StringIO(), 0
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    try:
+        with (
+            redirect_stdout(stdout),
+            redirect_stderr(stderr),
+            patch.object(sys, "argv", ["edgefl", *map(str, arguments)]),
+        ):
+            cli.main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return Ran(code, stdout.getvalue(), stderr.getvalue())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A federation that was trained in this process."""
+
+    folder: Path
+    rounds: list[RoundClosed]
+
+    @property
+    def outcomes(self) -> list[tuple[str, int, int]]:
+        """(outcome, reports, refused updates) of each round."""
+        return [(closed.outcome, closed.reports, closed.rejected) for closed in self.rounds]
+
+
+def train(folder: Path, config: str, broker: Address, federation: str, rounds: int) -> Trained:
+    """The run of ``config``, with its server and its devices in threads and ``broker`` between them."""
+    file = folder.with_suffix(".toml")
+    file.write_text(config)
+    told: dict[str, object] = {
+        "federation.name": federation,
+        "federation.rounds": rounds,
+        "federation.seed": 7,
+    }
+    settings = completed(load(file, told))
+    folder.mkdir()
+    dataset, lab = open_data(settings), Lab(settings, folder)
+    lab.prepare(dataset, partition(settings, dataset, len(lab.devices)))
+    plan = compose(settings, dataset, folder, device="cpu")
+    with ExitStack() as stack:
+        server = RunningServer.start(plan, broker, folder, device="cpu")
+        stack.callback(server.service.stop)
+        devices = [
+            _Device.start(
+                AgentConfig(
+                    federation=federation,
+                    device=name,
+                    broker=broker,
+                    data=folder / "devices" / name / "data.npz",
+                    folder=folder / "devices" / name / "store",
+                    tier="",
+                    memory_bytes=0,
+                    until_done=True,
+                    limits=settings.wire_limits,
+                ),
+                settings.tiers[name.rpartition("-")[0]].engine,
+            )
+            for name in lab.devices
+        ]
+        for device in devices:
+            stack.callback(device.agent.stop)
+        server.join()
+        for device in devices:
+            device.join()
+    return Trained(folder, server.seen_of(RoundClosed))
+
+
+@dataclass
+class _Device:
+    agent: Agent
+    events: queue.SimpleQueue[AgentEvent]
+    thread: threading.Thread
+
+    @classmethod
+    def start(cls, config: AgentConfig, engine: str) -> _Device:
+        events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
+        agent = Agent(config, open_engine(engine), events.put)
+        thread = threading.Thread(target=agent.run, daemon=True)
+        thread.start()
+        return cls(agent, events, thread)
+
+    def join(self) -> None:
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive(), "the device should have ended with the federation"
+
+
+def lines(events: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The events of one name."""
+    return [event for event in events if event["event"] == name]
