@@ -1,0 +1,52 @@
+"""Which slow tests a change asks for."""
+
+from __future__ import annotations
+
+from tests.rings.changed import changed_rooms, chosen
+from tests.rings.record import FileTimes, FullRun, by_folder, longest_first
+
+
+def test_a_changed_room_asks_for_its_mirror_and_for_what_else_looks_at_it() -> None:
+    assert changed_rooms(["exporters/onnx/ops.py"]) == ["tests/exporters", "tests/parity", "tests/web"]
+    assert changed_rooms(["edgefl/wire/bits.py", "README.md"]) == ["tests/wire"]
+    assert changed_rooms(["tests/server/intake/test_assembly.py", "tests/conftest.py"]) == ["tests/server"]
+
+
+def test_the_budget_takes_the_quickest_and_names_what_it_leaves_out() -> None:
+    here = "tests/rings/test_rings.py"
+    run = FullRun(
+        commit="0" * 40,
+        date="2026-01-01",
+        machine="any",
+        wall_seconds=1.0,
+        files={
+            here: FileTimes(tests=1, slow_tests=1, slow_seconds=4.0),
+            "tests/conftest.py": FileTimes(tests=1, slow_tests=1, slow_seconds=5.0),
+            "tests/rings/__init__.py": FileTimes(tests=9, slow_seconds=0.0),
+            "tests/gone/test_gone.py": FileTimes(tests=1, slow_tests=1, slow_seconds=1.0),
+        },
+    )
+    assert chosen(run, ["tests"], 9.0) == ([here, "tests/conftest.py"], [])
+    assert chosen(run, ["tests"], 8.0) == ([here], ["tests/conftest.py"])
+    assert chosen(run, ["tests/rings"], 8.0) == ([here], [])
+
+
+def test_a_table_sums_files_by_room() -> None:
+    files = {
+        "tests/wire/mqtt/test_topics.py": FileTimes(tests=2, seconds=1.0),
+        "tests/wire/test_bits.py": FileTimes(tests=3, slow_tests=1, seconds=2.0, slow_seconds=4.0),
+    }
+    run = FullRun(commit="0" * 40, date="2026-01-01", machine="any", wall_seconds=1.0, files=files)
+    assert "| tests/wire | 5 | 3 | 1 | 4 |" in by_folder(run)
+
+
+def test_long_files_come_first_and_stay_whole() -> None:
+    class Item:
+        def __init__(self, nodeid: str) -> None:
+            self.nodeid = nodeid
+
+    files = {"a.py": FileTimes(seconds=1.0), "b.py": FileTimes(seconds=1.0, slow_seconds=5.0)}
+    run = FullRun(commit="", date="", machine="", wall_seconds=1.0, files=files)
+    items = [Item(name) for name in ("a.py::1", "a.py::2", "b.py::1", "new.py::1")]
+    longest_first(items, run)  # type: ignore[arg-type]
+    assert [item.nodeid for item in items] == ["new.py::1", "b.py::1", "a.py::1", "a.py::2"]
