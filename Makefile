@@ -9,10 +9,10 @@ WORKERS ?= 2
 # Datasets beside the repository, where there are some.
 EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))
 ifneq ($(strip $(EDGEFL_DATA)),)
-demo test test-all: export EDGEFL_DATA := $(EDGEFL_DATA)
+demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all lint check clean
+.PHONY: setup demo test test-all test-slow coverage lint wheel check clean
 
 setup: $(STAMP)
 
@@ -29,21 +29,41 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(RUN) run --out runs/demo --fresh --download
 
-# One thread for each: torch's own pools would fight over the cores.
-test test-all: export OMP_NUM_THREADS := 1
-test: $(STAMP)
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+# One thread for each: torch's own pools would fight over the cores. Whole files go to a worker, the longest first.
+RING := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+test test-all test-slow coverage: export OMP_NUM_THREADS := 1
+test: $(STAMP)
+	$(RING) -m "not slow"
+
+# Writes .ci/full-run.json where everything passes on a clean checkout: commit it.
 test-all: $(STAMP)
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+	$(RING) --record .ci/full-run.json
+
+# The slow tests of rooms that changed since all tests last passed, as far as the seconds of one core go.
+SLOW_SECONDS ?= 300
+test-slow: $(STAMP)
+	@chosen=$$($(VENV)/bin/python -m tests.rings.changed --seconds $(SLOW_SECONDS)) && \
+	  if [ -n "$$chosen" ]; then $(RING) -m slow $$chosen; fi
+
+# Branches that tests reach, in the processes that they start too: make coverage, or RING_OPTIONS= for all tests.
+RING_OPTIONS ?= -m "not slow"
+coverage: $(STAMP)
+	$(RING) $(RING_OPTIONS) --cov --cov-report=
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/deptry .
 
-check: lint test-all
+wheel: $(STAMP)
+	rm -rf build/wheel
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(VENV)/bin/python -m tests.rings.wheel build/wheel
+
+check: lint wheel test-all
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

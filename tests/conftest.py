@@ -21,6 +21,7 @@ from hypothesis import settings
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
+from tests.rings import record
 
 START_S = 120.0
 
@@ -49,6 +50,20 @@ def code_stays_resident() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("device_runtime.engine.onnx.release_code", lambda _library: 0)
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, metavar="FILE", help="write what each file took if all tests pass")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--record")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(record.Recorder(path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    record.longest_first(items, record.load())
 
 
 def find_mosquitto() -> str | None:
