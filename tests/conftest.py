@@ -53,7 +53,9 @@ def code_stays_resident() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", type=Path, metavar="FILE", help="write what each file took if all tests pass")
+    parser.addoption(
+        "--record", type=Path, metavar="FILE", help="write what each file took if all tests pass"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

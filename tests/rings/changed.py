@@ -35,9 +35,7 @@ def changed_rooms(paths: Iterable[str]) -> list[str]:
     folders: dict[str, None] = {}
     for path in paths:
         top, _, below = path.partition("/")
-        if top == "tests" and "/" in below:
-            folders[f"tests/{below.partition('/')[0]}"] = None
-        elif top == "edgefl" and "/" in below:
+        if (top == "tests" and "/" in below) or (top == "edgefl" and "/" in below):
             folders[f"tests/{below.partition('/')[0]}"] = None
         elif top in ("device_runtime", "exporters", "server"):
             folders[f"tests/{top}"] = None
@@ -72,7 +70,9 @@ def _changed_since(commit: str) -> list[str] | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, required=True, help="seconds of one core that slow tests may take")
+    parser.add_argument(
+        "--seconds", type=float, required=True, help="seconds of one core that slow tests may take"
+    )
     budget = parser.parse_args().seconds
     run = load()
     if run is None:

@@ -124,5 +124,7 @@ if __name__ == "__main__":
     last = load()
     if last is None:
         raise SystemExit(f"{PATH} is missing: `make test-all` on a clean checkout writes it")
-    print(f"{last.machine}; {last.date}; commit {last.commit[:12]}; {last.wall_seconds / 60:.1f} minutes of wall time\n")
+    print(
+        f"{last.machine}; {last.date}; commit {last.commit[:12]}; {last.wall_seconds / 60:.1f} minutes of wall time\n"
+    )
     print(by_folder(last))
