@@ -2,97 +2,71 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 
 from edgefl.config import Federation, TierTable
-from edgefl.contract import server_state as memory
+from edgefl.contract import server_state
 from edgefl.contract.program import Program
-from edgefl.contract.tensors import prefixed
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
-from edgefl.setup.training import (
-    check_lies_like_weights,
-    exchange_names,
-    exchange_of,
-    program_of,
-    reads,
-    trained_names,
-)
-from edgefl.submodels import catalog as submodels
+from edgefl.setup.bundles import stored
+from edgefl.setup.digests import run_digest
+from edgefl.setup.evaluation import evaluation
+from edgefl.setup.model import build_model, submodel_warnings
+from edgefl.setup.training import program_of, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
-from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.tensors import Arrays
+from exporters.front.program import check_lies_like_weights
+from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
 from server.aggregate.robust import Rule, buffered_bytes
-from server.bundles import Emit, kept_bundle
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
-from server.digests import run_digest
-from server.events import Warned
+from server.events import Event, Exporting, Warned
 from server.publish.downlink import check_counting
-from server.run_spec import AggregatePlan, DownlinkPlan, Evaluate, ExchangePlan, Plan, TierPlan
-
-EVALUATION_BATCH = 500
-"""Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""
-
-
-@runtime_checkable
-class SelfChecking(Protocol):
-    """A submodel that finds out by itself whether it can learn."""
-
-    def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
-        """What a person should know before it is trained from these initial weights."""
-        ...
+from server.run_spec import AggregatePlan, DownlinkPlan, ExchangePlan, Plan, TierPlan
 
 
 def compose(
-    federation: Federation, dataset: Dataset, out: Path, *, emit: Emit = lambda _: None, device: str = "auto"
+    federation: Federation,
+    dataset: Dataset,
+    out: Path,
+    *,
+    emit: Callable[[Event], None] = lambda _: None,
+    device: str = "auto",
 ) -> Plan:
-    """The plan of a federation that is evaluated on ``dataset``. Exports the tiers' bundles into ``out/bundles``.
+    """The plan of a federation that is evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
     spec = build_model(federation, dataset)
-    tables = dict(federation.tiers) or {"strong": TierTable()}
-    initial = _arrays(spec, rounded=federation.downlink.encoding != "float32")
-    held = {tier: submodel_of(spec, tier, table) for tier, table in tables.items()}
-    programs = {tier: program_of(federation, submodel) for tier, submodel in held.items()}
-    method = next(iter(programs.values()))
-    forms = {tier: program.form for tier, program in programs.items()}
-    own = [tier for tier, submodel in held.items() if not submodel.units]
-    check_counting(federation.round.count, federation.downlink.encoding, forms, own)
-    for tier, submodel in held.items():
-        for warned in warnings(submodel, tier, initial):
-            emit(warned)
+    model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
+    tiers = tiers_of(federation, spec)
+    method = next(iter(tiers.values())).program  # what it asks of the server is the same for all tiers
+    rules = _rules(federation, tier_tables(federation), method)
+    aggregate = _aggregate(federation)
+    _check_counting(federation, tiers)
     trained = frozenset(trained_names(spec))
-    kept = method.memory
-    initial |= memory.initial(kept, initial, trained)
+    initial = model | server_state.initial(method.memory, model, trained)
+    for warned in _warnings(federation, tiers, model, initial, aggregate):
+        emit(warned)
     exchanges = [
-        _exchange(federation, dataset, held, name, out / "bundles", emit) for name in exchange_names(method)
+        _exchange(federation, dataset, tiers, exchange, out / "bundles", emit)
+        for exchange in exchanges_of(method)
     ]
     main = exchanges[-1]
-    if federation.round.lr_decay_at and not any("lr" in exchange.hyper for exchange in exchanges):
-        text = f"round.lr_decay_at has nothing to act on: program {method.name!r} has no scalar lr; see its own schedule"
-        emit(Warned(tier="", text=text))
-    aggregate = _aggregate(federation)
-    if aggregate.rule.buffered:
-        emit(Warned(tier="", text=_memory_of(aggregate.rule, sum(array.size for array in initial.values()))))
-    for tier, table in tables.items():
+    for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
             emit(warned)
     return Plan(
         federation=federation.federation.name,
         digest=run_digest(federation),
-        rules=_rules(federation, tables, method),
+        rules=rules,
         tiers=main.tiers,
-        units=(*spec.units, *memory.units_of(kept, spec.units, trained)),
+        units=(*spec.units, *server_state.units_of(method.memory, spec.units, trained)),
         initial=initial,
         hyper=main.hyper,
         lr_decay_at=federation.round.lr_decay_at,
@@ -100,7 +74,7 @@ def compose(
         server=main.server,
         opening=tuple(exchanges[: len(method.opening)]),
         ahead=tuple(exchanges[len(method.opening) : -1]),
-        memory=tuple(kept),
+        memory=tuple(method.memory),
         count=federation.round.count,
         trained=trained,
         aggregate=aggregate,
@@ -114,27 +88,88 @@ def compose(
 def _exchange(
     federation: Federation,
     dataset: Dataset,
-    held: Mapping[str, Submodel],
-    name: str,
+    tiers: Mapping[str, Tier],
+    exchange: Exchange,
     folder: Path,
-    emit: Emit,
+    emit: Callable[[Event], None],
 ) -> ExchangePlan:
-    """The exchange ``name`` of the method, with the bundles of each tier."""
-    tiers: dict[str, TierPlan] = {}
-    for tier, submodel in held.items():
-        program = program_of(federation, submodel)
-        exchange, kept = exchange_of(program, name), program.memory
-        bundle, *further = (
-            kept_bundle(federation, dataset, submodel, tier, name, folder, emit, format)
-            for format in federation.formats_of(tier)
+    """``exchange`` of the method, with the bundles of each tier."""
+    own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
+    plans = {
+        name: _tier_plan(federation, dataset, tier, own[name], folder, emit) for name, tier in tiers.items()
+    }
+    hyper = _scalars({name: each.program for name, each in own.items()})
+    return ExchangePlan(plans, hyper, exchange.program.schedule, exchange.program.server)
+
+
+def _tier_plan(
+    federation: Federation,
+    dataset: Dataset,
+    tier: Tier,
+    exchange: Exchange,
+    folder: Path,
+    emit: Callable[[Event], None],
+) -> TierPlan:
+    bundle, *further = (
+        stored(
+            federation,
+            dataset,
+            tier,
+            exchange,
+            folder=folder,
+            format=format,
+            progress=lambda text: emit(Exporting(tier=tier.name, text=text)),
         )
-        finish = bundle.manifest.graph(bundle.manifest.finish)
-        labels = [port.label for port in finish.outputs_of("update")]
-        sends = (memory.WEIGHTS,) if exchange.form.sections else memory.memories(labels, kept)
-        _check_sent(federation, program, submodel, sends)
-        held_by = reads(exchange, kept)
-        tiers[tier] = TierPlan(bundle, submodel.place, exchange.form, held_by, sends, tuple(further))
-    return ExchangePlan(tiers, bundle.manifest.hyper, exchange.schedule, exchange.server)
+        for format in federation.formats_of(tier.name)
+    )
+    form = exchange.program.form
+    finish = bundle.manifest.graph(bundle.manifest.finish)
+    labels = [port.label for port in finish.outputs_of("update")]
+    weights_only = (server_state.WEIGHTS,)
+    sends = weights_only if form.sections else server_state.memories(labels, tier.program.memory)
+    _check_sent(federation, tier, sends)
+    return TierPlan(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
+
+
+def _scalars(programs: Mapping[str, Program]) -> dict[str, float]:
+    """The scalars of an exchange, which are announced once for all tiers. ConfigError if a tier has another value."""
+    hyper: dict[str, float] = {}
+    for tier, program in programs.items():
+        for name, value in program.hyper.items():
+            if hyper.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"program {program.name!r} has the scalar {name} = {value:g} in tier {tier!r} and {hyper[name]:g} in "
+                    "others, and a round announces one value to all: give it one, or make it part of the graphs",
+                    program=program.name,
+                    tier=tier,
+                )
+    return hyper
+
+
+def _check_counting(federation: Federation, tiers: Mapping[str, Tier]) -> None:
+    forms = {name: tier.program.form for name, tier in tiers.items()}
+    own = [name for name, tier in tiers.items() if not tier.submodel.units]
+    check_counting(federation.round.count, federation.downlink.encoding, forms, own)
+
+
+def _warnings(
+    federation: Federation,
+    tiers: Mapping[str, Tier],
+    model: Arrays,
+    initial: Arrays,
+    aggregate: AggregatePlan,
+) -> Iterator[Warned]:
+    """What a person should know before anything is compiled."""
+    for name, tier in tiers.items():
+        for text in submodel_warnings(tier.submodel, name, model):
+            yield Warned(tier=name, text=text)
+    method = next(iter(tiers.values())).program
+    if federation.round.lr_decay_at and not any("lr" in each.hyper for each in method.exchanges):
+        text = f"round.lr_decay_at has nothing to act on: program {method.name!r} has no scalar lr; see its own schedule"
+        yield Warned(tier="", text=text)
+    if aggregate.rule.buffered:
+        entries = sum(array.size for array in initial.values())
+        yield Warned(tier="", text=_memory_of(aggregate.rule, entries))
 
 
 def _offers(tier: str, offered: int, exchanges: Sequence[TierPlan]) -> Iterator[Warned]:
@@ -149,73 +184,26 @@ def _offers(tier: str, offered: int, exchanges: Sequence[TierPlan]) -> Iterator[
         yield Warned(tier=tier, text=text)
 
 
-def _check_sent(federation: Federation, program: Program, submodel: Submodel, sends: Collection[str]) -> None:
+def _check_sent(federation: Federation, tier: Tier, sends: Collection[str]) -> None:
     """Updates that hold more than weights: what is counted and measured of weights would be wrong of it."""
-    shared = [name for name in sends if name != memory.WEIGHTS]
+    shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:
         return
-    check_lies_like_weights(program, submodel)
-    told = f"program {program.name!r} sends {', '.join(shared)} beside the weights, and"
+    program = tier.program
+    check_lies_like_weights(program, tier.submodel)
+    subject = f"program {program.name!r} sends {', '.join(shared)} beside the weights, and"
     if federation.aggregate.clip_norm:
         raise ConfigError(
-            f"{told} aggregate.clip_norm bounds weights only; set it to 0 and use the program's own clip, or "
+            f"{subject} aggregate.clip_norm bounds weights only; set it to 0 and use the program's own clip, or "
             "aggregate.rule median or trimmed_mean",
             program=program.name,
         )
     if federation.round.count == "nonzero":
         raise ConfigError(
-            f"{told} round.count 'nonzero' leaves out what stayed as it was, which is a value like any other there; set it "
-            "to 'holders'",
+            f"{subject} round.count 'nonzero' leaves out what stayed as it was, which is a value like any other there; set "
+            "it to 'holders'",
             program=program.name,
         )
-
-
-def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
-    """What devices of a tier hold of ``spec``; ConfigError or ModelError that begins with the tier's name."""
-    try:
-        return submodels.build(spec, table.kind, **table.submodel)
-    except (ConfigError, ModelError) as error:
-        raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
-
-
-def warnings(submodel: Submodel, tier: str, initial: Mapping[str, Array]) -> Iterator[Warned]:
-    """What a person should know about a tier before it is trained; none of it stops a run."""
-    if isinstance(submodel, SelfChecking):
-        for text in submodel.warnings(initial):
-            yield Warned(tier=tier, text=f"tier {tier!r}: {text}")
-
-
-def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
-    """The model with initial weights by seed, fitted to the images and classes of ``dataset``."""
-    table = federation.model
-    channels, height, _ = dataset.shape
-    offered: dict[str, Any] = {"in_channels": channels, "size": height, "classes": dataset.classes}
-    factory = zoo.MODELS.get(table.name)
-    if factory is not None:
-        accepted = inspect.signature(factory).parameters
-        offered = {name: value for name, value in offered.items() if name in accepted}
-        if "bn" in accepted:
-            offered["bn"] = table.bn
-    if table.bn != "global" and "bn" not in offered:
-        raise ConfigError(
-            f"model.bn is {table.bn!r}, and model {table.name!r} has no batch norm mode: remove model.bn, or choose "
-            "a model that has one (a factory of your own takes what it needs from model.options)",
-            model=table.name,
-        )
-    spec = zoo.build(table.name, **{**offered, "seed": federation.federation.seed, **table.options})
-    if spec.sample.shape != dataset.shape or spec.classes != dataset.classes:
-        raise ConfigError(
-            f"model {table.name!r} takes samples of shape {spec.sample.shape} in {spec.classes} classes, "
-            f"{dataset.name} has {dataset.shape} in {dataset.classes}: change model.options or data.name",
-            model=table.name,
-        )
-    if spec.label.shape or spec.label.dtype.is_floating_point:
-        raise ConfigError(
-            f"model {table.name!r} is trained on labels of shape {spec.label.shape} and type {spec.label.dtype}, "
-            f"{dataset.name} has one class number per sample: choose a model that classifies, or its loss",
-            model=table.name,
-        )
-    return spec
 
 
 def _arrays(spec: ModelSpec, *, rounded: bool) -> Arrays:
@@ -235,7 +223,7 @@ def _arrays(spec: ModelSpec, *, rounded: bool) -> Arrays:
         if "~" in name or "/" in name:
             raise ModelError(
                 f"tensor {name} of {spec.name} has '~' or '/' in its name, which are reserved in blobs and for the server's "
-                "memory: rename the module or parameter",
+                "state: rename the module or parameter",
                 name=name,
             )
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in spec.weights.items()}
@@ -286,29 +274,3 @@ def _memory_of(rule: Rule, entries: int) -> str:
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
     """Who belongs to a tier by name. One that says nothing at all takes the devices that bear its name."""
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)
-
-
-# -- evaluation ------------------------------------------------------------------------------------------------
-
-
-def evaluation(program: Program, dataset: Dataset, device: str = "auto") -> Evaluate:
-    """``weights -> {"accuracy", "loss"}`` on the test set, as ``program`` of the whole model has inference."""
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    count = len(dataset.test_y)
-    batches = np.array_split(np.arange(count), max(1, -(-count // EVALUATION_BATCH)))
-
-    @torch.inference_mode()
-    def evaluate(weights: Arrays) -> Mapping[str, float]:
-        named = prefixed(
-            "weights", {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
-        )
-        loss, correct = 0.0, 0.0
-        for rows in batches:
-            x = torch.from_numpy(dataset.floats(dataset.test_x[rows])).to(where)
-            y = torch.from_numpy(dataset.test_y[rows]).to(where)
-            batch = {"batch.0.x": x, "batch.0.y": y, "batch.0.mask": torch.ones(len(rows), device=where)}
-            found = program.evaluate(named | batch)
-            loss, correct = loss + float(found["metric.loss_sum"]), correct + float(found["metric.correct"])
-        return {"accuracy": correct / count, "loss": loss / count}
-
-    return evaluate

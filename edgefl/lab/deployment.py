@@ -15,6 +15,7 @@ from edgefl.config import Federation, TierTable
 from edgefl.data.dataset import Dataset
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
+from edgefl.setup.model import submodel_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
@@ -24,7 +25,6 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from exporters.deploy import INPUT, OUTPUT, Artifact, deploy
-from server.compose import submodel_of
 
 CHECKED_ROWS = 64
 ROWS = 500

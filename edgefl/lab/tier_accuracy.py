@@ -8,12 +8,12 @@ from edgefl.config import load, without_devices
 from edgefl.data.dataset import Dataset
 from edgefl.lab.deployment import ROWS, Workshop, chosen
 from edgefl.lab.lab import CONFIG_NAME
+from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
+from edgefl.setup.model import build_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import DataError
-from server.bundles import data_spec
-from server.compose import build_model
 
 MODEL_NAME = "model.safetensors"
 BUNDLES = "bundles/*.efl"

@@ -9,11 +9,12 @@ import pytest
 from edgefl.bench.memory.rows import plain_graph
 from edgefl.bench.memory.worker import load
 from edgefl.config import Federation, parse
+from edgefl.setup.bundles import export
 from edgefl.setup.data import open_data
+from edgefl.setup.model import build_model
+from edgefl.setup.training import tier_of
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.bundle.archive import Bundle
-from server.bundles import export
-from server.compose import build_model, submodel_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +35,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A bundle, and the training graph that its own is compared with."""
     settings, folder = federation(), tmp_path_factory.mktemp("compared")
     dataset = open_data(settings)
-    submodel = submodel_of(build_model(settings, dataset), "strong", settings.tiers["strong"])
-    bundle = export(settings, dataset, submodel, "strong", format=request.param)
+    tier = tier_of(settings, build_model(settings, dataset), "strong")
+    bundle = export(settings, dataset, tier, tier.main, format=request.param)
     path = folder / "strong.efl"
     bundles.write(bundle, path)
     return path, plain_graph(path, settings, dataset, folder / "strong.plain")

@@ -302,7 +302,7 @@ def trained(folder: Path, config: str = MLP) -> Path:
     """A folder as a run leaves it; its weights."""
     (folder / "run.toml").write_text(config)
     from edgefl.setup.data import open_data
-    from server.compose import build_model
+    from edgefl.setup.model import build_model
 
     federation = load(folder / "run.toml")
     path = folder / "model.safetensors"

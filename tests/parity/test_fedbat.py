@@ -16,12 +16,12 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.models.exits import with_exits
 from edgefl.objective.objective import Objective
-from edgefl.setup.training import fetched
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
+from exporters.front.tier import fetched
 from tests.invariants.fiarse.training import (
     BATCH,
     arrays_of,

@@ -20,12 +20,12 @@ from device_runtime.profile.measure.sampler import MemorySampler, thinned
 from edgefl.analysis.profiles.accuracy import accuracy_of, tier_accuracy
 from edgefl.config import load, without_devices
 from edgefl.setup.data import open_data
+from edgefl.setup.model import build_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.bundle.profiles import MOMENTS, Moment, Times
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.errors import DataError
-from server.compose import build_model
 from tests.device_runtime import tiny
 from tests.profile import made
 

@@ -19,14 +19,16 @@ from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
+from edgefl.setup.bundles import bundle_digest
+from edgefl.setup.digests import run_digest
+from edgefl.setup.evaluation import evaluation
+from edgefl.setup.model import build_model
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.memory.recompute import Budget
-from server.bundles import bundle_digest
-from server.compose import _rules, build_model, compose, evaluation
+from server.compose import _rules, compose
 from server.coordinator.roster import tier_of
-from server.digests import run_digest
 from server.events import Event, Warned
 from server.run_spec import DownlinkPlan, Plan
 
@@ -214,7 +216,7 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     assert before == digests()
     source.write_text("def make(): return 1\n")
     changed = digests()
-    monkeypatch.setattr("server.digests.metadata.version", lambda _: "999")
+    monkeypatch.setattr("edgefl.setup.digests.metadata.version", lambda _: "999")
     updated = digests()
     assert all(len({*three}) == 3 for three in zip(before, changed, updated, strict=True))
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from edgefl.config import Federation, parse
+from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.archive import Bundle
@@ -17,8 +18,7 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
-from server.bundles import bundle_name
-from server.digests import run_digest
+from exporters.front.folder import bundle_name
 from server.events import Declined, RoundClosed
 from server.run_spec import Plan, TierPlan
 from tests.conftest import Mosquitto

@@ -24,7 +24,8 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.programs.submodels.multi_exit import multi_exit
-from edgefl.setup.training import functions
+from edgefl.setup.model import build_model, submodel_of
+from edgefl.setup.training import program_of
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
@@ -36,7 +37,6 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, check_regions, extract
-from server.compose import build_model, submodel_of
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 
 # -- exits -----------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_federation_file_names_the_model_the_levels_and_the_program() -> None:
     assert spec.units == ("stem", "block1", "block2", "block2_exit", "block3", "head")
     assert strong.identity["exit"] == 2 and strong.identity["width"] == 1.0
     assert isinstance(weak, EarlyExit) and weak.exit == 1 and 0.05 < weak.share <= 0.1
-    assert functions(federation, weak)[0].hyper == {"lr": 0.05, "kd_weight": 0.05}
+    assert program_of(federation, weak).hyper == {"lr": 0.05, "kd_weight": 0.05}
 
 
 # -- what is trained -------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.personal.adaptation import ALPHA
 from edgefl.programs.personal.adapted import STEP, adapted
 from edgefl.setup.data import held_out, open_data, partition
-from edgefl.setup.training import functions
+from edgefl.setup.model import build_model
+from edgefl.setup.training import tier_of
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array, Arrays
-from server.compose import build_model, submodel_of
 
 FIRST_ROUND = 1
 """Where a submodel's window rolls, it is evaluated in its first place, as deployment has it."""
@@ -85,7 +85,7 @@ class Finished:
             train=(self._floats(own.x), torch.from_numpy(own.y)),
             test=(self._floats(self.dataset.test_x[rows]), torch.from_numpy(self.dataset.test_y[rows])),
             name=name,
-            group=tier_of(name),
+            group=tier_name(name),
         )
 
     def _floats(self, x: Array) -> torch.Tensor:
@@ -93,14 +93,14 @@ class Finished:
 
     def adapter(self, tier: str) -> Adapter:
         """The tier's submodel of the model, to adapt. A program that does not personalize gets the plain step."""
-        submodel = submodel_of(self.spec, tier, self.federation.tiers[tier])
-        program, prefix = functions(self.federation, submodel)
+        made = tier_of(self.federation, self.spec, tier)
+        program, submodel = made.program, made.submodel
         if program.personalize is None:
             program = adapted(program, Objective.of(submodel), alpha=STEP)
         held = {name: array for name, array in self.weights.items() if name in self.spec.weights}
         payload = submodel.place(held, FIRST_ROUND).payload or held
         weights = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
-        return Adapter(program, weights, [part.forward for part in prefix])
+        return Adapter(program, weights, [part.forward for part in made.prefix])
 
     @cached_property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -124,6 +124,6 @@ class Finished:
                 left_out[user.name] = error.message
 
 
-def tier_of(device: str) -> str:
+def tier_name(device: str) -> str:
     """The tier of a device that `edgefl run` started."""
     return device.rpartition("-")[0]

@@ -20,10 +20,10 @@ from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
 from edgefl.lab.lab import Lab, Said, completed
 from edgefl.setup.data import open_data, partition
-from edgefl.setup.training import program_of
+from edgefl.setup.model import build_model
+from edgefl.setup.training import tier_of
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import EdgeflError
-from server.compose import build_model, submodel_of
 
 SAMPLES_PER_DEVICE = 390
 """The paper's mean client size (spec, section 3.5): decides the size of the record."""
@@ -205,8 +205,8 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
     from exporters.executorch import capture_for
     from exporters.executorch.program.write import to_executorch
 
-    submodel = submodel_of(build_model(federation, dataset), manifest.tier, federation.tiers[manifest.tier])
-    function = program_of(federation, submodel).phases[0].function
+    tier = tier_of(federation, build_model(federation, dataset), manifest.tier)
+    function = tier.program.phases[0].function
     target.write_bytes(to_executorch(capture_for(function), lean=False).model)
     return target
 

@@ -135,9 +135,9 @@ def _measured(
     from edgefl.objective.objective import Objective
     from edgefl.programs.personal.adapted import STEP
     from edgefl.setup.data import open_data, partition
+    from edgefl.setup.model import build_model
     from edgefl.setup.training import program_of
     from edgefl.submodels.output_side.submodel import OutputSide
-    from server.compose import build_model
 
     alpha, users, devices, samples = asked
     count = devices or len(device_names(completed(federation)))

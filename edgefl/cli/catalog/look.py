@@ -258,13 +258,13 @@ def _checked(federation: Federation) -> dict[str, UpdateSize]:
     cannot be built for the data, or cut or trained as the tiers say."""
     from edgefl.lab.lab import completed
     from edgefl.setup.data import open_data
-    from server.compose import build_model, submodel_of, warnings
+    from edgefl.setup.model import build_model, submodel_of, submodel_warnings
 
     spec = build_model(federation, open_data(federation))
     initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     tiers = federation.tiers or completed(federation).tiers
     submodels = {tier: submodel_of(spec, tier, table) for tier, table in tiers.items()}
     for tier, submodel in submodels.items():
-        for warned in warnings(submodel, tier, initial):
-            errors.print(f"warning: {warned.text}", markup=False)
+        for text in submodel_warnings(submodel, tier, initial):
+            errors.print(f"warning: {text}", markup=False)
     return tier_sizes(federation, spec, submodels)

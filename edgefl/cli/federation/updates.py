@@ -57,7 +57,7 @@ def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
 
 def sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
     """:func:`tier_sizes` of the federation's own model and tiers."""
-    from server.compose import build_model, submodel_of
+    from edgefl.setup.model import build_model, submodel_of
 
     spec = build_model(federation, dataset)
     return tier_sizes(
@@ -66,11 +66,11 @@ def sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
 
 
 def _program(federation: Federation, submodel: Submodel, tier: str) -> Any:
-    from edgefl.setup.training import functions
+    from edgefl.setup.training import program_of
     from edgefl.wire.errors import ConfigError, ModelError
 
     try:
-        return functions(federation, submodel)[0]
+        return program_of(federation, submodel)
     except (ConfigError, ModelError) as error:
         raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
 

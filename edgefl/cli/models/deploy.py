@@ -82,8 +82,8 @@ def deploy(
 
     from edgefl.lab.deployment import Workshop, chosen
     from edgefl.setup.data import open_data
+    from edgefl.setup.model import build_model
     from edgefl.wire.errors import ConfigError
-    from server.compose import build_model
     from server.storage.checkpoints import write_whole
 
     if out.suffix == ".json":

@@ -16,9 +16,8 @@ from edgefl.cli.output import errors, print_json, print_table, size
 if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.data.dataset import Dataset
-    from edgefl.submodels.submodel import Submodel
     from edgefl.wire.bundle.archive import Bundle
-    from server.events import Exporting
+    from exporters.front.tier import Exchange, Tier
 
 _EXAMPLES = """
 Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
@@ -72,10 +71,10 @@ def export(
     from edgefl.config import load, without_devices
     from edgefl.lab.lab import completed
     from edgefl.setup.data import open_data
-    from edgefl.setup.training import exchange_names, program_of
+    from edgefl.setup.model import build_model
+    from edgefl.setup.training import tiers_of
     from edgefl.wire.errors import ConfigError
     from exporters.bundle.formats import check_installed
-    from server import compose
 
     told = load(config, {"model.name": model} if model else {})
     federation = completed(without_devices(told))
@@ -87,28 +86,26 @@ def export(
     kinds = {each for wanted in formats.values() for each in wanted}
     check_installed(sorted(kinds))
     dataset = open_data(federation)
-    spec = compose.build_model(federation, dataset)
     if memory_budget:
         tables = {
             name: table.model_copy(update={"memory_budget": memory_budget})
             for name, table in federation.tiers.items()
         }
         federation = federation.model_copy(update={"tiers": tables})
-    submodels = {name: compose.submodel_of(spec, name, table) for name, table in chosen.items()}
-    exchanges = exchange_names(program_of(federation, next(iter(submodels.values()))))
-    wanted = [(name, each, form) for name in submodels for each in exchanges for form in formats[name]]
+    tiers = tiers_of(federation, build_model(federation, dataset), list(chosen)).values()
+    wanted = [(tier, each, form) for tier in tiers for each in tier.exchanges for form in formats[tier.name]]
     rows = []
     with Progress(console=errors, transient=True) as bar:
-        graphs = bar.add_task("", total=sum(len(submodels[name].prefix) + _GRAPHS for name, *_ in wanted))
+        graphs = bar.add_task("", total=sum(len(each.prefix) + _GRAPHS for each, *_ in wanted))
 
-        def progress(event: Exporting) -> None:
-            bar.update(graphs, advance=1, description=event.text)
+        def progress(text: str) -> None:
+            bar.update(graphs, advance=1, description=text)
 
-        for name, exchange, form in wanted:
-            which = {"exchange": exchange or "main"} if len(exchanges) > 1 else {}
+        for made, exchange, form in wanted:
+            which = {"exchange": exchange.name or "main"} if len(made.exchanges) > 1 else {}
             which |= {"format": form} if len(kinds) > 1 else {}
-            row, _ = _exported(federation, dataset, submodels[name], (name, exchange, form), out, progress)
-            rows.append({"tier": name, **which, **row})
+            row, _ = _exported(federation, dataset, (made, exchange, form), out, progress)
+            rows.append({"tier": made.name, **which, **row})
     if as_json:
         print_json(rows)
     else:
@@ -126,21 +123,21 @@ def _names(formats: list[Engine] | None) -> tuple[str, ...]:
 def _exported(
     federation: Federation,
     dataset: Dataset,
-    submodel: Submodel,
-    which: tuple[str, str, str],
+    which: tuple[Tier, Exchange, str],
     out: Path,
-    progress: Callable[[Exporting], None],
+    progress: Callable[[str], None],
 ) -> tuple[dict[str, Any], Bundle]:
     """Write one bundle, of a tier, exchange and format: what is told of it, and the bundle."""
+    from edgefl.setup.bundles import export
     from edgefl.wire.bundle import archive as bundles
-    from server.bundles import bundle_name, export
+    from exporters.front.folder import bundle_name
 
     tier, exchange, form = which
-    made = export(federation, dataset, submodel, tier, progress, exchange=exchange, format=form)
-    path = out / bundle_name(tier, exchange, form)
-    bundles.write(made, path)
-    told = {"file": str(path), "bytes": path.stat().st_size, "digest": made.ref(1 << 30).sha256}
-    return told, made
+    bundle = export(federation, dataset, tier, exchange, format=form, progress=progress)
+    path = out / bundle_name(tier.name, exchange.name, form)
+    bundles.write(bundle, path)
+    facts = {"file": str(path), "bytes": path.stat().st_size, "digest": bundle.ref(1 << 30).sha256}
+    return facts, bundle
 
 
 def _export_fitting(
@@ -157,11 +154,13 @@ def _export_fitting(
     from edgefl.cli.models.fit import overrides, planned, read_device, suited
     from edgefl.config import TierTable, load, without_devices
     from edgefl.setup.data import open_data
+    from edgefl.setup.model import build_model
+    from edgefl.setup.training import program_of
     from edgefl.submodels.sizes import Size
     from edgefl.wire.errors import ConfigError
     from edgefl.wire.mqtt.topics import checked_name
     from exporters.bundle.formats import check_installed
-    from server import compose
+    from exporters.front.tier import Tier
 
     if tier:
         raise ConfigError(f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit")
@@ -171,22 +170,22 @@ def _export_fitting(
     named = {"model.name": model} if model else {}
     federation = without_devices(load(config, {**named, **overrides(wishes)}))
     dataset = open_data(federation)
-    spec = compose.build_model(federation, dataset)
+    spec = build_model(federation, dataset)
     with errors.status("") as status:
         made = planned(federation, spec, wishes, lambda text: status.update(Text(text)))
         best = made.recommended()
         submodel = Size(best.kind, best.options).of(spec)
         tables = {name: TierTable(memory_budget=memory_budget)}
         federation = suited(federation, submodel).model_copy(update={"tiers": tables})
+        fitting = Tier(name, submodel, program_of(federation, submodel))
         rows = []
         for form in forms:
             row, bundle = _exported(
                 federation,
                 dataset,
-                submodel,
-                (name, "", form),
+                (fitting, fitting.main, form),
                 out,
-                lambda event: status.update(Text(event.text)),
+                lambda text: status.update(Text(text)),
             )
             rows.append({"tier": name, **({"format": form} if len(forms) > 1 else {}), **row})
     errors.print(f"chosen: {made.reason()}", markup=False, highlight=False, soft_wrap=True)

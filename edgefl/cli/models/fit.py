@@ -109,11 +109,13 @@ def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
 ) -> Plan:
     """Every submodel of ``spec`` beside the device, trained by the federation's program."""
-    from edgefl.setup import training
+    from edgefl.setup.training import program_of
     from exporters.fit import plan
+    from exporters.front.tier import Tier
 
     def functions(submodel: Submodel) -> Any:
-        return training.functions(suited(federation, submodel), submodel)
+        tier = Tier("", submodel, program_of(suited(federation, submodel), submodel))
+        return tier.program, tier.prefix
 
     return plan(
         spec, wishes.device, functions, kinds=wishes.kinds, gammas=gammas(map(str, wishes.gamma)), say=say

@@ -96,8 +96,8 @@ def _model(
     from edgefl.config import load, without_devices
     from edgefl.models.zoo import catalog as zoo
     from edgefl.setup.data import open_data
+    from edgefl.setup.model import build_model
     from edgefl.wire.errors import ConfigError
-    from server import compose
 
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
@@ -106,7 +106,7 @@ def _model(
         named |= {f"model.options.{name}": value for name, value in model_options(options).items()}
     federation = without_devices(load(config, {**named, **overrides}))
     if config is not None:
-        return federation, compose.build_model(federation, open_data(federation))
+        return federation, build_model(federation, open_data(federation))
     return federation, zoo.build(federation.model.name, **model_options(options))
 
 

@@ -235,12 +235,12 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
     from edgefl.config import load, without_devices
     from edgefl.lab.lab import completed
+    from edgefl.setup.bundles import export
     from edgefl.setup.data import open_data
-    from edgefl.setup.training import exchange_names, program_of
+    from edgefl.setup.model import build_model
+    from edgefl.setup.training import tiers_of
     from edgefl.wire.errors import ConfigError
     from exporters.bundle.formats import check_installed
-    from server import compose
-    from server.bundles import export
 
     path = Path(target) if target.endswith(".toml") else None
     changes: dict[str, object] = {} if path else {"model.name": target}
@@ -252,9 +252,7 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     formats = {name: (chosen.engine,) if chosen.engine else told.formats_of(name) for name in tiers}
     check_installed(sorted({each for held in formats.values() for each in held}))
     dataset = open_data(federation)
-    spec = compose.build_model(federation, dataset)
-    for name in tiers:
-        submodel = compose.submodel_of(spec, name, federation.tiers[name])
-        exchanges = ("",) if chosen.main_only else exchange_names(program_of(federation, submodel))
+    for name, tier in tiers_of(federation, build_model(federation, dataset), tiers).items():
+        exchanges = (tier.main,) if chosen.main_only else tier.exchanges
         for exchange, form in product(exchanges, formats[name]):
-            yield export(federation, dataset, submodel, name, exchange=exchange, format=form)
+            yield export(federation, dataset, tier, exchange, format=form)

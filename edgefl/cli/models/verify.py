@@ -102,11 +102,12 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     from edgefl.config import without_devices
     from edgefl.data.dataset import Dataset
     from edgefl.lab.lab import completed
-    from edgefl.setup.training import exchange_of, fetched, functions, reads
+    from edgefl.setup.model import build_model, submodel_of
+    from edgefl.setup.training import program_of
     from edgefl.submodels.output_side.submodel import OutputSide
     from edgefl.wire.errors import ConfigError
     from exporters.bundle.verify import Origin
-    from server.compose import build_model, submodel_of
+    from exporters.front.tier import Tier
 
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
@@ -126,10 +127,9 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
             )
         groups = tuple(chunk.units for chunk in manifest.prefix)
         submodel = OutputSide(spec, sum(map(len, groups)), groups)
-    whole, prefix = functions(federation, submodel)
-    program = exchange_of(whole, manifest.exchange)
-    units = fetched(submodel, manifest.tier, reads(program, whole.memory))
-    return Origin(program, prefix, units, manifest.exchange)
+    tier = Tier(manifest.tier, submodel, program_of(federation, submodel))
+    exchange = tier.exchange(manifest.exchange)
+    return Origin(exchange.program, tier.prefix, tier.fetched(exchange), exchange.name)
 
 
 def _row(check: GraphCheck) -> dict[str, Any]:

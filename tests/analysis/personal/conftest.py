@@ -10,8 +10,8 @@ import pytest
 from edgefl.config import parse
 from edgefl.lab.lab import Lab, completed
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.model import build_model
 from edgefl.wire import tensors
-from server.compose import build_model
 
 Leave = Callable[..., Path]
 

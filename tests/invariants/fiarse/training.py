@@ -24,7 +24,6 @@ from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
 from edgefl.programs.submodels.tcbgd import tcbgd
-from edgefl.setup.training import fetched
 from edgefl.submodels.importance.carrier import TopK
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import Mask
@@ -37,6 +36,7 @@ from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
 from exporters.bundle.build import Label, build_bundle
 from exporters.capture.trace import capture
+from exporters.front.tier import fetched
 from exporters.onnx.model import to_onnx
 from server.publish.publisher import unit_blobs
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
