@@ -17,6 +17,7 @@ from device_runtime.round.runner import RoundResult, RoundRunner
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, select
 from edgefl.objective.objective import Objective
+from edgefl.setup.training import program_of
 from edgefl.submodels import catalog as kinds
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
@@ -26,7 +27,7 @@ from edgefl.wire.regions import Placement
 from edgefl.wire.update.decode import decode
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
-from exporters.front.tier import fetched, program_of
+from exporters.front.tier import fetched
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of, on_both
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
