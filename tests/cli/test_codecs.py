@@ -175,6 +175,7 @@ def test_a_bundle_tells_how_its_updates_are_coded(tmp_path: Path) -> None:
     assert as_json("inspect", tmp_path / "strong.efl")["manifest"]["codec"] == "scaled_sign"
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_run_tells_its_uplink_and_how_much_smaller_than_float32_it_was(tmp_path: Path) -> None:
     said = edgefl(

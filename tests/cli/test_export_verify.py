@@ -15,6 +15,7 @@ from edgefl.lab.lab import completed, device_names
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import BundleError, ConfigError
 from server.coordinator.roster import TierRule, tier_of
+from tests.rings import mostly_slow
 
 WITHOUT_COUNTS = """
 [model]
@@ -73,7 +74,7 @@ def test_verify_says_that_a_folder_has_no_bundles(tmp_path: Path) -> None:
         edgefl("verify", tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["width", "importance"])
+@pytest.mark.parametrize("kind", mostly_slow(["width", "importance"], ["width"]))
 def test_a_bundle_of_a_part_of_its_own_is_verified_with_its_federation_file(
     kind: str, tmp_path: Path
 ) -> None:

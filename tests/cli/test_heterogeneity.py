@@ -104,6 +104,7 @@ def test_people_see_tables_groups_and_a_warning_where_first_order_is_unsafe(conf
     assert "FO unsafe" in told and "is above what the theory allows" in told
 
 
+@pytest.mark.slow
 def test_a_run_s_folder_gives_its_trained_model(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -207,6 +207,7 @@ def test_a_file_that_is_no_hello_is_told(tmp_path: Path) -> None:
         read_hello(file)
 
 
+@pytest.mark.slow
 def test_export_fit_writes_the_recommended_bundle_under_the_files_name(tmp_path: Path) -> None:
     config, device = tmp_path / "federation.toml", tmp_path / "phone.toml"
     config.write_text('[model]\nname = "mlp"\noptions = { hidden = [16] }\n[data]\nname = "digits"\n')

@@ -22,6 +22,7 @@ from edgefl.models.zoo.catalog import build
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 from tests.models import plain
+from tests.rings import mostly_slow
 
 IMAGE = TensorSpec((3, 8, 8))
 WORDS = TensorSpec((6,), torch.int64, 20)
@@ -54,6 +55,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], TensorSpec, tuple[str, ...]]] = 
     "bare": (plain.Bare, TensorSpec((3, 4)), ("w1", "w2")),
 }
 
+QUICK = ("resnet", "bilstm", "branches", "bare")
+
 
 @cache
 def _made(case: str) -> tuple[nn.Module, ModelSpec]:
@@ -68,7 +71,7 @@ def _random(sample: TensorSpec, rows: int) -> Tensor:
     return torch.randint(0, 20, shape) if sample.dtype is torch.int64 else torch.randn(shape)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, QUICK))
 def test_a_plain_module_is_cut_between_its_blocks_and_keeps_its_function_and_its_gradients(case: str) -> None:
     module, spec = _made(case)
     assert spec.units == CASES[case][2]
@@ -99,7 +102,7 @@ def _original(name: str, known: dict[str, Tensor | None]) -> str:
     return matches[0]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, QUICK))
 def test_every_cut_trains_with_the_state_of_the_module(case: str) -> None:
     module, spec = _made(case)
     state = {key: value for key, value in visible(module).state_dict().items()}
@@ -129,7 +132,7 @@ ZOO: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", mostly_slow(ZOO, ["cnn", "bilstm"]))
 def test_the_zoo_s_models_as_plain_modules_are_cut_where_their_units_end(name: str) -> None:
     spec = build(name, **ZOO[name])
 

@@ -78,7 +78,7 @@ def test_named_cuts_open_what_drops_by_a_function(cuts: tuple[str, ...]) -> None
     assert torch.equal(spec.module.eval()(x), net.eval()(x))
 
 
-@pytest.mark.parametrize("cuts", [None, ("inner.1",)])
+@pytest.mark.parametrize("cuts", [pytest.param(None, marks=pytest.mark.slow), ("inner.1",)])
 def test_a_step_that_drops_by_a_function_is_exported(cuts: tuple[str, ...] | None) -> None:
     spec = split(_layers() if cuts is None else Net(), cuts, sample=SAMPLE, classes=5)
     step = sgd(Objective(spec.module, spec.sample), batch=4).phases[0].function

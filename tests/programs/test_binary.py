@@ -22,6 +22,7 @@ from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.rings import mostly_slow
 
 
 def _objective(spec: ModelSpec) -> Objective:
@@ -116,8 +117,9 @@ def test_evaluation_reads_binary_weights() -> None:
     assert (found["metric.loss_sum"] - dense["metric.loss_sum"]).abs() > 1e-3
 
 
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("model", ["mlp", "bilstm"])
+@pytest.mark.parametrize(
+    ("model", "clip"), mostly_slow([("mlp", True), ("bilstm", False)], quick=[("mlp", True)])
+)
 def test_every_function_is_the_same_in_onnxruntime(model: str, clip: bool) -> None:
     for function in _program(tiny(model), clip=clip, momentum=0.5).functions:
         assert verify(function, to_onnx(capture(function)), 0).worst <= 1e-4, function.name
@@ -125,11 +127,14 @@ def test_every_function_is_the_same_in_onnxruntime(model: str, clip: bool) -> No
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("output_side", {"cut": 1}),
-        ("width", {"ratio": 0.5, "scaler": True}),
-        ("width", {"ratio": 0.5, "ordered": True}),
-    ],
+    mostly_slow(
+        [
+            ("output_side", {"cut": 1}),
+            ("width", {"ratio": 0.5, "scaler": True}),
+            ("width", {"ratio": 0.5, "ordered": True}),
+        ],
+        quick=[("output_side", {"cut": 1})],
+    ),
 )
 def test_a_step_of_any_kind_that_cuts_by_position_is_the_same_in_onnxruntime(
     kind: str, options: dict[str, object]

@@ -24,6 +24,7 @@ from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.rings import mostly_slow
 
 
 def _program(spec: ModelSpec, **options: object) -> Program:
@@ -207,8 +208,10 @@ def test_inference_reads_the_top_unless_it_is_asked_for_all_weights() -> None:
 # -- engines, submodels, errors --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activations", [True, False])
-@pytest.mark.parametrize("model", ["small", "mlp", "bilstm"])
+@pytest.mark.parametrize(
+    ("model", "activations"),
+    mostly_slow([("small", True), ("mlp", False), ("bilstm", True)], quick=[("mlp", False)]),
+)
 def test_every_function_is_the_same_in_onnxruntime(model: str, activations: bool) -> None:
     spec = _small() if model == "small" else tiny(model)
     for function in _program(spec, sparsity=0.9, activations=activations, momentum=0.5).functions:
@@ -217,11 +220,14 @@ def test_every_function_is_the_same_in_onnxruntime(model: str, activations: bool
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("output_side", {"cut": 1}),
-        ("width", {"ratio": 0.5, "ordered": True}),
-        ("importance", {"gamma": 0.5}),
-    ],
+    mostly_slow(
+        [
+            ("output_side", {"cut": 1}),
+            ("width", {"ratio": 0.5, "ordered": True}),
+            ("importance", {"gamma": 0.5}),
+        ],
+        quick=[("output_side", {"cut": 1})],
+    ),
 )
 def test_a_step_of_any_kind_of_submodel_is_the_same_in_onnxruntime(
     kind: str, options: dict[str, object]

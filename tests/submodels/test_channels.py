@@ -31,6 +31,7 @@ from edgefl.submodels.channels.selection import Channels, Selection, indices, ke
 from edgefl.submodels.channels.trace import watch
 from edgefl.submodels.width.submodel import channels_of
 from edgefl.wire.regions import Block, extract
+from tests.rings import mostly_slow
 from tests.submodels.nets import MODELS, Sorted, model, rows, whole
 
 
@@ -125,7 +126,20 @@ def _slowly(axis: Axis, selection: Selection) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+SHAPES_OF_CHANNELS = (
+    "resnet8",
+    "Dense",
+    "Grouped",
+    "Shuffled",
+    "Encoder",
+    "HeadSized",
+    "Uneven",
+    "Gru",
+    "Bare",
+)
+
+
+@pytest.mark.parametrize("name", mostly_slow(MODELS, SHAPES_OF_CHANNELS))
 def test_a_model_whose_channels_change_places_everywhere_computes_the_same(name: str) -> None:
     spec = model(name)
     channels = channels_of(spec)
@@ -167,7 +181,7 @@ FREE = {
 }
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", mostly_slow(FREE, ("Dense", "Shuffled", "Uneven", "mlp")))
 def test_what_can_be_cut_in_a_model(name: str) -> None:
     assert sorted(atom.size for atom in channels_of(model(name)).atoms) == FREE[name]
 

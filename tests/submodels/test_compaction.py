@@ -26,6 +26,7 @@ from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Arrays
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
+from tests.rings import mostly_slow
 from tests.submodels.nets import model, rows
 
 Masks = dict[str, npt.NDArray[np.bool_]]
@@ -116,7 +117,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).abs().max()) <= 1e-5 * scale
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet8 static", "Plain", "mlp"])
+@pytest.mark.parametrize("name", mostly_slow(["resnet8", "resnet8 static", "Plain", "mlp"], ["Plain", "mlp"]))
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**20), density=st.sampled_from([0.1, 0.4, 1.0]))
 def test_inv29_logits_are_the_same_for_any_mask(name: str, seed: int, density: float) -> None:
@@ -134,8 +135,16 @@ def _biases(small: Compacted) -> int:
     return sum(array.size for name, array in small.weights.items() if name.endswith(("_bias", "_constant")))
 
 
-@pytest.mark.parametrize("gamma", [1 / 64, 1 / 16, 1 / 4])
-@pytest.mark.parametrize("name", ["resnet8", "cnn", "mlp", "vit", "Dense", "Gru", "MobileNet"])
+@pytest.mark.parametrize(
+    ("name", "gamma"),
+    mostly_slow(
+        [
+            *(("resnet8", 1 / 16), ("cnn", 1 / 64), ("mlp", 1 / 4), ("vit", 1 / 4)),
+            *(("Dense", 1 / 64), ("Gru", 1 / 16), ("MobileNet", 1 / 4)),
+        ],
+        quick=[("resnet8", 1 / 16), ("mlp", 1 / 4), ("Dense", 1 / 64)],
+    ),
+)
 def test_inv29_logits_are_the_same_for_the_largest_entries_of_any_model(name: str, gamma: float) -> None:
     spec = net(name)
     weights = trained(spec, 3)

@@ -38,6 +38,7 @@ from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, check_regions, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.rings import mostly_slow
 
 # -- exits -----------------------------------------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("model", mostly_slow(SMALL, list(SMALL)[:2]))
 def test_any_model_gets_exits_and_trains_at_each_of_them(model: str) -> None:
     options, places = SMALL[model]
     spec = with_exits(zoo.build(model, **options))

@@ -30,6 +30,7 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import BundleError, ModelError
 from exporters.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device
+from tests.rings import mostly_slow
 from tests.submodels.nets import rows
 
 RATIO = 0.5
@@ -207,7 +208,7 @@ def some(spec: ModelSpec, classes: list[int]) -> LocalData:
     return LocalData(rng.standard_normal((10, *spec.sample.shape)).astype(np.float32), y, "random")
 
 
-@pytest.mark.parametrize("kind", ["masked", "ordered"])
+@pytest.mark.parametrize("kind", mostly_slow(["masked", "ordered"], ["masked"]))
 def test_a_device_trains_as_torch_does(kind: str, tmp_path: Path) -> None:
     spec = small("mlp")
     whole: Submodel = OutputSide(spec, 0)

@@ -29,6 +29,7 @@ from edgefl.wire.regions import Block, Region, extract
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
+from tests.rings import mostly_slow
 from tests.submodels.nets import model, rows
 
 WIDTHS = (0.25, 0.5, 0.75)
@@ -216,7 +217,11 @@ def test_self_distillation_is_fjord_s_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("resnet", {}), ("mlp", {"self_distillation": 1.0}), ("mlp", {"momentum": 0.0})]
+    ("name", "options"),
+    mostly_slow(
+        [("resnet", {}), ("mlp", {"self_distillation": 1.0}), ("mlp", {"momentum": 0.0})],
+        quick=[("mlp", {"self_distillation": 1.0})],
+    ),
 )
 def test_a_step_exports_and_agrees_with_torch(name: str, options: dict[str, float]) -> None:
     step = sgd(Objective.of(SPECS[name][1]), batch=4, **options).phases[0].function

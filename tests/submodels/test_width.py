@@ -27,6 +27,7 @@ from edgefl.wire.regions import Block, check_regions, pieces
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
+from tests.rings import mostly_slow
 from tests.submodels.nets import IMAGE, MODELS, Grey, HeadSized, Kept, Sorted, Written, model, rows, whole
 
 # r, fraction of the maskable parameters, fraction of the multiplications (FIARSE spec 3 and 8).
@@ -66,7 +67,8 @@ def test_the_analysis_of_a_model_is_made_once() -> None:
     assert channels_of(fresh) is found
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Every other model; the slices of tests/submodels/test_structured.py are made of those between them.
+@pytest.mark.parametrize("name", mostly_slow(MODELS[::2], MODELS[::2][1::3]))
 def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     spec = model(name)
     arrays = _arrays(spec)
@@ -90,8 +92,16 @@ def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     assert any(not torch.equal(update[key], local[key]) for key in objective.trainable)
 
 
-@pytest.mark.parametrize("name", ["resnet8", "mobilenet", "ResNet", "Dense", "Shuffled", "mlp"])
-@pytest.mark.parametrize("rolling", [False, True])
+@pytest.mark.parametrize(
+    ("name", "rolling"),
+    mostly_slow(
+        [
+            *(("resnet8", False), ("mobilenet", True), ("ResNet", False)),
+            *(("Dense", True), ("Shuffled", False), ("mlp", True)),
+        ],
+        quick=[("Dense", True), ("Shuffled", False), ("mlp", True)],
+    ),
+)
 def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
     name: str, rolling: bool
 ) -> None:
@@ -118,7 +128,7 @@ def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet8", "vit", "bilstm"])
+@pytest.mark.parametrize("name", mostly_slow(["resnet8", "vit", "bilstm"], ["bilstm"]))
 def test_the_exported_step_of_a_slice_equals_torch(name: str) -> None:
     program = programs.build("sgd", Objective.of(Width(model(name), 0.5)), batch=4)
     step = program.phases[0].function

@@ -19,10 +19,16 @@ from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.invariants.embracingfl.tiny import local_gradient, record, samples, tiny, walk, weights_of
+from tests.rings import mostly_slow
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-@pytest.mark.parametrize("name", ["resnet8", "resnet8 static", "resnet20", "cnn", "mlp"])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    mostly_slow(
+        [("resnet8", 3), ("resnet8 static", 0), ("resnet20", 0), ("resnet20", 3), ("cnn", 3), ("mlp", 0)],
+        [("resnet8", 3), ("resnet8 static", 0), ("cnn", 3), ("mlp", 0)],
+    ),
+)
 def test_i3_suffix_gradient_is_the_suffix_block_of_the_full_gradient(name: str, steps: int) -> None:
     spec = tiny(name)
     x, y = samples(spec, 8)

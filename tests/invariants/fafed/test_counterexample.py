@@ -27,6 +27,7 @@ from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.simulation.batched_clients import together
 from edgefl.simulation.federated import Completed, Standing, federated
 from tests.invariants.fafed.tiny import Bowls, X, traced, whole
+from tests.rings import mostly_slow
 
 CLIENTS = three_clients.clients()
 START = three_clients.weights()
@@ -101,7 +102,7 @@ def test_01_the_closed_form_has_the_sweep_of_the_spec() -> None:
         assert drift(beta, eta, 2000) == pytest.approx(value, abs=6e-6)
 
 
-@pytest.mark.parametrize(("beta", "eta"), SWEEP)
+@pytest.mark.parametrize(("beta", "eta"), mostly_slow(SWEEP, [min(SWEEP), max(SWEEP)]))
 def test_01_the_naive_method_makes_the_sweep_for_every_step_size_and_decay(beta: float, eta: float) -> None:
     found = walked(naive_together(), 2000, lr=eta, beta=beta)
     assert found[2000] - 10 == pytest.approx(SWEEP[beta, eta], abs=6e-6)
@@ -155,6 +156,7 @@ def test_23_the_naive_method_leaves_and_fafed_comes() -> None:
         assert away[30] > away[5] > 10 > towards[5] > towards[30]
 
 
+@pytest.mark.slow
 def test_23_a_large_constant_step_leaves_the_bias_that_the_spec_names() -> None:
     made = together(practical(lr=0.1), 3)
     for alpha in (0.9, 0.1):
@@ -162,7 +164,7 @@ def test_23_a_large_constant_step_leaves_the_bias_that_the_spec_names() -> None:
         assert walked(made, 1000, **alphas)[1000] == pytest.approx(LIMITS[0.1, alpha], abs=6e-5)
 
 
-@pytest.mark.parametrize(("eta", "alpha"), LIMITS)
+@pytest.mark.parametrize(("eta", "alpha"), mostly_slow(LIMITS, [max(LIMITS)]))
 def test_23_the_bias_of_a_constant_step_shrinks_with_it_to_the_spec_s_limits(
     eta: float, alpha: float
 ) -> None:

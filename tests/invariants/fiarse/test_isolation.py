@@ -18,7 +18,6 @@ from edgefl.submodels.importance.submodel import Importance, importance
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.training import (
-    ENGINES,
     LR,
     STEPS,
     Client,
@@ -35,8 +34,10 @@ from tests.invariants.fiarse.training import (
     train_on_device,
 )
 from tests.parity.rounds import local_data
+from tests.rings import mostly_slow
 
 GAMMA, SEED = 0.3, 11
+NAN = float("nan")
 OPTIMIZERS = [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"momentum": 0.9, "freeze_dropped": False}]
 
 
@@ -73,9 +74,15 @@ def rounds(device: Client, submodel: Importance, poison: float) -> Iterator[tupl
         yield clean | metrics, other | told
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("options", OPTIMIZERS)
-@pytest.mark.parametrize("poison", [1e6, float("nan")])
+@pytest.mark.parametrize(
+    ("engine", "options", "poison"),
+    mostly_slow(
+        [("torch", options, poison) for options in OPTIMIZERS for poison in (1e6, NAN)]
+        + [("onnx", OPTIMIZERS[0], NAN), ("onnx", OPTIMIZERS[1], NAN), ("onnx", OPTIMIZERS[2], 1e6)],
+        [("torch", options, poison) for options in OPTIMIZERS for poison in (1e6, NAN)]
+        + [("onnx", OPTIMIZERS[0], NAN)],
+    ),
+)
 def test_inv16_what_was_not_sent_changes_nothing_and_is_not_changed(
     submodel: Importance, engine: str, options: dict[str, Any], poison: float
 ) -> None:
@@ -169,6 +176,7 @@ def half_frozen() -> ModelSpec:
     return spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
 def test_parameters_that_are_not_trained_travel_down_and_never_up(
     tmp_path: Path, options: dict[str, Any]
@@ -191,7 +199,7 @@ def test_parameters_that_are_not_trained_travel_down_and_never_up(
 # 18. The sparse client and the dense simulation
 
 
-@pytest.mark.parametrize("strategy", ["model", "layer"])
+@pytest.mark.parametrize("strategy", mostly_slow(["model", "layer"], ["model"]))
 def test_inv18_a_device_with_a_sparse_payload_equals_the_dense_masked_simulation(
     tmp_path: Path, strategy: str
 ) -> None:

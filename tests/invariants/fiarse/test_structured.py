@@ -307,6 +307,7 @@ def test_r5_the_exported_step_equals_torch(name: str) -> None:
 # Rounds
 
 
+@pytest.mark.slow
 def test_r5_a_round_on_the_device_equals_the_round_in_torch(tmp_path: Path) -> None:
     part = importance_structured(small_net(), gamma=0.6)
     bundle = bundle_of(part, "tier", steps=4, lr=LR)

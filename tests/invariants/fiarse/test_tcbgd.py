@@ -37,6 +37,7 @@ from tests.invariants.fiarse.training import (
     simulate,
     small_net,
 )
+from tests.rings import mostly_slow
 
 GAMMA = 0.3
 ONE = "x"
@@ -245,8 +246,10 @@ def flat(state: Tensors, submodel: Importance) -> Tensor:
     return torch.cat([state[f"weights.{name}"].flatten() for name in submodel.carrier.maskable])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("engine", "momentum"),
+    mostly_slow(itertools.product(ENGINES, (0.0, 0.9)), [("torch", 0.0), ("torch", 0.9)]),
+)
 def test_inv14_active_sets_only_shrink_and_what_dropped_out_stays_as_it_was(
     engine: str, momentum: float
 ) -> None:
@@ -297,9 +300,13 @@ def test_inv15_switched_off_it_is_sgd_on_the_same_submodel_in_every_byte(options
     assert to_onnx(capture(ours)) == to_onnx(capture(theirs))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("remask", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("engine", "remask", "bias"),
+    mostly_slow(
+        itertools.product(ENGINES, (True, False), (True, False)),
+        [*itertools.product(("torch",), (True, False), (True, False)), ("onnx", True, True)],
+    ),
+)
 def test_inv15_each_switch_does_what_the_plain_simulation_does(engine: str, remask: bool, bias: bool) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     found = submodel.cut_of(arrays_of(submodel.spec))

@@ -31,6 +31,7 @@ from tests.invariants.fafed.quadratic import (
     user,
 )
 from tests.invariants.per_fedavg.wrong import TWO_BATCHES, wrong
+from tests.rings import mostly_slow
 
 D = 3
 
@@ -173,8 +174,10 @@ def test_14_without_alpha_every_mode_is_fedavg_on_quadratics(options: dict[str, 
     assert not same(adapting, trajectory(plain(objective, 1, 3), weights, clients))
 
 
-@pytest.mark.parametrize("options", MODES)
-@pytest.mark.parametrize("model", ["cnn", "resnet8"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    mostly_slow(zip(("cnn", "resnet8") * 3, MODES, strict=True), [("cnn", MODES[2]), ("resnet8", MODES[3])]),
+)
 def test_14_without_alpha_every_mode_is_fedavg_on_networks(model: str, options: dict[str, Any]) -> None:
     """Mini-batches, float32, moving statistics included."""
     spec = tiny(model)
