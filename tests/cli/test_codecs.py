@@ -165,6 +165,7 @@ def test_validate_names_the_tier_whose_kind_a_codec_cannot_serve(tmp_path: Path)
         edgefl("run", file, "--out", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_bundle_tells_how_its_updates_are_coded(tmp_path: Path) -> None:
     file = written(tmp_path, SMALL + '[codec]\nname = "scaled_sign"\n')
     edgefl("export", file, "--out", tmp_path)

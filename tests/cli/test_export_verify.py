@@ -15,7 +15,7 @@ from edgefl.lab.lab import completed, device_names
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.errors import BundleError, ConfigError
 from server.coordinator.roster import TierRule, tier_of
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 WITHOUT_COUNTS = """
 [model]

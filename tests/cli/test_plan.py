@@ -47,6 +47,7 @@ def test_every_kind_and_size_that_fits_is_listed_and_the_largest_recommended() -
     assert "100.0% of the parameters" in told["reason"]
 
 
+@pytest.mark.slow
 def test_importance_is_listed_with_the_work_it_really_does() -> None:
     told = planned("--kinds", "importance,width", "--gamma", "0.25")
 
@@ -69,6 +70,7 @@ def test_importance_that_is_dead_at_the_initial_weights_is_marked_and_not_recomm
     )
 
 
+@pytest.mark.slow
 def test_a_table_says_which_submodels_are_dead() -> None:
     told = edgefl("plan", *SMALL, "--kinds", "importance", "--gamma", "1/64,1/16")
 
@@ -238,6 +240,7 @@ def test_a_table_says_what_was_left_out_and_why() -> None:
     assert "left out: width, gamma 1e-09: no slice of mlp is as narrow" in told
 
 
+@pytest.mark.slow
 def test_options_of_the_model_go_before_those_of_a_federation_file(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text('[model]\nname = "mlp"\noptions = { hidden = [64] }\n[data]\nname = "digits"\n')

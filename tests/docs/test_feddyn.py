@@ -25,7 +25,7 @@ from edgefl.wire.errors import ConfigError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SAMPLES, FEATURES, CLASSES = 12, 3, 2

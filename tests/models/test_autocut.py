@@ -22,7 +22,7 @@ from edgefl.models.zoo.catalog import build
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 from tests.models import plain
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 IMAGE = TensorSpec((3, 8, 8))
 WORDS = TensorSpec((6,), torch.int64, 20)

@@ -20,7 +20,6 @@ from edgefl.wire.errors import ModelError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
-from tests.rings import mostly_slow
 
 # Model and options; parameters, tensors, bytes of one bit per parameter, bytes of the moving statistics.
 PAPER = {
@@ -112,9 +111,8 @@ def test_the_exported_step_with_either_norm_equals_torch(name: str, norm: str) -
     assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kind", "program"), mostly_slow([("width", "sgd"), ("importance", "tcbgd")], [("width", "sgd")])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "program"), [("width", "sgd"), ("importance", "tcbgd")])
 def test_a_submodel_of_a_model_with_group_norm_trains_as_in_torch(kind: str, program: str) -> None:
     spec = build("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
     part = cut(spec, kind, gamma=0.3)

@@ -19,6 +19,7 @@ from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, ModelError
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.rings.rows import mostly_slow
 
 MODELS = ("resnet8", "resnet8 static", "cnn", "mlp", "bilstm")
 
@@ -71,7 +72,7 @@ def test_functions_are_pure_and_speak_in_known_roles(name: str) -> None:
         assert not any(tensor.requires_grad for tensor in first.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["cnn", "mlp", "bilstm"]))
 def test_functions_trace_into_graphs_without_weights_inside(name: str) -> None:
     for function in _functions(name):
         inputs = function.example(1)

@@ -24,7 +24,7 @@ from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 
 def _program(spec: ModelSpec, **options: object) -> Program:

@@ -31,7 +31,7 @@ from edgefl.submodels.channels.selection import Channels, Selection, indices, ke
 from edgefl.submodels.channels.trace import watch
 from edgefl.submodels.width.submodel import channels_of
 from edgefl.wire.regions import Block, extract
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, Sorted, model, rows, whole
 
 
@@ -129,9 +129,7 @@ def _slowly(axis: Axis, selection: Selection) -> list[int]:
 SHAPES_OF_CHANNELS = (
     "resnet8",
     "Dense",
-    "Grouped",
     "Shuffled",
-    "Encoder",
     "HeadSized",
     "Uneven",
     "Gru",

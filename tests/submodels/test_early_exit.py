@@ -38,7 +38,7 @@ from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, check_regions, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 # -- exits -----------------------------------------------------------------------------------------------------
 

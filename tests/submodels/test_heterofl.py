@@ -30,7 +30,7 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import BundleError, ModelError
 from exporters.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 from tests.submodels.nets import rows
 
 RATIO = 0.5

@@ -29,7 +29,7 @@ from edgefl.wire.regions import Block, Region, extract
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
 
 WIDTHS = (0.25, 0.5, 0.75)

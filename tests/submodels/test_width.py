@@ -27,7 +27,7 @@ from edgefl.wire.regions import Block, check_regions, pieces
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 from tests.submodels.nets import IMAGE, MODELS, Grey, HeadSized, Kept, Sorted, Written, model, rows, whole
 
 # r, fraction of the maskable parameters, fraction of the multiplications (FIARSE spec 3 and 8).
@@ -68,7 +68,9 @@ def test_the_analysis_of_a_model_is_made_once() -> None:
 
 
 # Every other model; the slices of tests/submodels/test_structured.py are made of those between them.
-@pytest.mark.parametrize("name", mostly_slow(MODELS[::2], MODELS[::2][1::3]))
+@pytest.mark.parametrize(
+    "name", mostly_slow(MODELS[::2], ("cnn", "lstm_lm", "Frozen", "Grouped", "Encoder", "Uneven"))
+)
 def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     spec = model(name)
     arrays = _arrays(spec)
@@ -135,7 +137,12 @@ def test_the_exported_step_of_a_slice_equals_torch(name: str) -> None:
     assert verify(step, to_onnx(capture(step)), seed=3).worst <= 1e-4
 
 
-@pytest.mark.parametrize("name", ["vit", "Bert", "Encoder", "HeadSized", "Grouped", "bilstm"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        ["vit", "Bert", "Encoder", "HeadSized", "Grouped", "bilstm"], ["HeadSized", "Grouped", "bilstm"]
+    ),
+)
 def test_a_narrower_slice_lies_in_a_wider_one(name: str) -> None:
     spec = model(name)
     shapes = {key: tuple(tensor.shape) for key, tensor in spec.weights.items()}

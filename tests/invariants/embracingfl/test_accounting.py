@@ -172,6 +172,7 @@ def test_i9_costs_never_grow_with_the_cut(spec: ModelSpec) -> None:
         assert training == sorted(training, reverse=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(4, 24), min_size=3, max_size=3), st.sampled_from([8, 12, 16]))
 def test_i9_holds_for_any_widths(widths: list[int], size: int) -> None:

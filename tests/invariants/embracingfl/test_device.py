@@ -22,7 +22,7 @@ from edgefl.wire.errors import StaleRecordError
 from server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.rounds import Exported, MemoryBlobs, exported, job_of, local_data, on_device
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 BATCH, STEPS, LR = 8, 4, 0.05
 
@@ -93,8 +93,9 @@ def test_i7_a_strong_device_keeps_no_record(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_i7_all_strong_one_round_equals_fedavg_by_hand(tmp_path: Path) -> None:
-    tier = exported(OutputSide(tiny("resnet8"), 0), batch=BATCH, steps=STEPS, lr=LR)
+@pytest.mark.parametrize("model", mostly_slow(["cnn", "resnet8"], ["cnn"]))
+def test_i7_all_strong_one_round_equals_fedavg_by_hand(tmp_path: Path, model: str) -> None:
+    tier = exported(OutputSide(tiny(model), 0), batch=BATCH, steps=STEPS, lr=LR)
     old = {name: tensor.numpy() for name, tensor in tier.spec.weights.items()}
     clients = [(local_data(tier.spec, 20 + number, number), 100 + number) for number in range(3)]
     aggregator = Aggregator(layout_of(old), weight_limit=3, device="cpu")

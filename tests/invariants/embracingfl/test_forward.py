@@ -39,6 +39,7 @@ def test_i1_one_shot_prefix_forward_in_inference_mode_gives_the_same_record(name
         torch.testing.assert_close(record(OutputSide(spec, cut, cut), x, 4), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(cut=st.integers(1, 9), rows=st.integers(2, 9), batch=st.integers(1, 12), data=st.data())
 def test_i1_forward_batch_size_does_not_matter_on_resnet20(

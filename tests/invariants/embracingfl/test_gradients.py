@@ -19,7 +19,7 @@ from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.invariants.embracingfl.tiny import local_gradient, record, samples, tiny, walk, weights_of
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.simulation.batched_clients import together
 from edgefl.simulation.federated import Completed, Standing, federated
 from tests.invariants.fafed.tiny import Bowls, X, traced, whole
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 CLIENTS = three_clients.clients()
 START = three_clients.weights()

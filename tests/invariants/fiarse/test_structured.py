@@ -48,6 +48,7 @@ from tests.invariants.fiarse.training import (
     train_on_device,
 )
 from tests.parity.rounds import local_data
+from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
 
 X, G, HALF = torch.tensor([[0.6, -0.8]]), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5])
@@ -297,7 +298,7 @@ def test_r5_the_four_settings_of_the_switches_give_four_results() -> None:
     assert len(found) == 4
 
 
-@pytest.mark.parametrize("name", ["resnet8", "bilstm", "Grouped"])
+@pytest.mark.parametrize("name", mostly_slow(["resnet8", "bilstm", "Grouped"], ["bilstm"]))
 def test_r5_the_exported_step_equals_torch(name: str) -> None:
     part = importance_structured(model(name), gamma=0.5, measure="mean" if name == "bilstm" else "rms")
     step = program_of(part, momentum=0.5).phases[0].function

@@ -38,6 +38,7 @@ from tests.invariants.fiarse.training import (
     train_on_device,
 )
 from tests.parity.rounds import local_data
+from tests.rings.rows import mostly_slow
 
 # 27. Bytes
 
@@ -168,7 +169,7 @@ def mlp() -> ModelSpec:
     return framework_default(build("mlp", size=14, hidden=(64, 32)))
 
 
-@pytest.mark.parametrize(("min_keep", "alive"), [(0, False), (32, True)])
+@pytest.mark.parametrize(("min_keep", "alive"), mostly_slow([(0, False), (32, True)], [(32, True)]))
 def test_inv31_a_dead_artifact_ignores_its_input_and_a_guard_revives_it(min_keep: int, alive: bool) -> None:
     submodel = importance(mlp(), gamma=1 / 64, min_keep=min_keep)
     weights = arrays_of(submodel.spec)

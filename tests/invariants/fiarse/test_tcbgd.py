@@ -37,7 +37,7 @@ from tests.invariants.fiarse.training import (
     simulate,
     small_net,
 )
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 GAMMA = 0.3
 ONE = "x"
@@ -180,7 +180,7 @@ def test_inv12_the_gradient_of_a_residual_network_is_the_masked_one_times_the_fa
     assert_close(found, closed_form(submodel, x, y), submodel)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", mostly_slow(ENGINES, ["torch"]))
 def test_inv12_the_gradient_of_the_program_is_the_masked_one_times_the_factor(engine: str) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     device = client(engine, GAMMA, momentum=0.9)
@@ -290,7 +290,7 @@ def trained(device: Client, submodel: Importance) -> bytes:
 OFF = {"remask": False, "bias": False}
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
+@pytest.mark.parametrize("options", mostly_slow([{}, {"momentum": 0.9, "weight_decay": 0.01}], [{}]))
 def test_inv15_switched_off_it_is_sgd_on_the_same_submodel_in_every_byte(options: dict[str, float]) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     off = program_of(submodel, **OFF, **options)

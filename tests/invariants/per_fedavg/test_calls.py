@@ -31,7 +31,7 @@ from tests.invariants.fafed.quadratic import (
     user,
 )
 from tests.invariants.per_fedavg.wrong import TWO_BATCHES, wrong
-from tests.rings import mostly_slow
+from tests.rings.rows import mostly_slow
 
 D = 3
 
