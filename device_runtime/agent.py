@@ -30,7 +30,7 @@ from device_runtime.round.graphs import Step
 from device_runtime.round.job import Job
 from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
-from device_runtime.store.carry import Kept
+from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
@@ -361,8 +361,8 @@ class Agent:
         text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
         self._say(ack.status, text, round=past.round, loss=past.loss)
 
-    def _dropped(self, text: str, kept: Kept) -> None:
-        self._say("carry", text, run=kept.name.partition("/")[0], round=kept.round)
+    def _dropped(self, text: str, carry: StoredCarry) -> None:
+        self._say("carry", text, run=carry.name.partition("/")[0], round=carry.round)
 
     # -- telling people --------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.published import Shelf
 
-_Units = dict[str, BlobRef]
+_Published = list[BlobRef]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Rounds:
             later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
             state = replace(state, phase="open", round=later)
         for units in self._journal.published_units(self._start.run):
-            for ref in msgspec.msgpack.decode(units, type=_Units).values():
+            for ref in msgspec.msgpack.decode(units, type=_Published):
                 self.publisher.clear(ref)  # what a killed process published and did not live to clear
         return state
 
@@ -197,11 +197,9 @@ class Rounds:
         return parts
 
     @property
-    def _published(self) -> _Units:
+    def _published(self) -> _Published:
         """Every blob of the current weights."""
-        lines = self._downlink.lines
-        several = {f"{name}+{at}": ref for name, refs in lines.items() for at, ref in enumerate(refs)}
-        return self._downlink.units | several
+        return [ref for refs in self._downlink.units.values() for ref in refs]
 
     def _take(self, opened: OpenRound) -> None:
         """Be ready for the updates of a round."""
@@ -320,24 +318,19 @@ class Rounds:
         number = current.number if current else max(0, state.next_round - 1)
         # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
         position = current.position if current else self._plan.next_main(state.position)
-        offers = self._offers[self._plan.index(position)]
-        first = offers.get("onnx", Offer())
         message = Round(
             run=self.rules.run,
             round=number,
             state=told,
             model_version=self.model_version,
-            bundles=first.bundles,
-            signatures=first.signatures,
+            offers=self._offers[self._plan.index(position)],
             units=self._downlink.units,
-            lines=self._downlink.lines,
             hyper=self._plan.hyper_at(max(1, number), position),
-            deadline=current.deadline if current else 0.0,
             base=state.base,
-            formats={format: offer for format, offer in offers.items() if format != "onnx"},
+            deadline=current.deadline if current else 0.0,
         )
         self.publisher.announce(message)
-        self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._published.values()})
+        self.publisher.keep_only(self._fixed | {ref.sha256 for ref in self._published})
 
 
 def _signed(bundles: dict[str, BlobRef], sign: Callable[[str], bytes]) -> Offer:

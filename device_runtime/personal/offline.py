@@ -57,7 +57,7 @@ def offline(bundle: Bundle, path: Path) -> tuple[Job, FileBlobs]:
         samples=0,
         model_version=path.name,
         bundle=blobs.add(bundle.encoded),
-        units={name: blobs.add(tensors.dump(part)) for name, part in by_unit.items()},
+        units={name: (blobs.add(tensors.dump(part)),) for name, part in by_unit.items()},
         hyper={},
     )
     return job, blobs

@@ -104,7 +104,7 @@ def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
     """
     offer = announced.offer(format)
     offered = sorted(offer.bundles)
-    others = [name for name in ("onnx", *sorted(announced.formats)) if announced.offer(name).bundles]
+    others = sorted(name for name, other in announced.offers.items() if other.bundles)
     if not offered and others:
         raise ConfigError(
             f"round {announced.round} offers nothing in format {format}, but in {', '.join(others)}: choose another "
@@ -133,6 +133,5 @@ def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
         units=announced.units,
         hyper=announced.hyper,
         signature=offer.signatures.get(chosen, b""),
-        lines=announced.lines,
         format=format,
     )

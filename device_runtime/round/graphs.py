@@ -12,7 +12,7 @@ import numpy as np
 from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.job import Job
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port

@@ -24,11 +24,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     model_version: str
     bundle: BlobRef
-    units: dict[str, BlobRef]
+    units: dict[str, tuple[BlobRef, ...]]
     hyper: dict[str, float]
     signature: bytes = b""
-    lines: dict[str, tuple[BlobRef, ...]] = {}
-    base: int = -1
+    base: int = 0
     format: str = "onnx"
 
     @classmethod
@@ -54,7 +53,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             units=announced.units,
             hyper=announced.hyper,
             signature=offer.signatures.get(task.tier, b""),
-            lines=announced.lines,
             base=announced.base,
             format=found,
         )
@@ -74,9 +72,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
         """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can go on."""
-        names = self.units.keys() | self.lines.keys()
         return self.bundle.sha256, {
-            name: tuple(ref.sha256 for ref in self.line(name)) for name in sorted(names)
+            name: tuple(ref.sha256 for ref in refs) for name, refs in sorted(self.units.items())
         }
 
     @property
@@ -92,9 +89,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self, unit: str) -> tuple[BlobRef, ...]:
         """The unit's whole blob, and the patches to it in order; empty if the round does not announce it."""
-        if unit in self.lines:
-            return self.lines[unit]
-        return (self.units[unit],) if unit in self.units else ()
+        return self.units.get(unit, ())
 
     def is_open(self, announced: Round) -> bool:
         """Whether ``announced`` is this job's round, and still open."""

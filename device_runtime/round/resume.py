@@ -1,4 +1,5 @@
-"""Taking up, at the beginning of a round, what an earlier one left: found, checked against the graphs, or dropped aloud."""
+"""Taking up, at the beginning of a round, what an earlier one left: checked against the graphs, and what is of no use
+is dropped after its user was told."""
 
 from __future__ import annotations
 
@@ -7,8 +8,15 @@ from dataclasses import dataclass, field
 
 from device_runtime.round.graphs import check_port
 from device_runtime.round.job import Job
-from device_runtime.store.carries import Gone, Mine, Standing, abandoned, foreign, standing
-from device_runtime.store.carry import UNKNOWN, Kept
+from device_runtime.store.carry_choice import (
+    CarryChoice,
+    RoundToBegin,
+    VoidCarry,
+    abandoned,
+    choose,
+    foreign,
+)
+from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import Store
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, Port
@@ -16,7 +24,7 @@ from edgefl.wire.errors import BundleError, ProtocolError, RoundDeclined
 from edgefl.wire.mqtt.messages import NO_CARRY, Round
 from edgefl.wire.tensors import Arrays
 
-Tell = Callable[[str, Kept], None]
+Tell = Callable[[str, StoredCarry], None]
 """(text for people, the carry that it is about)."""
 
 
@@ -39,16 +47,16 @@ def take_up(store: Store, job: Job, manifest: Manifest, tell: Tell) -> TakenUp:
     """
     ports = carry_ports(manifest)
     choice = _choice(store, job, manifest, reads=bool(ports))
-    found = choice.found
-    taken, why = _read(store, found, ports) if found else (TakenUp(), "")
+    carry = choice.carry
+    taken, why = _read(store, carry, ports) if carry else (TakenUp(), "")
     if taken is None:  # refused by the server a moment ago
         return take_up(store, job, manifest, tell)
-    misfit = (Gone(found, why),) if found and why else ()
+    misfit = (VoidCarry(carry, why),) if carry and why else ()
     declines = manifest.carry_needed and bool(ports) and not taken.arrays
     what_now = _what_now(job, taken, reads=bool(ports), declines=declines)
     _drop(store, choice, misfit, tell, what_now)
     if declines:
-        lost = f": {[*choice.gone, *misfit][-1].why}" if choice.gone or misfit else ""
+        lost = f": {[*choice.void, *misfit][-1].why}" if choice.void or misfit else ""
         raise RoundDeclined(
             NO_CARRY,
             f"program {manifest.program!r} goes on from what a device kept of an earlier round, and this one has "
@@ -63,10 +71,10 @@ def drop_abandoned(store: Store, announced: Round, tell: Tell) -> None:
 
     To be asked at every announcement: who sits the next rounds out could not tell later which ones were abandoned.
     """
-    own = [row for row in store.carries() if row.name.startswith(f"{announced.run}/")]
-    void = abandoned(own, announced.base, announced.round) if announced.state == "open" else []
-    gone = tuple(Gone(row, f"round {row.round} was abandoned") for row in void)
-    _drop(store, Standing(None, gone, ()), (), tell, "later rounds go on from what was kept before it")
+    own = [carry for carry in store.carries() if carry.name.startswith(f"{announced.run}/")]
+    lost = abandoned(own, announced.base, announced.round) if announced.state == "open" else []
+    void = tuple(VoidCarry(carry, f"round {carry.round} was abandoned") for carry in lost)
+    _drop(store, CarryChoice(None, void, ()), (), tell, "later rounds go on from what was kept before it")
 
 
 def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
@@ -75,18 +83,21 @@ def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
     return tuple(port for name in names for port in manifest.graph(name).inputs_of("carry"))
 
 
-def _choice(store: Store, job: Job, manifest: Manifest, *, reads: bool) -> Standing:
-    kept, mine = store.carries(), Mine(job.run, carry_name(job, manifest), job.round, job.base)
-    judged = standing(kept, mine, manifest.carry_exchanges)
+def _choice(store: Store, job: Job, manifest: Manifest, *, reads: bool) -> CarryChoice:
+    carries = store.carries()
+    begun = RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base)
+    choice = choose(carries, begun, manifest.carry_exchanges)
     if reads:
-        return judged
-    others = foreign(kept, job.run)  # this round asks for nothing; a later one may ask for what is ours
-    return Standing(None, tuple(gone for gone in judged.gone if gone.kept in others), ())
+        return choice
+    others = foreign(
+        carries, job.run
+    )  # this round asks for nothing; a later one may ask for those of this run
+    return CarryChoice(None, tuple(void for void in choice.void if void.carry in others), ())
 
 
-def _read(store: Store, found: Kept, ports: Sequence[Port]) -> tuple[TakenUp | None, str]:
+def _read(store: Store, carry: StoredCarry, ports: Sequence[Port]) -> tuple[TakenUp | None, str]:
     """The tensors of a carry, or why they do not fit; None if it is not there any more."""
-    data = store.carry(found)
+    data = store.carry(carry)
     if data is None:
         return None, ""
     try:
@@ -98,7 +109,7 @@ def _read(store: Store, found: Kept, ports: Sequence[Port]) -> tuple[TakenUp | N
             check_port(port, arrays[port.label])
     except (ProtocolError, BundleError) as error:
         return TakenUp(), error.message
-    return TakenUp(arrays, f"{_of(found)} (task {found.nonce})"), ""
+    return TakenUp(arrays, f"{_of(carry)} (task {carry.nonce})"), ""
 
 
 def _what_now(job: Job, taken: TakenUp, *, reads: bool, declines: bool) -> str:
@@ -113,18 +124,18 @@ def _what_now(job: Job, taken: TakenUp, *, reads: bool, declines: bool) -> str:
     )
 
 
-def _drop(store: Store, choice: Standing, misfit: Sequence[Gone], tell: Tell, what_now: str) -> None:
-    """Tell of what goes, then let it go: who is killed in between tells it twice."""
-    gone = (*choice.gone, *misfit)
-    for each in {(gone.kept.name, gone.why): gone for gone in gone}.values():
-        tell(f"what this device kept {_of(each.kept)} is dropped: {each.why}; {what_now}", each.kept)
-    going = [*(each.kept for each in gone), *choice.superseded]
+def _drop(store: Store, choice: CarryChoice, misfit: Sequence[VoidCarry], tell: Tell, what_now: str) -> None:
+    """Tell of what is void, then drop it: a process killed in between tells it twice."""
+    void = (*choice.void, *misfit)
+    for each in {(one.carry.name, one.why): one for one in void}.values():
+        tell(f"what this device kept {_of(each.carry)} is dropped: {each.why}; {what_now}", each.carry)
+    useless = [*(each.carry for each in void), *choice.superseded]
     if misfit:  # those before it fit no better
-        going = [row for row in store.carries() if row in going or row.name == misfit[0].kept.name]
-    if going:
-        store.drop_carries(going)
+        useless = [c for c in store.carries() if c in useless or c.name == misfit[0].carry.name]
+    if useless:
+        store.drop_carries(useless)
 
 
-def _of(kept: Kept) -> str:
-    run = kept.name.partition("/")[0]
-    return f"of run {run}" if kept.round == UNKNOWN else f"of round {kept.round} of run {run}"
+def _of(carry: StoredCarry) -> str:
+    run = carry.name.partition("/")[0]
+    return f"of round {carry.round} of run {run}"

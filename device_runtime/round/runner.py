@@ -26,7 +26,7 @@ from device_runtime.round.forward import MultiStepForward, record_tag
 from device_runtime.round.graphs import Blobs, Graphs, Memory, Settings, Step, check_port, labelled
 from device_runtime.round.job import Job
 from device_runtime.round.record import Record
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec
 from edgefl.wire.tensors import Array, Arrays
 

@@ -138,9 +138,9 @@ class Work:
             samples=result.samples,
             metrics=result.metrics,
             profile=profile,
-            tensors=tensors.dump(result.update, result.masks),
             codec=manifest.codec,
             codec_version=manifest.codec_version,
+            tensors=tensors.dump(result.update, result.masks),
         )
         outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
         carry = tensors.dump(result.carry) if result.carry else None

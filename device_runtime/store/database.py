@@ -16,10 +16,9 @@ from typing import IO, Any
 
 import msgspec
 
-from device_runtime.store import carry as carries
-from device_runtime.store import checkpoint as checkpoints
-from device_runtime.store.carry import Kept
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store import carry_rows, checkpoint_rows
+from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Array
@@ -32,8 +31,8 @@ _LOCK_PATIENCE_S = 5.0
 _CACHE_KIB = 256
 """What SQLite keeps of the file in memory for good, once it wrote that much; its own choice of 2 MiB is no faster."""
 
-_LAYOUT = 2
-"""Of a checkpoint, in SQLite's ``user_version``: before there was one it was one blob, with 1 it did not tell its basis."""
+_LAYOUT = 1
+"""Of the tables, in SQLite's ``user_version``, which is 0 in a new file."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -111,22 +110,24 @@ class Store:
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-            self._drop_former_layout()
-            carries.set_former_aside(self._db)
-            self._db.executescript(_SCHEMA + checkpoints.SCHEMA + carries.SCHEMA)
-            with self._db:
-                carries.adopt_former(self._db)
+            self._check_layout(path)
+            self._db.executescript(_SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(
                 f"{self.folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
             ) from error
 
-    def _drop_former_layout(self) -> None:
-        """Drop a checkpoint that another release wrote otherwise: its round starts again."""
+    def _check_layout(self, path: Path) -> None:
+        """StoreError if another release wrote the file in another layout."""
         [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
-        if layout < _LAYOUT:
-            self._db.execute("DROP TABLE IF EXISTS checkpoint")
-            self._db.execute(f"PRAGMA user_version={_LAYOUT}")
+        if layout not in (0, _LAYOUT):
+            self._db.close()
+            raise StoreError(
+                f"{path} has layout {layout}, this runtime reads {_LAYOUT}: install the edgefl that wrote it, or move the "
+                "file away to start afresh",
+                layout=layout,
+            )
+        self._db.execute(f"PRAGMA user_version={_LAYOUT}")
 
     def _own(self, claim: dict[str, str]) -> None:
         """Remember whose store this is; StoreError if it is somebody else's."""
@@ -241,7 +242,7 @@ class Store:
         """Remember the round that is being worked on, before any work; ``fresh`` drops what was computed for it."""
         with self._transaction() as db:
             if fresh:
-                checkpoints.delete(db)
+                checkpoint_rows.delete(db)
             db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
 
     def job(self) -> bytes | None:
@@ -250,25 +251,25 @@ class Store:
     def close_job(self) -> None:
         with self._transaction() as db:
             db.execute("DELETE FROM job")
-            checkpoints.delete(db)
+            checkpoint_rows.delete(db)
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint, whole or not at all; its tensors are drawn and written one after the other."""
         with self._transaction() as db:
-            checkpoints.replace(db, nonce, checkpoint)
+            checkpoint_rows.replace(db, nonce, checkpoint)
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
         """The checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by then."""
         with self._reading() as db:
-            found = checkpoints.find(db, nonce)
-        if found is None:
+            stored = checkpoint_rows.find(db, nonce)
+        if stored is None:
             return None
-        tensors = ((row.name, self._tensor(row)) for row in found.rows)
-        return Checkpoint(found.step, found.sums, tensors, found.basis)
+        tensors = ((row.name, self._tensor(row)) for row in stored.rows)
+        return Checkpoint(stored.step, stored.sums, tensors, stored.basis)
 
-    def _tensor(self, row: checkpoints.Row) -> Array:
+    def _tensor(self, row: checkpoint_rows.TensorRow) -> Array:
         with self._reading() as db:
-            return checkpoints.read(db, row)
+            return checkpoint_rows.read(db, row)
 
     # -- outbox ----------------------------------------------------------------------------------------------
 
@@ -278,9 +279,9 @@ class Store:
             row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
             db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
             if carry is not None:
-                carries.add(db, carry_name, outgoing.nonce, outgoing.round, carry)
+                carry_rows.add(db, carry_name, outgoing.nonce, outgoing.round, carry)
             db.execute("DELETE FROM job")
-            checkpoints.delete(db)
+            checkpoint_rows.delete(db)
 
     def outgoing(self) -> Outgoing | None:
         """The oldest update that waits."""
@@ -298,7 +299,7 @@ class Store:
         """
         with self._transaction() as db:
             if past.outcome != "accepted":
-                carries.reject(db, past.nonce)
+                carry_rows.reject(db, past.nonce)
             db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
             self._remember(db, past)
 
@@ -307,7 +308,7 @@ class Store:
         with self._transaction(durable=True) as db:
             self._remember(db, past)
             db.execute("DELETE FROM job")
-            checkpoints.delete(db)
+            checkpoint_rows.delete(db)
 
     def _remember(self, db: sqlite3.Connection, past: PastRound) -> None:
         row = (past.nonce, time.time(), msgspec.msgpack.encode(past))
@@ -319,19 +320,19 @@ class Store:
 
     # -- what is carried from round to round -----------------------------------------------------------------
 
-    def carries(self) -> list[Kept]:
+    def carries(self) -> list[StoredCarry]:
         """What rounds left for later ones, oldest first; of all runs, programs and tiers."""
         with self._reading() as db:
-            return carries.kept(db)
+            return carry_rows.all_of(db)
 
-    def carry(self, kept: Kept) -> bytes | None:
+    def carry(self, carry: StoredCarry) -> bytes | None:
         """The bytes of one; None if its update was rejected meanwhile."""
         with self._reading() as db:
-            return carries.read(db, kept.id)
+            return carry_rows.read(db, carry.id)
 
-    def drop_carries(self, kept: Iterable[Kept]) -> None:
+    def drop_carries(self, carries: Iterable[StoredCarry]) -> None:
         with self._transaction() as db:
-            carries.drop(db, (each.id for each in kept))
+            carry_rows.drop(db, (carry.id for carry in carries))
 
     # -- history ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import TensorSpec, prefixed, role_of
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.manifest import VERSIONS, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
@@ -91,7 +91,6 @@ def build_bundle(
     told, listing = packed_sources(nodes, chunk_bytes)
     blobs[told.sha256] = listing
     manifest = Manifest(
-        v=version_of(program),
         model=label.model,
         program=program.name,
         tier=label.tier,
@@ -148,12 +147,6 @@ def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = Non
         )
         for name, spec in specs.items()
     )
-
-
-def version_of(program: Program) -> int:
-    """Of the manifest: the first that says all of it, so that devices of before go on reading what they can train."""
-    later = program.kept.needed or any(phase.over_data for phase in program.phases)
-    return VERSIONS[-1] if later else VERSIONS[0]
 
 
 def batch_size(program: Program) -> int:

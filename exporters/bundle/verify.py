@@ -10,7 +10,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import BundleError, ExportError
-from exporters.bundle.build import Prefix, batch_size, ports, trained_entries, version_of
+from exporters.bundle.build import Prefix, batch_size, ports, trained_entries
 from exporters.bundle.formats import Format, format_of
 from exporters.verify.graphs import Report
 
@@ -127,7 +127,6 @@ def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
     """What a device would do differently from what ``origin`` says."""
     program = origin.program
     pairs = {
-        "version": (manifest.v, version_of(program)),
         "program": (manifest.program, program.name),
         "exchange": (manifest.exchange, origin.exchange),
         "units of the frozen chunks": (

@@ -74,14 +74,9 @@ class Downlink:
         self._lines: dict[str, _Line] = {}
 
     @property
-    def units(self) -> dict[str, BlobRef]:
-        """The blob of each part that is whole in one."""
-        return {name: line.refs[0] for name, line in self._lines.items() if len(line.refs) == 1}
-
-    @property
-    def lines(self) -> dict[str, tuple[BlobRef, ...]]:
-        """Of each other part the whole blob and the patches to it, in order."""
-        return {name: line.refs for name, line in self._lines.items() if len(line.refs) > 1}
+    def units(self) -> dict[str, tuple[BlobRef, ...]]:
+        """Of each part the whole blob, and the patches to it in order."""
+        return {name: line.refs for name, line in self._lines.items()}
 
     def publish(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
         """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""

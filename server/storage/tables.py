@@ -1,4 +1,4 @@
-"""The tables of the journal, and bringing those of an earlier release up to date."""
+"""The tables of the journal."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ rounds = sa.Table(
     sa.Column("goal", sa.Integer, nullable=False),
     sa.Column("units", _BLOB, nullable=False),
     sa.Column("outcome", sa.JSON, nullable=False),
-    sa.Column("whole", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Column("restart", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("whole", sa.Boolean, nullable=False),
+    sa.Column("restart", sa.Boolean, nullable=False, default=False),
 )
 assignments = sa.Table(
     "assignments",
@@ -56,7 +56,7 @@ assignments = sa.Table(
     sa.Column("nonce", sa.String(64), nullable=False),
     sa.Column("weight_limit", sa.BigInteger, nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
-    sa.Column("reason", sa.String(MOST_REASON), nullable=False, server_default=""),
+    sa.Column("reason", sa.String(MOST_REASON), nullable=False),
 )
 updates = sa.Table(
     "updates",
@@ -72,23 +72,17 @@ updates = sa.Table(
     sa.Column("metrics", sa.JSON, nullable=False),
     sa.Column("down_bytes", sa.BigInteger, nullable=False),
     sa.Column("up_bytes", sa.BigInteger, nullable=False),
-    sa.Column("down_wire_bytes", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("up_wire_bytes", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("up_float32_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("down_wire_bytes", sa.BigInteger, nullable=False),
+    sa.Column("up_wire_bytes", sa.BigInteger, nullable=False),
+    sa.Column("up_float32_bytes", sa.BigInteger, nullable=False),
     sa.Column("bytes", _BLOB, nullable=True),
 )
 SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float32_bytes")
 
 
 def create(engine: sa.Engine) -> None:
-    """The tables, where there are none; in those of an earlier release the columns that it did not have."""
+    """The tables, where there are none."""
     _tables.create_all(engine)
-    for table in (rounds, assignments, updates):
-        known = {column["name"] for column in sa.inspect(engine).get_columns(table.name)}
-        with engine.begin() as connection:
-            for column in (column for column in table.c if column.name not in known):
-                told = sa.schema.CreateColumn(column).compile(dialect=engine.dialect)
-                connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {told}"))
 
 
 def use_write_ahead_log(connection: Any, _record: object) -> None:

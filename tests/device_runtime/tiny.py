@@ -26,7 +26,7 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port, Role
-from edgefl.wire.mqtt.messages import Round, Task
+from edgefl.wire.mqtt.messages import Offer, Round, Task
 from edgefl.wire.tensors import Array, Arrays
 
 ROWS, BATCH, WIDTH, STEPS = 10, 4, 3, 6
@@ -177,6 +177,8 @@ def make_bundle(
         hyper={"lr": 0.1},
         graphs=tuple(graph for graph, _ in made),
         codec=codec,
+        codec_version=1,
+        draws="walk",
     )
     return Bundle(manifest, {graph.blob.sha256: data for graph, data in made})
 
@@ -207,7 +209,7 @@ class World:
     got: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.unit_refs = {name: self.add(tensors.dump(arrays)) for name, arrays in self.units.items()}
+        self.unit_refs = {name: (self.add(tensors.dump(arrays)),) for name, arrays in self.units.items()}
         self.bundle_ref = self.add(self.bundle.encoded)
         self.blobs.update(self.bundle.blobs)
 
@@ -228,18 +230,18 @@ class World:
         return Task(run=run, round=number, tier=tier, seed=7, nonce=nonce or f"n{number}", samples=samples)
 
     def announcement(
-        self, *, number: int = 1, run: str = "run", state: str = "open", base: int = -1
+        self, *, number: int = 1, run: str = "run", state: str = "open", base: int | None = None
     ) -> Round:
         return Round(
             run=run,
             round=number,
             state=state,  # type: ignore[arg-type]
             model_version="v1",
-            bundles={self.bundle.manifest.tier: self.bundle_ref},
+            offers={"onnx": Offer(bundles={self.bundle.manifest.tier: self.bundle_ref})},
             units=self.unit_refs,
             hyper={},
             deadline=0.0,
-            base=base,
+            base=number - 1 if base is None else base,
         )
 
     def job(self, *, samples: int = 0, hyper: Mapping[str, float] | None = None) -> Job:

@@ -15,7 +15,7 @@ from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import Residency, Settings
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl import programs
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors
@@ -112,8 +112,8 @@ def job_of(tier: Exported, seed: int) -> tuple[Job, dict[str, bytes]]:
         content = tensors.dump(
             {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
         )
-        units[unit] = describe(content, CHUNK_BYTES)
-        blobs[units[unit].sha256] = content
+        ref = describe(content, CHUNK_BYTES)
+        units[unit], blobs[ref.sha256] = (ref,), content
     job = Job(
         run="run",
         round=1,

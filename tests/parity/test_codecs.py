@@ -139,8 +139,8 @@ class Tier:
                 else {name: array for name, array in self.weights.items() if name.startswith(f"{unit}.")}
             )
             content = tensors.dump(own, self.placement.masks)
-            units[unit] = describe(content, CHUNK_BYTES)
-            blobs[units[unit].sha256] = content
+            ref = describe(content, CHUNK_BYTES)
+            units[unit], blobs[ref.sha256] = (ref,), content
         job = Job(
             run="run",
             round=1,

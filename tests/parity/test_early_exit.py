@@ -120,7 +120,7 @@ def _job(
         )
         for name in fetched
     }
-    units = {name: describe(content, CHUNK_BYTES) for name, content in contents.items()}
+    units = {name: (describe(content, CHUNK_BYTES),) for name, content in contents.items()}
     job = Job(
         run="run",
         round=1,
@@ -133,7 +133,7 @@ def _job(
         units=units,
         hyper=hyper,
     )
-    return job, {units[name].sha256: content for name, content in contents.items()}
+    return job, {units[name][0].sha256: content for name, content in contents.items()}
 
 
 def _worst_error(form: str, level: EarlyExit, kd_weight: float) -> float:

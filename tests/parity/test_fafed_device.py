@@ -67,8 +67,8 @@ def on_device(
     for unit in UNITS:
         mine = {n: t.numpy() for n, t in given.items() if n.rpartition("/")[2].startswith(f"{unit}.")}
         content = tensors.dump(mine)
-        units[unit] = describe(content, CHUNK_BYTES)
-        blobs[units[unit].sha256] = content
+        ref = describe(content, CHUNK_BYTES)
+        units[unit], blobs[ref.sha256] = (ref,), content
     runner = RoundRunner(
         engine=engine_of(form),
         manifest=bundle.manifest,

@@ -21,7 +21,15 @@ def graph(name: str, kind: str, median_ms: float, **fields: object) -> GraphProf
         load_ms=12.0,
         run=Times(calls=5, median_ms=median_ms, p90_ms=median_ms + 1, min_ms=median_ms - 1),
         peak=Peak(planned_bytes=8 << 20, engine_bytes=4 << 20, rss_bytes=6 << 20),
-        split=Split(forward_ms=2.0, backward_ms=5.0, update_ms=1.0, how="measured")
+        split=Split(
+            forward_ms=2.0,
+            backward_ms=5.0,
+            update_ms=1.0,
+            how="measured",
+            forward_p90_ms=0.0,
+            backward_p90_ms=0.0,
+            update_p90_ms=0.0,
+        )
         if kind == "step"
         else None,
     )

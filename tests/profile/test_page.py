@@ -115,7 +115,15 @@ def test_steps_are_shown_in_their_parts_and_estimates_are_called_so(measured: Bu
 
 
 def test_each_part_of_a_step_has_its_median_and_its_p90(measured: BundleProfile) -> None:
-    split = Split(forward_ms=2.0, backward_ms=5.0, update_ms=1.0, how="measured", forward_p90_ms=2.5)
+    split = Split(
+        forward_ms=2.0,
+        backward_ms=5.0,
+        update_ms=1.0,
+        how="measured",
+        forward_p90_ms=2.5,
+        backward_p90_ms=0.0,
+        update_p90_ms=0.0,
+    )
     step = made.graph("train", "step", 8.0, split=split)
     found = msgspec.structs.replace(measured, graphs=(step,))
 

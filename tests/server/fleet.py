@@ -73,6 +73,9 @@ def bundle(tier: str) -> Bundle:
         evaluate="g",
         hyper={"lr": 0.1},
         graphs=(graph,),
+        codec="dense",
+        codec_version=1,
+        draws="walk",
     )
     return Bundle(manifest, {graph.blob.sha256: blob})
 
@@ -129,7 +132,11 @@ def update_for(device: str, task: Task, version: str, arrays: Mapping[str, Any],
         model_version=version,
         samples=10,
         metrics={"loss": 1.5},
-        profile=Profile(step_ms=1, forward_ms=1, load_ms=1, idle_bytes=1, peak_bytes=2, down_bytes=3),
+        profile=Profile(
+            step_ms=1, forward_ms=1, load_ms=1, idle_bytes=1, peak_bytes=2, down_bytes=3, down_wire_bytes=0
+        ),
+        codec="dense",
+        codec_version=1,
         tensors=tensors.dump(arrays),
     )
     return Update(**{**{name: getattr(update, name) for name in update.__struct_fields__}, **changes})

@@ -53,12 +53,12 @@ def test_a_round_offers_each_tier_in_its_formats_and_every_blob_can_be_fetched(
     server = RunningServer.start(plan_with(federation, limits, BOTH), mosquitto.address, tmp_path)
     opened = watching.wait_open()
 
-    assert list(opened.bundles) == ["strong"]
-    assert {name: list(offer.bundles) for name, offer in opened.formats.items()} == {
-        "executorch": ["strong", "weak"]
+    assert {name: list(offer.bundles) for name, offer in opened.offers.items()} == {
+        "onnx": ["strong"],
+        "executorch": ["strong", "weak"],
     }
     assert (opened.formats_of("strong"), opened.formats_of("weak")) == (
-        ("onnx", "executorch"),
+        ("executorch", "onnx"),
         ("executorch",),
     )
     session = connect(mosquitto.address)
@@ -87,7 +87,8 @@ def test_bundles_of_all_formats_are_kept_to_the_end_and_nothing_else_is(
     graphs = {
         ref.sha256 for tier in plan.tiers.values() for each in tier.bundles.values() for ref in blobs(each)
     }
-    chunks = sum(ref.count for ref in [*done.units.values(), *refs]) + len(graphs)
+    weights = [ref for line in done.units.values() for ref in line]
+    chunks = sum(ref.count for ref in [*weights, *refs]) + len(graphs)
     left = retained(connect(mosquitto.address), federation)
     assert sum("/blobs/" in topic for topic in left) == chunks
 

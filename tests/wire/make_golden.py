@@ -89,19 +89,23 @@ MESSAGES: dict[str, Message] = {
         round=3,
         state="open",
         model_version="9f" * 32,
-        bundles={"weak": describe(b"weak bundle", 131072)},
-        units={"stem": describe(b"stem weights", 131072), "head": describe(bytes(range(10)), 4)},
-        hyper={"lr": 0.05},
-        deadline=1767225600.5,
-        signatures={"weak": bytes(range(64))},
-        lines={"tail": (describe(b"keyframe", 131072), describe(ZSTD_FRAME, 131072, raw=1000))},
-        base=1,
-        formats={
+        offers={
+            "onnx": Offer(
+                bundles={"weak": describe(b"weak bundle", 131072)}, signatures={"weak": bytes(range(64))}
+            ),
             "executorch": Offer(
                 bundles={"weak": describe(b"weak bundle for phones", 131072)},
                 signatures={"weak": bytes(range(64, 128))},
-            )
+            ),
         },
+        units={
+            "stem": (describe(b"stem weights", 131072),),
+            "head": (describe(bytes(range(10)), 4),),
+            "tail": (describe(b"keyframe", 131072), describe(ZSTD_FRAME, 131072, raw=1000)),
+        },
+        hyper={"lr": 0.05},
+        base=1,
+        deadline=1767225600.5,
     ),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),
@@ -145,6 +149,8 @@ MESSAGES: dict[str, Message] = {
             down_bytes=1,
             down_wire_bytes=300,
         ),
+        codec="dense",
+        codec_version=1,
         tensors=tensors.dump({"head.bias": TENSORS["head.bias"]}),
     ),
     "update_chunk": UpdateChunk(
@@ -190,7 +196,7 @@ def _graph(name: str, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Gr
 
 
 def example_manifest() -> Manifest:
-    """A manifest with every field in use; its graphs are placeholders."""
+    """A small manifest; its graphs are placeholders."""
     weight, state, update = (_port(f"{role}.head.weight", (2, 3)) for role in ("weights", "state", "update"))
     batch = (_port("batch.0.x", (4, 3)), _port("batch.0.y", (4,), "int64"))
     extras = (_port("noise.mask", (4, 3)), _port("hyper.lr", ()))
@@ -213,13 +219,16 @@ def example_manifest() -> Manifest:
             _graph("train", (state, *batch, *extras), (state, _port("metric.loss", ()))),
             _graph("finish", (state,), (update, _port("carry.head.weight", (2, 3)))),
         ),
+        codec="dense",
+        codec_version=1,
+        draws="walk",
     )
 
 
-def example_manifest_2() -> Manifest:
-    """One that needs version 2: a phase over the data, a carry that is needed, the server's memory among the weights."""
+def example_manifest_of_exchanges() -> Manifest:
+    """Of a program of several exchanges: a phase over the data, a carry that is needed, server state among the weights."""
     first = example_manifest()
-    weight, memory = (_port(f"weights.{name}", (2, 3)) for name in ("head.weight", "m/head.weight"))
+    weight, server_state = (_port(f"weights.{name}", (2, 3)) for name in ("head.weight", "m/head.weight"))
     state, carry = (_port(f"{role}.head.weight", (2, 3)) for role in ("state", "carry"))
     batch = (_port("batch.0.x", (4, 3)), _port("batch.0.y", (4,), "int64"))
     other = (_port("batch.1.x", (2, 3)), _port("batch.1.y", (2,), "int64"))
@@ -229,14 +238,13 @@ def example_manifest_2() -> Manifest:
     )
     return msgspec.structs.replace(
         first,
-        v=2,
         suffix=("head", "m/head"),
         phases=(
             PhaseSpec(name="all", graph="pass", steps=1, over_data=True),
             PhaseSpec(name="train", graph="train", steps=10),
         ),
         graphs=(
-            _graph("start", (weight, memory, carry), (state,)),
+            _graph("start", (weight, server_state, carry), (state,)),
             _graph("pass", (state, *batch, mask), (state,)),
             _graph("train", (state, *batch, *other), (state, _port("metric.loss", ()))),
             _graph("finish", (state,), (*sent, carry)),
@@ -247,6 +255,7 @@ def example_manifest_2() -> Manifest:
         exchange="first",
         carry_exchanges=1,
         carry_needed=True,
+        sources=describe(b"sources of the nodes", 131072),
     )
 
 
@@ -294,6 +303,14 @@ def _with_extra_field(message: Message) -> bytes:
     return msgspec.msgpack.encode({"added_later": {"deep": [1, None, b"x"]}, **fields})
 
 
+def _manifest_with_extra_fields() -> bytes:
+    """In the manifest itself, a port and a phase."""
+    fields = msgspec.msgpack.decode(manifest.encode(example_manifest()))
+    for part in (fields, fields["phases"][0], fields["graphs"][0]["inputs"][0]):
+        part["added_later"] = [1, None, b"x"]
+    return msgspec.msgpack.encode(fields)
+
+
 def bundle_bytes() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "example.edgefl"
@@ -308,9 +325,10 @@ def vectors() -> dict[str, bytes]:
     found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
     found["manifest"] = manifest.encode(example_manifest())
-    found["manifest_2"] = manifest.encode(example_manifest_2())
+    found["manifest_of_exchanges"] = manifest.encode(example_manifest_of_exchanges())
     found["manifest_executorch"] = manifest.encode(example_manifest_executorch())
-    found["manifest_of_version_3"] = msgspec.msgpack.encode({"v": 3, "something": "else"})
+    found["manifest_with_unknown_fields"] = _manifest_with_extra_fields()
+    found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})
     found["bundle"] = bundle_bytes()
     found["tensors"] = tensors.dump(TENSORS)
     found["tensors_masked"] = tensors.dump(MASKED, MASK_COUNTS)

@@ -79,7 +79,7 @@ def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
         port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
     }
     units = {
-        unit: folder.add(tensors.dump(held, {name: masks[name] for name in held.keys() & masks.keys()}))
+        unit: (folder.add(tensors.dump(held, {name: masks[name] for name in held.keys() & masks.keys()})),)
         for unit, held in inputs.weights(manifest).items()
     }
     scalars = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}

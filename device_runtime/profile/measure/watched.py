@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from device_runtime.engine.base import Engine, LoadedGraph, Outputs, State
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.sampler import MemorySampler
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.bundle.profiles import Span
 from edgefl.wire.tensors import Array, Arrays

@@ -23,9 +23,6 @@ from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
-VERSIONS = (VERSION, 2)
-"""What :func:`decode` reads. The second has phases over the data and carries that are needed."""
-
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 """What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
@@ -120,9 +117,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes); without one that is
     ``carry_needed`` the device declines. ``sources`` tells where each node of the graphs comes from
     (:mod:`edgefl.wire.bundle.sources`); it is read for a profile and never fetched in a round.
-
-    ``v`` is 2 where a runtime that reads version 1 only would train something else: phases over the data, a carry that is
-    needed.
     """
 
     v: int = VERSION
@@ -140,14 +134,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     evaluate: str
     hyper: dict[str, float]
     graphs: tuple[Graph, ...]
-    codec: str = "dense"
-    codec_version: int = 1
+    codec: str
+    codec_version: int
+    draws: Literal["walk", "draw"]
     personalize: str = ""
-    draws: Literal["walk", "draw"] = "walk"
     exchange: str = ""
     carry_exchanges: int = 0
     carry_needed: bool = False
-    sources: BlobRef | msgspec.UnsetType = msgspec.UNSET
+    sources: BlobRef | None = None
 
     def graph(self, name: str) -> Graph:
         for graph in self.graphs:
@@ -159,7 +153,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def blobs(self) -> tuple[BlobRef, ...]:
         """All that a bundle's file holds: the graphs, and their sources if they were kept."""
         graphs = tuple(graph.blob for graph in self.graphs)
-        return (*graphs, self.sources) if isinstance(self.sources, BlobRef) else graphs
+        return (*graphs, self.sources) if self.sources else graphs
 
     @property
     def format(self) -> FormatName:
@@ -205,10 +199,9 @@ def decode(data: bytes) -> Manifest:
     """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
-        if version not in VERSIONS:
-            known = " and ".join(map(str, VERSIONS))
+        if version != VERSION:
             raise BundleError(
-                f"the manifest has version {version}, this runtime reads {known}: install a matching edgefl",
+                f"the manifest has version {version}, this runtime reads {VERSION}: install a matching edgefl",
                 version=version,
             )
         manifest = msgspec.msgpack.decode(data, type=Manifest)

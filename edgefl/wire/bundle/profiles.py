@@ -60,9 +60,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     backward_ms: float
     update_ms: float
     how: str
-    forward_p90_ms: float = 0.0
-    backward_p90_ms: float = 0.0
-    update_p90_ms: float = 0.0
+    forward_p90_ms: float
+    backward_p90_ms: float
+    update_p90_ms: float
 
 
 class OpCost(msgspec.Struct, frozen=True, kw_only=True):

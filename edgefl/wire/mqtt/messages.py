@@ -28,9 +28,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bundles of one format: a tier's manifest blob and, by tier, the server's Ed25519 signature of it."""
+    """Bundles of one format: by tier its manifest blob and, where the server has a key, its Ed25519 signature of it."""
 
-    bundles: dict[str, BlobRef] = {}
+    bundles: dict[str, BlobRef]
     signatures: dict[str, bytes] = {}
 
 
@@ -38,38 +38,30 @@ class Round(Message, frozen=True, kw_only=True):
     """``rounds/current``, retained: the open round, or the closed one while nothing is open.
 
     ``run`` names one training run of the federation; a device drops what belongs to another run.
-    ``bundles`` maps a tier to its manifest blob, ``units`` a unit to its weights of ``model_version``. A unit is in
-    ``lines`` instead where it takes several blobs: earlier weights, and the patches that lead from there to
-    ``model_version``, in order (:mod:`edgefl.wire.patches`). A device that knows no lines thus misses the unit.
-    ``base`` is the last round whose updates are in the model (0 before the first, -1 from a server that does not say):
-    what a device kept from a later round, it kept of one that was abandoned. ``deadline`` is seconds since the epoch.
-    ``signatures`` holds, by tier, the server's Ed25519 signature of the bundle.
-    ``bundles`` and ``signatures`` are of ONNX graphs, and empty where no tier has any; ``formats`` has those of other
-    formats, by the name of the format (:meth:`offer`).
+    ``offers`` has the tiers' bundles by the format of their graphs. ``units`` maps a unit to what its weights of
+    ``model_version`` are put together from: a blob of weights, and the patches that lead from there to
+    ``model_version``, in order (:mod:`edgefl.wire.patches`); most often there are none.
+    ``base`` is the last round whose updates are in the model, 0 before the first: what a device kept of a later round
+    is void, as that round was abandoned. ``deadline`` is seconds since the epoch.
     """
 
     run: str
     round: int
     state: Literal["open", "closed", "done"]
     model_version: str
-    bundles: dict[str, BlobRef]
-    units: dict[str, BlobRef]
+    offers: dict[str, Offer]
+    units: dict[str, tuple[BlobRef, ...]]
     hyper: dict[str, float]
+    base: int
     deadline: float
-    signatures: dict[str, bytes] = {}
-    lines: dict[str, tuple[BlobRef, ...]] = {}
-    base: int = -1
-    formats: dict[str, Offer] = {}
 
     def offer(self, format: str) -> Offer:
         """What the round offers to devices whose engine runs ``format``; empty if that is nothing."""
-        if format == "onnx":
-            return Offer(bundles=self.bundles, signatures=self.signatures)
-        return self.formats.get(format, Offer())
+        return self.offers.get(format, Offer(bundles={}))
 
     def formats_of(self, tier: str) -> tuple[str, ...]:
-        """The formats in which a tier is offered."""
-        return tuple(name for name in ("onnx", *sorted(self.formats)) if tier in self.offer(name).bundles)
+        """The formats in which a tier is offered, by name."""
+        return tuple(sorted(name for name, offer in self.offers.items() if tier in offer.bundles))
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -133,7 +125,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     idle_bytes: int
     peak_bytes: int
     down_bytes: int
-    down_wire_bytes: int = 0
+    down_wire_bytes: int
 
 
 class Update(Message, frozen=True, kw_only=True):
@@ -151,9 +143,9 @@ class Update(Message, frozen=True, kw_only=True):
     samples: int
     metrics: dict[str, float]
     profile: Profile
+    codec: str
+    codec_version: int
     tensors: bytes
-    codec: str = "dense"
-    codec_version: int = 1
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):

@@ -78,7 +78,9 @@ class Tier:
             samples=0,
             model_version="v3",
             bundle=self.add(self.bundle.encoded, chunk),
-            units={unit: self.add(tensors.dump(part, placed.masks), chunk) for unit, part in parts.items()},
+            units={
+                unit: (self.add(tensors.dump(part, placed.masks), chunk),) for unit, part in parts.items()
+            },
             hyper={},
         )
 

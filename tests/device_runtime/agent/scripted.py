@@ -130,7 +130,7 @@ class ScriptedServer:
     def assign(self, task: Task) -> None:
         self.publish(self.mine.tasks, messages.encode(task))
 
-    def open(self, world: World, *, number: int = 1, run: str = "run", base: int = -1) -> None:
+    def open(self, world: World, *, number: int = 1, run: str = "run", base: int | None = None) -> None:
         """Publish a round and its task, once the device has said hello: then it is subscribed."""
         if not self._greeted:
             self.hello()

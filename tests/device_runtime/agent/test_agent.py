@@ -54,7 +54,11 @@ def test_one_round_from_announcement_to_history(
 
 def _used(world: World) -> list[bytes]:
     graphs = {graph.name: graph.blob.sha256 for graph in world.bundle.manifest.graphs}
-    names = {*graphs.values(), *(ref.sha256 for ref in world.unit_refs.values()), world.bundle_ref.sha256}
+    names = {
+        *graphs.values(),
+        *(ref.sha256 for refs in world.unit_refs.values() for ref in refs),
+        world.bundle_ref.sha256,
+    }
     return [world.blobs[name] for name in names]
 
 

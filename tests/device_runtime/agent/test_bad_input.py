@@ -63,7 +63,7 @@ def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mend
 ) -> None:
     agent = start()
     server.hello()
-    damaged = server.topics.blob_chunk(world.unit_refs["mid"].sha256, 0)
+    damaged = server.topics.blob_chunk(world.unit_refs["mid"][0].sha256, 0)
     server.publish_blobs(world)
     server.publish(damaged, b"damaged", retain=True)
     server.announce(world.announcement())

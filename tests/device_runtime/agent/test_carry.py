@@ -41,7 +41,7 @@ def world_with(*, without_carry: bool = False, **changes: object) -> World:
 
 
 def needing(**changes: object) -> World:
-    return world_with(v=2, carry_needed=True, **changes)
+    return world_with(carry_needed=True, **changes)
 
 
 def play(server: ScriptedServer, agent: RunningAgent, world: World, number: int, base: int) -> tiny.Array:
@@ -105,13 +105,13 @@ def test_what_another_run_left_is_dropped_with_a_word(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     agent = start()
-    server.open(world, run="former", base=0)
+    server.open(world, run="earlier", base=0)
     server.ack(server.update())
     agent.event("accepted")
 
     server.open(world, number=2, base=1)
 
-    assert "former" in agent.event("carry").text
+    assert "earlier" in agent.event("carry").text
     np.testing.assert_allclose(weights_of(server.update(2))["head.w"], trained(world)[0], rtol=1e-5)
 
 

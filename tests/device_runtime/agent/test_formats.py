@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from device_runtime.personal.visitor import job_of
-from device_runtime.round import job as jobs
 from device_runtime.round.job import Job
 from device_runtime.store.database import DECLINED
 from edgefl.wire.blobs import describe
@@ -19,16 +18,15 @@ from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
 from tests.device_runtime.tiny import World
 
 PHONES = describe(b"for phones", 8)
+FOR_PHONES = {"executorch": Offer(bundles={"weak": PHONES}, signatures={"weak": b"signed"})}
 
 
 def also_in_executorch(announced: Round) -> Round:
-    return msgspec.structs.replace(
-        announced, formats={"executorch": Offer(bundles={"weak": PHONES}, signatures={"weak": b"signed"})}
-    )
+    return msgspec.structs.replace(announced, offers=announced.offers | FOR_PHONES)
 
 
 def only_in_executorch(announced: Round) -> Round:
-    return msgspec.structs.replace(also_in_executorch(announced), bundles={})
+    return msgspec.structs.replace(announced, offers=FOR_PHONES)
 
 
 @pytest.mark.parametrize("format", ["onnx", "executorch"])
@@ -45,16 +43,7 @@ def test_a_job_has_the_bundle_and_signature_of_its_engines_format(world: World, 
 
 
 def test_a_tier_that_is_offered_in_no_format_is_no_job(world: World) -> None:
-    assert Job.of(world.task(), msgspec.structs.replace(world.announcement(), bundles={}), "onnx") is None
-
-
-def test_a_job_of_before_there_were_formats_is_one_in_onnx(world: World) -> None:
-    fields = msgspec.msgpack.decode(jobs.encode(world.job()))
-    del fields["format"]
-
-    found = jobs.decode(msgspec.msgpack.encode(fields))
-
-    assert found == world.job() and found is not None and found.format == "onnx"
+    assert Job.of(world.task(), msgspec.structs.replace(world.announcement(), offers={}), "onnx") is None
 
 
 def test_a_device_started_again_with_another_engine_begins_its_job_anew(world: World) -> None:

@@ -26,9 +26,8 @@ def patch_ref(world: World, old: Arrays, new: Arrays) -> BlobRef:
 
 
 def with_patches(world: World, *refs: BlobRef) -> Round:
-    whole = {name: ref for name, ref in world.unit_refs.items() if name != "head"}
-    line = (world.unit_refs["head"], *refs)
-    return msgspec.structs.replace(world.announcement(), units=whole, lines={"head": line})
+    units = world.unit_refs | {"head": (*world.unit_refs["head"], *refs)}
+    return msgspec.structs.replace(world.announcement(), units=units)
 
 
 def assign(server: ScriptedServer, world: World, announced: Round) -> None:
@@ -56,7 +55,7 @@ def test_an_agent_trains_from_what_keyframe_and_patches_come_to(
 
 def test_float16_is_trained_as_float32(server: ScriptedServer, start: StartAgent, world: World) -> None:
     half = {"head.w": world.units["head"]["head.w"].astype(np.float16)}
-    world.unit_refs["head"] = world.add(tensors.dump(half))
+    world.unit_refs["head"] = (world.add(tensors.dump(half)),)
     start()
     assign(server, world, world.announcement())
     update = server.update()

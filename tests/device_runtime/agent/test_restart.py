@@ -16,7 +16,7 @@ from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.messages import Ack, Round
+from edgefl.wire.mqtt.messages import Ack, Offer, Round
 from edgefl.wire.mqtt.session import Address, Session
 from tests.conftest import Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime.agent.agents import StartAgent, store_of
@@ -86,8 +86,11 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     agent.stop()
     old = endless.job()
     announced = endless.announcement() if same_model else world.announcement()
-    announced = msgspec.structs.replace(announced, signatures={"weak": b"another key"})
-    announced.units["mid"] = msgspec.structs.replace(announced.units["mid"], chunk=1 << 20, digests=b"")
+    bundles = announced.offer("onnx").bundles
+    offer = Offer(bundles=bundles, signatures={"weak": b"another key"})
+    announced = msgspec.structs.replace(announced, offers={"onnx": offer})
+    [mid] = announced.units["mid"]
+    announced.units["mid"] = (msgspec.structs.replace(mid, chunk=1 << 20, digests=b""),)
     store = store_of(tmp_path)
     assert store.checkpoint("n1") is not None
     store.close()
@@ -96,7 +99,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     job = offline._kept_job()
 
     assert job == msgspec.structs.replace(
-        old, bundle=announced.bundles["weak"], units=announced.units, signature=b"another key"
+        old, bundle=bundles["weak"], units=announced.units, signature=b"another key"
     )
     kept = offline._store.job()
     assert kept is not None

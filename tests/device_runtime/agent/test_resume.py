@@ -11,7 +11,7 @@ import pytest
 
 from device_runtime.round.job import Job
 from device_runtime.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
-from device_runtime.store.carry import UNKNOWN, Kept
+from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, PhaseSpec
@@ -110,20 +110,6 @@ def test_the_first_round_abandoned_leaves_nothing(home: Home) -> None:
     assert home.told[0].endswith("round 1 was abandoned; round 2 begins from zeros")
 
 
-def test_a_server_that_does_not_say_what_was_completed_has_every_carry_count(home: Home) -> None:
-    home.leave(1)
-    home.leave(2)
-
-    assert home.value(3, base=-1) == 2
-    assert home.told == []
-
-
-def test_a_carry_of_a_store_of_before_counts_as_completed(home: Home) -> None:
-    home.leave(UNKNOWN)
-
-    assert home.value(3, base=0) == UNKNOWN
-
-
 def test_while_an_update_waits_the_carry_before_it_stays_for_its_rejection(home: Home) -> None:
     home.leave(1)
     home.leave(2, "")
@@ -161,9 +147,7 @@ def test_who_sits_rounds_out_still_learns_which_one_was_abandoned(home: Home) ->
     assert "round 2 was abandoned" in home.told[0]
 
 
-@pytest.mark.parametrize(
-    "announced", [{"base": -1}, {"base": 2}, {"base": 1, "state": "closed"}, {"base": 1, "run": "x"}]
-)
+@pytest.mark.parametrize("announced", [{"base": 2}, {"base": 1, "state": "closed"}, {"base": 1, "run": "x"}])
 def test_an_announcement_that_says_nothing_of_an_abandoned_round_drops_nothing(
     home: Home, announced: dict[str, object]
 ) -> None:
@@ -212,13 +196,6 @@ def test_a_carry_that_is_too_old_is_dropped_with_all_before_it_and_told_once(hom
         "what this device kept of round 2 of run run is dropped: it was good for 1 completed round after it, and round 4 "
         "is completed; round 5 begins from zeros"
     ]
-
-
-def test_a_carry_of_an_unknown_round_is_not_good_where_that_matters(home: Home) -> None:
-    home.leave(UNKNOWN)
-
-    assert home.value(1, base=0, manifest=listed(carry_exchanges=1)) is None
-    assert "does not say of which round" in home.told[0]
 
 
 # -- other runs, programs and graphs ----------------------------------------------------------------------------
@@ -285,10 +262,10 @@ def test_a_carry_may_hold_more_than_this_exchange_reads(home: Home) -> None:
 class RejectedMeanwhile(Store):
     """The outbox thread hears the server's word on round 2 just before its carry is read."""
 
-    def carry(self, kept: Kept) -> bytes | None:
-        if kept.round == 2:
+    def carry(self, carry: StoredCarry) -> bytes | None:
+        if carry.round == 2:
             self.settle(PastRound(run="run", round=2, tier="weak", nonce="run2", outcome="rejected"))
-        return super().carry(kept)
+        return super().carry(carry)
 
 
 def test_a_carry_that_is_rejected_while_it_is_read_is_not_used(home: Home, tmp_path: Path) -> None:

@@ -265,14 +265,14 @@ def test_a_line_that_fits_the_store_is_brought_in_one_go_and_stays_whole(
     world = World(make_bundle())
     graphs = Graphs(OnnxEngine(), world.bundle.manifest, fetcher, Profiler())
 
-    found = graphs.fetch(msgspec.structs.replace(world.job(), lines={"u": line}), ["u"])
+    found = graphs.fetch(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])
 
     assert found["u.w"].tobytes() == wanted["u.w"].tobytes()
     assert fetcher.fetches == 1 and all(device.store.missing_chunks(ref) == [] for ref in line)
     device.store._limit -= 1
     device.store.drop_blob(line[2])
     with pytest.raises(StoreError, match="this round needs"):
-        graphs.fetch(msgspec.structs.replace(world.job(), lines={"u": line}), ["u"])
+        graphs.fetch(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])
     assert device.store.missing_chunks(line[0]) == [], "the keyframe must not go for its own patch"
 
 

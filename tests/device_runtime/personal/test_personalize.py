@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.messages import Round
+from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
 from tests.analysis.personal.tiers import Tier, tier_of
 from tests.cli.runner import runner
@@ -49,18 +49,22 @@ def _samples(path: Path, tier: Tier, count: int, seed: int = 1) -> Path:
     return path
 
 
-def _announcement(tier: Tier, state: str = "closed", **more: Any) -> Round:
+def _announcement(
+    tier: Tier, state: str = "closed", *, others: Sequence[str] = (), signed: bytes = b""
+) -> Round:
+    """Of a tier, and of ``others`` with the same bundle."""
     job = tier.job(CHUNK)
+    bundles = dict.fromkeys(("tier", *others), job.bundle)
     return Round(
         run="run",
         round=3,
         state=state,  # type: ignore[arg-type]
         model_version="v3",
-        bundles={"tier": job.bundle},
+        offers={"onnx": Offer(bundles=bundles, signatures={"tier": signed} if signed else {})},
         units=job.units,
         hyper={"alpha": 0.25},
+        base=2,
         deadline=0.0,
-        **more,
     )
 
 
@@ -176,7 +180,7 @@ def test_a_bundle_that_the_key_did_not_sign_is_not_run(
     signer = Signer(tmp_path / "key")
     job = tier.job(CHUNK)
     data = str(_samples(tmp_path / "data.npz", tier, 40))
-    signed = _announcement(tier, signatures={"tier": signer.sign(job.bundle.sha256)})
+    signed = _announcement(tier, signed=signer.sign(job.bundle.sha256))
 
     options = publish(tier, signed)
     assert _run(options, tmp_path, "--data", data, "--server-key", signer.public_key)["round"] == 3
@@ -187,11 +191,7 @@ def test_a_bundle_that_the_key_did_not_sign_is_not_run(
 def test_of_several_tiers_one_has_to_be_named(
     publish: Callable[[Tier, Round], list[str]], tier: Tier, tmp_path: Path
 ) -> None:
-    announced = _announcement(tier)
-    other = msgspec.structs.replace(
-        announced, bundles={**announced.bundles, "other": announced.bundles["tier"]}
-    )
-    options = publish(tier, other)
+    options = publish(tier, _announcement(tier, others=["other"]))
     data = str(_samples(tmp_path / "data.npz", tier, 40))
 
     with pytest.raises(ConfigError, match="one of other, tier by --tier"):

@@ -61,7 +61,7 @@ def sweeping(prefix: Sequence[str] = (), phases: Sequence[int | None] = (None, 4
         for place, steps in enumerate(phases)
     ]
     manifest = msgspec.structs.replace(
-        bundle.manifest, v=2, phases=tuple(listed), graphs=(*bundle.manifest.graphs, graph)
+        bundle.manifest, phases=tuple(listed), graphs=(*bundle.manifest.graphs, graph)
     )
     return Bundle(manifest, bundle.blobs | {graph.blob.sha256: data})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store.checkpoint_rows import Checkpoint
 from device_runtime.store.database import Store
 from edgefl.wire.tensors import Array
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.store.carry import UNKNOWN
 from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from tests.device_runtime import tiny
@@ -176,45 +173,6 @@ def test_carry_and_outbox_hear_the_word_together_or_not_at_all(begun: Store) -> 
 
     assert begun.waits("n1")
     assert carry_of(begun, NAME) == b"e1"
-
-
-FORMER = {
-    "carry": "CREATE TABLE carry(name TEXT PRIMARY KEY, data BLOB NOT NULL)",
-    "carries": "CREATE TABLE carries(id INTEGER PRIMARY KEY, name TEXT NOT NULL, nonce TEXT NOT NULL, data BLOB NOT NULL)",
-}
-
-
-@pytest.mark.parametrize("table", FORMER)
-def test_the_carries_of_a_store_that_a_release_before_wrote_go_on(tmp_path: Path, table: str) -> None:
-    former = sqlite3.connect(tmp_path / "store.sqlite3")
-    former.execute(FORMER[table])
-    former.execute("CREATE TABLE outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL)")
-    for name, data in ((NAME, b"e0"), ("run/ef/strong", b"other")):
-        if table == "carry":
-            former.execute("INSERT INTO carry VALUES(?, ?)", (name, data))
-        else:
-            former.execute(
-                "INSERT INTO carries(name, nonce, data) VALUES(?, ?, ?)", (name, f"of {name}", data)
-            )
-    waiting = msgspec.msgpack.encode(Outgoing("run", 3, "n0", b"update"))
-    former.execute("INSERT INTO outbox VALUES('n0', 3, ?)", (waiting,))
-    former.execute("PRAGMA user_version=1")
-    former.commit()
-    former.close()
-
-    for _ in range(2):
-        store = open_store(tmp_path)
-        assert (carry_of(store, NAME), carry_of(store, "run/ef/strong")) == (b"e0", b"other")
-        assert [row.round for row in store.carries()] == [UNKNOWN, UNKNOWN]
-        store.close()
-    store = open_store(tmp_path)
-    hear(store, "n0", "rejected")
-    compute(store, "n1", b"e1")
-    assert carry_of(store, NAME) == b"e1"
-    hear(store, "n1", "rejected")
-
-    assert carry_of(store, NAME) == b"e0"
-    store.close()
 
 
 # -- a whole device --------------------------------------------------------------------------------------------

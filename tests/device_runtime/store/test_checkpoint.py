@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import weakref
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.store.checkpoint import Checkpoint
 from device_runtime.store.database import Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Array
@@ -155,57 +153,3 @@ def test_a_checkpoint_replaced_while_it_is_read_is_an_error_and_not_a_mixture(st
 
     with pytest.raises(StoreError, match="cannot be read"):
         next(reading)
-
-
-def test_a_checkpoint_of_a_former_release_is_dropped_and_its_job_kept(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / "store.sqlite3")
-    old.executescript(
-        "CREATE TABLE job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);"
-        "CREATE TABLE checkpoint(one INTEGER PRIMARY KEY CHECK(one = 1), nonce TEXT NOT NULL,"
-        " step INTEGER NOT NULL, data BLOB NOT NULL);"
-        "INSERT INTO job VALUES(1, 'job'); INSERT INTO checkpoint VALUES(1, 'n1', 3, 'one blob');"
-    )
-    old.close()
-
-    store = open_store(tmp_path)
-
-    assert (store.job(), store.checkpoint("n1")) == (b"job", None)
-    store.save_checkpoint("n1", checkpoint(1))
-    store.close()
-    again = open_store(tmp_path)
-    assert step_of(again) == 1
-    again.close()
-
-
-def test_a_checkpoint_that_does_not_tell_its_basis_is_dropped_with_its_tensors(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / "store.sqlite3")
-    old.executescript(
-        "CREATE TABLE checkpoint(nonce TEXT PRIMARY KEY, step INTEGER NOT NULL, sums BLOB NOT NULL);"
-        "CREATE TABLE checkpoint_tensors(id INTEGER PRIMARY KEY AUTOINCREMENT,"
-        " nonce TEXT NOT NULL REFERENCES checkpoint ON DELETE CASCADE, name TEXT NOT NULL, dtype TEXT NOT NULL,"
-        " shape BLOB NOT NULL, data BLOB NOT NULL);"
-        "INSERT INTO checkpoint VALUES('n1', 3, x'80');"
-        "INSERT INTO checkpoint_tensors(nonce, name, dtype, shape, data) VALUES('n1', 'w', '<f4', x'90', x'00000000');"
-        "PRAGMA user_version=1"
-    )
-    old.close()
-
-    store = open_store(tmp_path)
-
-    assert store.checkpoint("n1") is None
-    assert store._all("SELECT count(*) FROM checkpoint_tensors") == [(0,)]
-    store.save_checkpoint("n1", checkpoint(1))
-    assert step_of(store) == 1
-    store.close()
-
-
-def test_the_basis_of_a_checkpoint_survives(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    store.save_checkpoint("n1", Checkpoint(2, {}, (), "10 rows"))
-    store.close()
-
-    again = open_store(tmp_path)
-    kept = again.checkpoint("n1")
-
-    assert kept is not None and kept.basis == "10 rows"
-    again.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.store.carry import Kept
+from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.errors import StoreError
@@ -286,8 +286,8 @@ def test_every_method_of_a_store_with_missing_tables_raises_store_error(tmp_path
         lambda: store.waits("n"),
         lambda: store.settle(past("n")),
         store.carries,
-        lambda: store.carry(Kept(1, "run/p/t", "n", 1, False)),
-        lambda: store.drop_carries([Kept(1, "run/p/t", "n", 1, False)]),
+        lambda: store.carry(StoredCarry(1, "run/p/t", "n", 1, False)),
+        lambda: store.drop_carries([StoredCarry(1, "run/p/t", "n", 1, False)]),
         lambda: store.decline(past("n")),
         lambda: store.declined("run", 1),
         store.history,

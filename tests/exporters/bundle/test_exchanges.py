@@ -16,7 +16,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ExportError
-from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries, version_of
+from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import WIDTH, World
@@ -109,7 +109,7 @@ def swept() -> Bundle:
     return build(replace(SWEEPING, draws="draw"))
 
 
-def test_a_manifest_of_a_plain_program_says_nothing_new(plain: Bundle) -> None:
+def test_a_manifest_of_a_plain_program_has_the_defaults(plain: Bundle) -> None:
     listed = manifests.decode(plain.encoded)
 
     assert (listed.v, listed.personalize, listed.draws) == (1, "", "walk")
@@ -119,29 +119,8 @@ def test_a_manifest_of_a_plain_program_says_nothing_new(plain: Bundle) -> None:
 def test_a_manifest_says_which_phase_passes_over_the_data(swept: Bundle) -> None:
     listed = manifests.decode(swept.encoded)
 
-    assert (listed.v, listed.draws, listed.batch) == (2, "draw", 4)
+    assert (listed.v, listed.draws, listed.batch) == (1, "draw", 4)
     assert [(phase.name, phase.over_data) for phase in listed.phases] == [("all", True), ("train", False)]
-
-
-@pytest.mark.parametrize(
-    ("program", "version"),
-    [
-        (PROGRAM, 1),
-        (replace(PROGRAM, personalize=ADAPT, draws="draw", kept=Kept(exchanges=1)), 1),
-        (replace(PROGRAM, kept=Kept(exchanges=1, needed=True)), 2),
-        (SWEEPING, 2),
-    ],
-    ids=[
-        "plain",
-        "what a former device trains just as well",
-        "a carry that is needed",
-        "a phase over the data",
-    ],
-)
-def test_version_2_is_written_only_where_a_former_device_would_train_something_else(
-    program: Program, version: int
-) -> None:
-    assert version_of(program) == version
 
 
 def test_the_batch_of_a_manifest_is_that_of_the_first_stream() -> None:

@@ -111,7 +111,6 @@ def whole() -> tuple[Manifest, Origin]:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"v": 1}, "version: 1 in the bundle, 2 expected"),
         ({"exchange": "opening"}, "exchange: opening in the bundle,  expected"),
         ({"personalize": ""}, "personalize:  in the bundle, adapt expected"),
         ({"draws": "walk"}, "draws: walk in the bundle, draw expected"),

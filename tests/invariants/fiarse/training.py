@@ -255,7 +255,7 @@ def train_on_device(
         samples=0,
         model_version="version",
         bundle=bundle.ref(CHUNK_BYTES),
-        units=refs,
+        units={name: (ref,) for name, ref in refs.items()},
         hyper={},
     )
     runner = RoundRunner(

@@ -119,7 +119,7 @@ def first(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def dense(device: ScriptedDevice, task: Task, opened: Round) -> None:
-    """What a device with an older bundle sends: weights, and no word of a codec."""
+    """What a device with another bundle sends: weights, as they are."""
     send(device, task, opened, DENSE, trained(device.name, task))
 
 

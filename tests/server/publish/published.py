@@ -15,7 +15,7 @@ from device_runtime.round.graphs import Graphs
 from device_runtime.round.job import Job
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.compression import unpacked
-from edgefl.wire.mqtt.messages import Round
+from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from server.publish.downlink import Downlink, Part
@@ -54,10 +54,14 @@ class Server:
     def resume(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
         self.downlink.resume(number, f"v{number}", units(number) if parts is None else parts)
 
+    @property
+    def patched(self) -> dict[str, tuple[BlobRef, ...]]:
+        """What takes more than one blob."""
+        return {name: refs for name, refs in self.downlink.units.items() if len(refs) > 1}
+
     def forget_old(self) -> None:
         """As after an announcement: what it does not name is no longer to be had."""
-        several = [ref for line in self.downlink.lines.values() for ref in line]
-        self.publisher.keep_only(ref.sha256 for ref in [*self.downlink.units.values(), *several])
+        self.publisher.keep_only(ref.sha256 for refs in self.downlink.units.values() for ref in refs)
 
     def announced(self, number: int) -> Round:
         return Round(
@@ -65,10 +69,10 @@ class Server:
             round=number,
             state="open",
             model_version=f"v{number}",
-            bundles={"strong": describe(b"", 8)},
+            offers={"onnx": Offer(bundles={"strong": describe(b"", 8)})},
             units=self.downlink.units,
-            lines=self.downlink.lines,
             hyper={},
+            base=number - 1,
             deadline=0.0,
         )
 
@@ -125,10 +129,9 @@ def job(announced: Round) -> Job:
         nonce="n",
         samples=0,
         model_version=announced.model_version,
-        bundle=announced.bundles["strong"],
+        bundle=announced.offer("onnx").bundles["strong"],
         units=announced.units,
         hyper={},
-        lines=announced.lines,
     )
 
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.round.costs import Profiler
 from device_runtime.round.forward import record_tag
-from device_runtime.round.graphs import Graphs
 from edgefl.wire import bits, tensors
 from edgefl.wire.errors import BundleError
 from edgefl.wire.regions import Block, Entries, Placement
 from server.publish.downlink import Part
-from tests.server.fleet import bundle
 from tests.server.publish.published import NAMES, Device, Server, believed, job, model, same, units
 
 
@@ -63,25 +58,13 @@ def test_float16_halves_the_trained_tensors_and_leaves_statistics_alone(tmp_path
     for name in NAMES:
         assert got[name].tobytes() == exact[name].astype(np.float16).astype(np.float32).tobytes()
     assert got["stem.mean"].tobytes() == exact["stem.mean"].tobytes()
-    assert server.downlink.lines == {} and not (tmp_path / "published").exists()
+    assert server.patched == {} and not (tmp_path / "published").exists()
 
 
 def test_float32_gives_the_exact_model(tmp_path: Path) -> None:
     server = Server(tmp_path, "float32")
     server.publish(3)
     assert same(Device().read(server, 3), model(3))
-
-
-def test_a_device_that_knows_no_lines_finds_no_weights_instead_of_old_ones(tmp_path: Path) -> None:
-    server, device = Server(tmp_path), Device()
-    server.publish(0)
-    server.publish(1)
-    announced = server.announced(1)
-    assert announced.units == {} and set(announced.lines) == {"stem", "head"}
-    device.server = server
-    graphs = Graphs(OnnxEngine(), bundle("strong").manifest, device, Profiler())
-    with pytest.raises(BundleError, match="announces no weights"):
-        graphs.fetch(msgspec.structs.replace(job(announced), lines={}), ["stem", "head"])
 
 
 @pytest.mark.parametrize("encoding", ["float32", "float16", "int8"])
@@ -138,7 +121,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> N
     server.publish(0)
     server.publish(1)
     bad = tensors.dump({"head.w": np.zeros(3, np.int8), "/scales": np.ones(1, np.float32)})
-    device.store[server.downlink.lines["head"][1].sha256] = bad
+    device.store[server.patched["head"][1].sha256] = bad
     with pytest.raises(BundleError, match=r"patch does not fit.*'head.w' is int8 \(3,\)"):
         device.read(server, 1)
 
@@ -159,7 +142,7 @@ def test_a_payload_that_stays_where_it_is_travels_as_patches(tmp_path: Path) -> 
         server.publish(number, slice_of(number, range(10)))
         got = device.read(server, number, ["half/submodel"])
         assert same(got, believed(server))
-    assert len(server.downlink.lines["half/submodel"]) == 3
+    assert len(server.patched["half/submodel"]) == 3
 
 
 def test_a_payload_that_moves_travels_whole_in_float16(tmp_path: Path) -> None:
@@ -167,13 +150,13 @@ def test_a_payload_that_moves_travels_whole_in_float16(tmp_path: Path) -> None:
     for number in range(3):
         server.publish(number, slice_of(number, range(number, number + 10)))
     got = Device().read(server, 3, ["half/submodel"])
-    assert server.downlink.lines == {}
+    assert server.patched == {}
     expected = model(2)["head.w"][2:12].astype(np.float16).astype(np.float32)
     assert got["head.w"].tobytes() == expected.tobytes()
     assert got["stem.mean"].tobytes() == model(2)["stem.mean"].tobytes()
     server.publish(3, slice_of(3, range(2, 12)))
     assert same(Device().read(server, 3, ["half/submodel"]), believed(server))
-    assert len(server.downlink.lines["half/submodel"]) == 2, "patches start from what was sent"
+    assert len(server.patched["half/submodel"]) == 2, "patches start from what was sent"
 
 
 @pytest.mark.parametrize("names", [("head.w",), ("head.w", "stem.mean")])
@@ -193,4 +176,4 @@ def test_values_behind_a_mask_travel_whole_and_rounded_only_if_all_are_trained(
     assert got["submodel.values"].tobytes() == rounded.tobytes()
     assert got["submodel.mask"].tobytes() == bits.pack(held).tobytes()
     assert got["submodel.theta"].tobytes() == values[:2].tobytes()
-    assert server.downlink.lines == {}
+    assert server.patched == {}

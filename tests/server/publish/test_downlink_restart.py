@@ -53,7 +53,7 @@ def test_a_server_that_lost_its_record_begins_with_a_keyframe(tmp_path: Path, da
             file.write_bytes(file.read_bytes()[:500])
     again = server.again()
     again.resume(2)
-    assert again.downlink.lines == {} and same(Device().read(again, 2), model(2))
+    assert again.patched == {} and same(Device().read(again, 2), model(2))
 
 
 def test_records_that_nobody_needs_any_more_go(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
     server = Server(tmp_path)
     for number in range(3):
         server.publish(number, {**units(number), "stem": units(0)["stem"]})
-    assert set(server.downlink.units) == {"stem"} and set(server.publish.downlink.lines) == {"head"}
-    assert len(server.downlink.lines["head"]) == 3
+    assert set(server.downlink.units) == {"stem", "head"} and set(server.patched) == {"head"}
+    assert len(server.patched["head"]) == 3
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -85,7 +85,7 @@ def test_a_second_run_in_a_folder_publishes_its_own_weights(
     for service in (started, again):
         rounds = service._rounds
         found: Arrays = {}
-        for ref in rounds._downlink.units.values():
+        for (ref,) in rounds._downlink.units.values():
             data = unpacked(ref, rounds.publisher.travelling(ref.sha256), 1 << 20)
             found |= tensors.load(data)
         assert len(rounds._downlink.units) == len(UNITS)

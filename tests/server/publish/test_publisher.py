@@ -38,7 +38,15 @@ class Broker:
 
 def announcement(number: int) -> Round:
     return Round(
-        run="r", round=number, state="open", model_version="v", bundles={}, units={}, hyper={}, deadline=0
+        run="r",
+        round=number,
+        state="open",
+        model_version="v",
+        offers={},
+        units={},
+        hyper={},
+        base=0,
+        deadline=0,
     )
 
 

@@ -91,18 +91,20 @@ def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
     strong = device("strong-0", silent)
     server = serve(rounds=2)
     first, task = strong.wait_open(), strong.tasks.get(timeout=PATIENCE_S)
-    fetched = fetch(connect(mosquitto.address), federation, first.units["body"])
+    fetched = fetch(connect(mosquitto.address), federation, first.units["body"][0])
     strong.report(task, first)
     second = strong.wait_open(round_number=2)
     strong.report(strong.tasks.get(timeout=PATIENCE_S), second)
     server.join()
     np.testing.assert_array_equal(tensors.load(fetched)["body.weight"], WEIGHTS["body.weight"])
-    assert first.bundles == second.bundles and first.model_version != second.model_version
+    assert first.offers == second.offers and first.model_version != second.model_version
     left = retained(connect(mosquitto.address), federation)
-    assert not any(first.units["body"].sha256 in topic for topic in left)
-    assert sum("/blobs/" in topic for topic in left) == sum(
-        ref.count for ref in [*strong.done().units.values(), *second.bundles.values()]
-    ) + len(second.bundles)
+    assert not any(first.units["body"][0].sha256 in topic for topic in left)
+    bundles = second.offer("onnx").bundles.values()
+    weights = [ref for refs in strong.done().units.values() for ref in refs]
+    assert sum("/blobs/" in topic for topic in left) == sum(ref.count for ref in [*weights, *bundles]) + len(
+        bundles
+    )
 
 
 def test_a_hello_that_asks_for_another_tier_is_answered_with_the_given_one(

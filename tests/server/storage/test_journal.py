@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.machine import Assignment, OpenRound
 from server.coordinator.roster import Device
 from server.storage.journal import Journal, Run
-from server.storage.round_rows import Standing
 
 RUN = Run("run", "digest", 1)
 ASSIGNMENTS = {
@@ -91,23 +89,6 @@ def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal,
     tally = Journal(url, "demo").tally("run", 1)
     assert (tally.up_bytes, tally.up_wire_bytes) == (25, 28)
     assert (tally.down_bytes, tally.down_wire_bytes) == (10, 11)
-
-
-def test_a_database_of_an_earlier_release_is_opened_and_its_rounds_have_no_such_figures(
-    journal: Journal, url: str
-) -> None:
-    journal.close()
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
-        for column in ("down_wire_bytes", "up_wire_bytes"):
-            database.execute(f"ALTER TABLE updates DROP COLUMN {column}")
-        for table, column in (("rounds", "whole"), ("rounds", "restart"), ("assignments", "reason")):
-            database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    again = Journal(url, "demo")
-    assert again.current_round("run") == journal.current_round("run") and again.standing("run") == Standing()
-    tally = again.tally("run", 1)
-    assert (tally.up_bytes, tally.up_wire_bytes, tally.down_wire_bytes) == (20, 0, 0)
-    accept(again, "c", b"bytes of c")
-    assert again.tally("run", 1).up_wire_bytes == 22
 
 
 def test_an_update_is_accepted_once(journal: Journal) -> None:

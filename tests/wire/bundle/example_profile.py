@@ -31,7 +31,15 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         load_ms=12.5,
         run=times,
         peak=Peak(planned_bytes=9 << 20, engine_bytes=8 << 20, rss_bytes=10 << 20),
-        split=Split(forward_ms=6.0, backward_ms=11.0, update_ms=0.5, how="measured", forward_p90_ms=6.5),
+        split=Split(
+            forward_ms=6.0,
+            backward_ms=11.0,
+            update_ms=0.5,
+            how="measured",
+            forward_p90_ms=6.5,
+            backward_p90_ms=12.0,
+            update_p90_ms=0.75,
+        ),
         energy_j=0.125,
         ops=(cost,) * ops,
     )

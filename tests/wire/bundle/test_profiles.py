@@ -102,16 +102,6 @@ def test_the_largest_profile_that_is_agreed_reads_back_as_it_was() -> None:
     assert profiles.decode(profiles.encode(made)) == made
 
 
-def test_a_profile_of_an_earlier_release_has_no_p90_of_parts() -> None:
-    told = msgspec.to_builtins(example_profile())
-    for graph in told["graphs"]:
-        for part in ("forward", "backward", "update") if graph["split"] else ():
-            del graph["split"][f"{part}_p90_ms"]
-    found = profiles.decode(msgspec.msgpack.encode(told)).steps[0].split
-    assert found is not None
-    assert (found.forward_ms, found.forward_p90_ms) == (6.0, 0.0)
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", msgspec.msgpack.encode({"v": 1}), msgspec.msgpack.encode([1])]
 )

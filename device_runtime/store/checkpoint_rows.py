@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """Where a tensor lies and what it is; ``dtype`` is numpy's, with byte order (``<f4``)."""
 
     id: int
@@ -69,32 +69,32 @@ def delete(db: sqlite3.Connection) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredCheckpoint:
     """A checkpoint whose tensors are still in the file."""
 
     step: int
     sums: dict[str, float]
     basis: str
-    rows: list[Row]
+    rows: list[TensorRow]
 
 
-def find(db: sqlite3.Connection, nonce: str) -> Found | None:
+def find(db: sqlite3.Connection, nonce: str) -> StoredCheckpoint | None:
     """The checkpoint of this task, None if there is none."""
-    found = db.execute("SELECT step, sums, basis FROM checkpoint WHERE nonce = ?", (nonce,)).fetchone()
-    if found is None:
+    head = db.execute("SELECT step, sums, basis FROM checkpoint WHERE nonce = ?", (nonce,)).fetchone()
+    if head is None:
         return None
     rows = db.execute(
         "SELECT id, name, dtype, shape FROM checkpoint_tensors WHERE nonce = ? ORDER BY id", (nonce,)
     )
     listed = [
-        Row(key, name, dtype, msgspec.msgpack.decode(shape, type=tuple[int, ...]))
+        TensorRow(key, name, dtype, msgspec.msgpack.decode(shape, type=tuple[int, ...]))
         for key, name, dtype, shape in rows
     ]
-    step, sums, basis = found
-    return Found(step, msgspec.msgpack.decode(sums, type=dict[str, float]), basis, listed)
+    step, sums, basis = head
+    return StoredCheckpoint(step, msgspec.msgpack.decode(sums, type=dict[str, float]), basis, listed)
 
 
-def read(db: sqlite3.Connection, row: Row) -> Array:
+def read(db: sqlite3.Connection, row: TensorRow) -> Array:
     """The tensor of a row, in memory of its own."""
     array = np.empty(row.shape, row.dtype)
     view = array.reshape(-1).view(np.uint8)

@@ -2,8 +2,8 @@
 
 A residual holds what an update did not tell. Had the server never heard of that update, the residual must not stand
 either: so a new carry stands beside the one before, and is forgotten if its update is rejected or its round abandoned.
-Which one a round goes on from, and which can go, is decided by :mod:`device_runtime.store.carries` when it begins. A device
-that trains on meanwhile goes on from the newest. The functions here run inside the store's transactions.
+Which one a round goes on from, and which can go, is decided by :mod:`device_runtime.store.carry_choice` when it begins. A
+device that trains on meanwhile goes on from the newest. The functions here run inside the store's transactions.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-UNKNOWN = -1
-"""The round of a carry that a release before kept: it did not say."""
 
 # No row is ever rewritten, which would hold it in memory. ``data`` is the last column, so that finding a row does not
 # read it.
@@ -24,7 +21,7 @@ CREATE TABLE IF NOT EXISTS carries(
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredCarry:
     """A carry in the store. ``name`` is "<run>/<program>/<tier>"; ``waits``: the server has not spoken on its update."""
 
     id: int
@@ -34,38 +31,19 @@ class Kept:
     waits: bool
 
 
-def set_former_aside(db: sqlite3.Connection) -> None:
-    """Rename a table of a release before, which knew no rounds, for :func:`adopt_former`. To run before the schema."""
-    columns = [column for _, column, *_ in db.execute("PRAGMA table_info(carries)")]
-    if columns and "round" not in columns:
-        db.execute("ALTER TABLE carries RENAME TO carry_of_nonce")
-
-
-def adopt_former(db: sqlite3.Connection) -> None:
-    """Take over what releases before wrote: to the table ``carry`` one row per name, to ``carry_of_nonce`` without
-    rounds. To run in one transaction."""
-    for table, nonce in (("carry", "''"), ("carry_of_nonce", "nonce")):
-        if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone():
-            db.execute(
-                f"INSERT INTO carries(name, nonce, round, data) SELECT name, {nonce}, {UNKNOWN}, data "
-                f"FROM {table} ORDER BY rowid"
-            )
-            db.execute(f"DROP TABLE {table}")
-
-
 def add(db: sqlite3.Connection, name: str, nonce: str, number: int, data: bytes) -> None:
     """Keep the carry that round ``number`` computed for the task ``nonce``, beside those before."""
     row = (name, nonce, number, data)
     db.execute("INSERT INTO carries(name, nonce, round, data) VALUES(?, ?, ?, ?)", row)
 
 
-def kept(db: sqlite3.Connection) -> list[Kept]:
+def all_of(db: sqlite3.Connection) -> list[StoredCarry]:
     """Every carry, oldest first."""
     rows = db.execute(
         "SELECT id, name, nonce, round, EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce) "
         "FROM carries ORDER BY id"
     )
-    return [Kept(key, name, nonce, number, bool(waits)) for key, name, nonce, number, waits in rows]
+    return [StoredCarry(key, name, nonce, number, bool(waits)) for key, name, nonce, number, waits in rows]
 
 
 def read(db: sqlite3.Connection, key: int) -> bytes | None:
