@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -86,6 +87,7 @@ def graph_of(name: str, data: bytes, inputs: Sequence[Port], outputs: Sequence[P
     return Graph(name=name, format="onnx", blob=ref, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
+@functools.cache
 def forward(unit: str) -> tuple[Graph, bytes]:
     weight, record = port(f"weights.{unit}.w", (WIDTH, WIDTH)), port("record.x", (BATCH, WIDTH))
     nodes = [node("MatMul", f"batch.0.x {weight.name}", "h"), node("Relu", "h", "out.record.x")]
@@ -93,6 +95,7 @@ def forward(unit: str) -> tuple[Graph, bytes]:
     return graph_of(f"forward.{unit}", data, (weight, X), (record,)), data
 
 
+@functools.cache
 def start() -> tuple[Graph, bytes]:
     inputs, outputs = (port("weights.head.w", W.shape), port("carry.v", V.shape)), (W, V, COUNT)
     nodes = [
@@ -104,6 +107,7 @@ def start() -> tuple[Graph, bytes]:
     return graph_of("start", data, inputs, outputs), data
 
 
+@functools.cache
 def train() -> tuple[Graph, bytes]:
     inputs, outputs = (W, V, COUNT, X, Y, NOISE, LR), (W, V, COUNT, LOSS)
     nodes = [
@@ -128,6 +132,7 @@ def train() -> tuple[Graph, bytes]:
     return graph_of("train", data, inputs, outputs), data
 
 
+@functools.cache
 def finish() -> tuple[Graph, bytes]:
     inputs, outputs = (W, V), (port("update.head.w", W.shape), port("carry.v", V.shape))
     nodes = [node("Identity", W.name, "out.update.head.w"), node("Identity", V.name, "out.carry.v")]
@@ -135,6 +140,7 @@ def finish() -> tuple[Graph, bytes]:
     return graph_of("finish", data, inputs, outputs), data
 
 
+@functools.cache
 def coded_finish() -> tuple[Graph, bytes]:
     weights = port("weights.head.w", W.shape)
     inputs = (weights, W, V)
@@ -159,6 +165,11 @@ def make_bundle(
     prefix: Sequence[str] = ("stem", "mid"), steps: Sequence[int] = (STEPS,), codec: str = "dense"
 ) -> Bundle:
     """``prefix`` units one chunk each; ``steps`` per phase, all of the same graph; any other ``codec`` codes."""
+    return _bundle(tuple(prefix), tuple(steps), codec)
+
+
+@functools.cache
+def _bundle(prefix: tuple[str, ...], steps: tuple[int, ...], codec: str) -> Bundle:
     last = finish() if codec == "dense" else coded_finish()
     made = [forward(unit) for unit in prefix] + [start(), train(), last]
     manifest = Manifest(

@@ -1,4 +1,8 @@
-"""The bundle of :mod:`tests.device_runtime.tiny` as ExecuTorch programs: by its exporter, and by ours, which delegates."""
+"""The bundle of :mod:`tests.device_runtime.tiny` as ExecuTorch programs: by its exporter, and by ours, which delegates.
+
+The exporters are imported where they are used: they take seconds, also where no test of theirs is wanted. A program is
+written once.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
-from executorch.exir import ExecutorchBackendConfig, to_edge
-from executorch.exir.passes import MemoryPlanningPass
 from torch import Tensor
 
 from edgefl.contract.program import Function
@@ -17,8 +19,6 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Port
-from exporters.executorch import capture_for
-from exporters.executorch.program.write import to_executorch
 from tests.device_runtime import tiny
 
 Body = Callable[..., tuple[Tensor, ...]]
@@ -35,6 +35,9 @@ class _Module(torch.nn.Module):
 
 def pte(function: Body, inputs: Sequence[Port], *, planned: bool = False) -> bytes:
     """``function`` of tensors as ExecuTorch's exporter writes it; ``planned``: inputs and outputs in the arena too."""
+    from executorch.exir import ExecutorchBackendConfig, to_edge
+    from executorch.exir.passes import MemoryPlanningPass
+
     example = tuple(torch.zeros(port.shape, dtype=getattr(torch, port.dtype)) for port in inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -45,6 +48,8 @@ def pte(function: Body, inputs: Sequence[Port], *, planned: bool = False) -> byt
 
 def our_pte(function: Body, inputs: Sequence[Port]) -> bytes:
     """The same as our exporter writes it, delegated to XNNPACK where that pays."""
+    from exporters.executorch import capture_for
+    from exporters.executorch.program.write import to_executorch
 
     def named(tensors: Tensors) -> Tensors:
         results = function(*(tensors[port.name] for port in inputs))

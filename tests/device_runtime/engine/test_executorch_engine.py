@@ -17,7 +17,7 @@ from device_runtime.engine.executorch import ExecuTorchEngine, buffers
 from device_runtime.engine.executorch.binding import Program
 from device_runtime.engine.select import ENGINES
 from edgefl.wire import tensors
-from edgefl.wire.bundle.manifest import Port
+from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from tests.device_runtime import tiny, tiny_pte
@@ -25,7 +25,6 @@ from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, ROWS, WIDTH, V, W, X, Y, port
 
 ENGINE = ExecuTorchEngine()
-TRAIN, TRAIN_BYTES = tiny_pte.train()
 BOTH = pytest.mark.parametrize("delegated", [False, True], ids=["portable", "xnnpack"])
 
 
@@ -56,6 +55,12 @@ def expected(steps: int) -> tuple[Array, Array, float]:
         v = v / 2 + x.T @ error / BATCH + fed[NOISE.name] / 100
         w, loss = w - fed[LR.name] * v, float((error**2).mean())
     return w, v, loss
+
+
+@pytest.fixture(scope="module")
+def train() -> tuple[Graph, bytes]:
+    """The training step's entry in the manifest, and its program."""
+    return tiny_pte.train()
 
 
 def one_call(data: bytes, inputs: list[Port], outputs: list[Port], given: Arrays) -> Arrays:
@@ -105,8 +110,8 @@ def test_a_round_computes_what_numpy_computes(
 # -- state -----------------------------------------------------------------------------------------------------
 
 
-def test_state_moves_between_two_sets_of_buffers() -> None:
-    graph, state = ENGINE.load(TRAIN, TRAIN_BYTES), ENGINE.write_state(first_state())
+def test_state_moves_between_two_sets_of_buffers(train: tuple[Graph, bytes]) -> None:
+    graph, state = ENGINE.load(*train), ENGINE.write_state(first_state())
     seen = []
 
     for _ in range(6):
@@ -117,8 +122,8 @@ def test_state_moves_between_two_sets_of_buffers() -> None:
     assert all(one != two for one, two in itertools.pairwise(seen))
 
 
-def test_state_that_the_manifest_lists_is_written_where_it_was_read() -> None:
-    graph = ENGINE.load(msgspec.structs.replace(TRAIN, in_place=(COUNT.name,)), TRAIN_BYTES)
+def test_state_that_the_manifest_lists_is_written_where_it_was_read(train: tuple[Graph, bytes]) -> None:
+    graph = ENGINE.load(msgspec.structs.replace(train[0], in_place=(COUNT.name,)), train[1])
     state = ENGINE.write_state(first_state())
     place = state[COUNT.name].ctypes.data
 
@@ -130,8 +135,8 @@ def test_state_that_the_manifest_lists_is_written_where_it_was_read() -> None:
     np.testing.assert_allclose(state[W.name], expected(3)[0], rtol=1e-5)
 
 
-def test_a_call_does_not_change_the_state_it_was_given_unless_in_place() -> None:
-    graph, state = ENGINE.load(TRAIN, TRAIN_BYTES), ENGINE.write_state(first_state())
+def test_a_call_does_not_change_the_state_it_was_given_unless_in_place(train: tuple[Graph, bytes]) -> None:
+    graph, state = ENGINE.load(*train), ENGINE.write_state(first_state())
 
     graph.run(feeds(), state)
 
@@ -139,8 +144,8 @@ def test_a_call_does_not_change_the_state_it_was_given_unless_in_place() -> None
         np.testing.assert_array_equal(state[name], array)
 
 
-def test_calls_from_one_state_again_and_again_agree() -> None:
-    graph, state = ENGINE.load(TRAIN, TRAIN_BYTES), ENGINE.write_state(first_state())
+def test_calls_from_one_state_again_and_again_agree(train: tuple[Graph, bytes]) -> None:
+    graph, state = ENGINE.load(*train), ENGINE.write_state(first_state())
 
     results = [graph.run(feeds(), state).state[W.name].copy() for _ in range(4)]
 
@@ -157,23 +162,23 @@ def test_state_does_not_share_the_arrays_it_was_made_from() -> None:
     assert float(state[W.name][0, 0]) == 1.0
 
 
-def test_state_written_back_goes_on_with_the_same_bits() -> None:
-    graph = ENGINE.load(TRAIN, TRAIN_BYTES)
+def test_state_written_back_goes_on_with_the_same_bits(train: tuple[Graph, bytes]) -> None:
+    graph = ENGINE.load(*train)
     state = graph.run(feeds(), ENGINE.write_state(first_state())).state
     restored = ENGINE.write_state(tensors.load(tensors.dump(ENGINE.read_state(state))))
     gc.collect()
 
-    straight = ENGINE.load(TRAIN, TRAIN_BYTES).run(feeds(), state).state
+    straight = ENGINE.load(*train).run(feeds(), state).state
     resumed = graph.run(feeds(), restored).state
 
     for name, array in straight.items():
         assert array.tobytes() == resumed[name].tobytes()
 
 
-def test_state_that_a_graph_does_not_read_is_ignored() -> None:
+def test_state_that_a_graph_does_not_read_is_ignored(train: tuple[Graph, bytes]) -> None:
     state = ENGINE.write_state({**first_state(), "state.other": np.ones(2, np.float32)})
 
-    assert ENGINE.load(TRAIN, TRAIN_BYTES).run(feeds(), state).state.keys() == {W.name, V.name, COUNT.name}
+    assert ENGINE.load(*train).run(feeds(), state).state.keys() == {W.name, V.name, COUNT.name}
 
 
 # -- values ----------------------------------------------------------------------------------------------------
@@ -193,8 +198,8 @@ def test_values_of_every_type_pass_unchanged(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["F", "strided", "readonly", "unaligned"])
-def test_arrays_of_any_layout_may_be_fed(layout: str) -> None:
-    graph, fed = ENGINE.load(TRAIN, TRAIN_BYTES), feeds()
+def test_arrays_of_any_layout_may_be_fed(train: tuple[Graph, bytes], layout: str) -> None:
+    graph, fed = ENGINE.load(*train), feeds()
     plain = graph.run(fed, ENGINE.write_state(first_state())).arrays["metric.loss"]
     x = fed[X.name]
     if layout == "F":
@@ -212,8 +217,8 @@ def test_arrays_of_any_layout_may_be_fed(layout: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [np.zeros((BATCH, WIDTH + 1), np.float32), np.zeros((BATCH, WIDTH)), np.zeros(WIDTH, np.float32)]
 )
-def test_a_value_of_another_shape_or_type_never_reaches_the_program(wrong: Array) -> None:
-    graph = ENGINE.load(TRAIN, TRAIN_BYTES)
+def test_a_value_of_another_shape_or_type_never_reaches_the_program(train: tuple[Graph, bytes], wrong: Array) -> None:
+    graph = ENGINE.load(*train)
 
     with pytest.raises(
         BundleError, match=r"graph 'train' takes float32 \(4, 3\) at 'batch.0.x', and was given"
@@ -230,12 +235,12 @@ def test_memory_that_ends_with_its_page_is_copied_and_other_memory_is_not() -> N
     assert np.shares_memory(buffers.readable(inside), inside)
 
 
-def test_a_program_at_an_odd_address_loads() -> None:
-    odd = memoryview(b"." + TRAIN_BYTES)[1:]
+def test_a_program_at_an_odd_address_loads(train: tuple[Graph, bytes]) -> None:
+    odd = memoryview(b"." + train[1])[1:]
 
     program = Program(ENGINE._native, odd)  # type: ignore[arg-type]
 
-    assert [value.shape for value in program.inputs()] == [port.shape for port in TRAIN.inputs]
+    assert [value.shape for value in program.inputs()] == [port.shape for port in train[0].inputs]
 
 
 # -- what a device has -----------------------------------------------------------------------------------------

@@ -7,61 +7,69 @@ import gc
 import msgspec
 import numpy as np
 import pytest
-from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.engine.executorch import ExecuTorchEngine
 from device_runtime.engine.executorch.binding import NativeError, Program
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.tiny import WIDTH, W, X, port
 
 ENGINE = ExecuTorchEngine()
-TRAIN, TRAIN_BYTES = tiny_pte.train()
+PORTS = tiny.train()[0]
 
 
-def _changed(**fields: object) -> Graph:
-    return msgspec.structs.replace(TRAIN, **fields)
+@pytest.fixture(scope="module")
+def program() -> bytes:
+    """The training step as ExecuTorch's exporter writes it."""
+    return tiny_pte.train()[1]
+
+
+def _train(**changes: object) -> Graph:
+    """The training step's entry in the manifest."""
+    return msgspec.structs.replace(tiny_pte.train()[0], **changes)
 
 
 @pytest.mark.parametrize(
-    "graph",
+    "changes",
     [
-        _changed(inputs=TRAIN.inputs[:-1]),
-        _changed(outputs=(*TRAIN.outputs, port("metric.acc", ()))),
-        _changed(inputs=(port(W.name, (WIDTH, 2)), *TRAIN.inputs[1:])),
-        _changed(inputs=(port(W.name, (WIDTH,)), *TRAIN.inputs[1:])),
-        _changed(inputs=(port(W.name, W.shape, "float64"), *TRAIN.inputs[1:])),
-        _changed(outputs=(port(W.name, W.shape, "int64"), *TRAIN.outputs[1:])),
+        {"inputs": PORTS.inputs[:-1]},
+        {"outputs": (*PORTS.outputs, port("metric.acc", ()))},
+        {"inputs": (port(W.name, (WIDTH, 2)), *PORTS.inputs[1:])},
+        {"inputs": (port(W.name, (WIDTH,)), *PORTS.inputs[1:])},
+        {"inputs": (port(W.name, W.shape, "float64"), *PORTS.inputs[1:])},
+        {"outputs": (port(W.name, W.shape, "int64"), *PORTS.outputs[1:])},
     ],
     ids=["inputs", "outputs", "shape", "rank", "dtype", "out-dtype"],
 )
-def test_ports_that_differ_from_the_manifest_are_refused(graph: Graph) -> None:
+def test_ports_that_differ_from_the_manifest_are_refused(
+    program: bytes, changes: dict[str, tuple[Port, ...]]
+) -> None:
     with pytest.raises(
         BundleError, match=r"graph 'train' and its manifest disagree on .* listed, .* in the program"
     ):
-        ENGINE.load(graph, TRAIN_BYTES)
+        ENGINE.load(_train(**changes), program)
 
 
-def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_allocates() -> None:
-    planned = ENGINE.load(TRAIN, TRAIN_BYTES).planned_bytes
+def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_allocates(program: bytes) -> None:
+    planned = ENGINE.load(_train(), program).planned_bytes
     assert planned > 1
 
-    ENGINE.load(_changed(planned_bytes=planned), TRAIN_BYTES)
+    ENGINE.load(_train(planned_bytes=planned), program)
     with pytest.raises(
         BundleError, match=f"listed with {planned - 1} bytes, and its program plans {planned}"
     ):
-        ENGINE.load(_changed(planned_bytes=planned - 1), TRAIN_BYTES)
+        ENGINE.load(_train(planned_bytes=planned - 1), program)
 
 
-def test_the_number_of_threads_stays_while_a_program_is_loaded() -> None:
+def test_the_number_of_threads_stays_while_a_program_is_loaded(program: bytes) -> None:
     native = ENGINE._native
     gc.collect()
     before = native._threads
-    held = Program(native, TRAIN_BYTES)
+    held = Program(native, program)
     native.set_threads(before)
     with pytest.raises(NativeError, match=f"programs are open that work with {before}"):
         native.set_threads(before + 1)
@@ -71,17 +79,17 @@ def test_the_number_of_threads_stays_while_a_program_is_loaded() -> None:
 
 
 def test_a_program_that_planned_its_inputs_is_refused() -> None:
-    data = tiny_pte.pte(tiny_pte.step, TRAIN.inputs, planned=True)
+    data = tiny_pte.pte(tiny_pte.step, PORTS.inputs, planned=True)
 
     with pytest.raises(
         BundleError, match=r"state.weights.head.w: it is in memory that the program planned itself"
     ):
-        ENGINE.load(tiny_pte.graph_of("train", data, TRAIN.inputs, TRAIN.outputs), data)
+        ENGINE.load(tiny_pte.graph_of("train", data, PORTS.inputs, PORTS.outputs), data)
 
 
 def _named(data: bytes) -> Graph:
     """The manifest entry of these bytes, damaged or not."""
-    return _changed(blob=describe(data, tiny.CHUNK))
+    return _train(blob=describe(data, tiny.CHUNK))
 
 
 @pytest.mark.parametrize(
@@ -96,25 +104,28 @@ def test_an_operator_or_delegate_that_is_missing_is_refused_by_name(known: bytes
         ENGINE.load(_named(unknown), unknown)
 
 
-@pytest.mark.parametrize(
-    "artifact", [b"", b"no graph", TRAIN_BYTES[:40], TRAIN_BYTES[: len(TRAIN_BYTES) // 2], TRAIN_BYTES[:-100]]
-)
-def test_a_program_cut_short_is_refused_by_name(artifact: bytes) -> None:
-    with pytest.raises(BundleError, match="damaged"):
-        ENGINE.load(TRAIN, artifact)
+def test_a_program_cut_short_is_refused_by_name(program: bytes) -> None:
+    for artifact in (b"", b"no graph", program[:40], program[: len(program) // 2], program[:-100]):
+        with pytest.raises(BundleError, match="damaged"):
+            ENGINE.load(_train(), artifact)
 
 
 @settings(deadline=None, max_examples=100)
-@given(place=st.integers(0, len(TRAIN_BYTES) - 1), value=st.integers(0, 255))
-def test_a_damaged_program_is_refused_before_the_runtime_sees_it(place: int, value: int) -> None:
-    damaged = TRAIN_BYTES[:place] + bytes([value]) + TRAIN_BYTES[place + 1 :]
-    if damaged != TRAIN_BYTES:
-        with pytest.raises(BundleError, match="damaged"):
-            ENGINE.load(TRAIN, damaged)
+@given(place=st.integers(0, 1 << 20), flipped=st.integers(1, 255))
+def test_a_damaged_program_is_refused_before_the_runtime_sees_it(
+    program: bytes, place: int, flipped: int
+) -> None:
+    damaged = bytearray(program)
+    damaged[place % len(damaged)] ^= flipped
+
+    with pytest.raises(BundleError, match="damaged"):
+        ENGINE.load(_train(), bytes(damaged))
 
 
 def test_a_check_that_fails_inside_the_runtime_ends_no_process() -> None:
     """A kernel is given a list of dimensions where it wants a tensor."""
+    from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+
     inputs, outputs = [X], [port("record.x", (WIDTH,))]
     written = deserialize_pte_binary(tiny_pte.pte(lambda x: (x.sum(dim=0),), inputs))
     call = written.program.execution_plan[0].chains[0].instructions[0].instr_args

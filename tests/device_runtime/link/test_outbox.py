@@ -18,7 +18,7 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_until, wait_up
 
 DATA = bytes(range(256)) * 8
@@ -110,12 +110,6 @@ class Device:
         self._open(session)
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
-def broker(request: pytest.FixtureRequest) -> BrokerProcess:
-    found: BrokerProcess = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.fixture
 def topics(federation: str) -> Topics:
     return Topics(federation)
@@ -137,6 +131,7 @@ def server(broker: BrokerProcess, connect: SessionFactory, topics: Topics) -> Se
     return Server(connect(broker.address), topics, "phone")
 
 
+@on_both_brokers
 def test_an_update_arrives_in_chunks_that_name_it(server: Server, device: Device) -> None:
     device.add("n1")
 
@@ -241,6 +236,7 @@ def test_a_reason_to_send_again_sends_again_at_once(server: Server, device: Devi
     assert server.copy() == first
 
 
+@on_both_brokers
 def test_an_update_survives_the_agent(
     server: Server, device: Device, broker: BrokerProcess, connect: SessionFactory
 ) -> None:

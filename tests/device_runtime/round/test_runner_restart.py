@@ -16,20 +16,19 @@ from tests.device_runtime.tiny import STEPS, World
 
 
 @pytest.mark.parametrize("checkpoint_steps", [1, 2, 4, 100])
-@pytest.mark.parametrize("step", ALL_STEPS)
-def test_killed_at_any_step_the_round_ends_with_the_same_bits(
-    tmp_path: Path, step: int, checkpoint_steps: int
-) -> None:
+def test_killed_at_any_step_the_round_ends_with_the_same_bits(tmp_path: Path, checkpoint_steps: int) -> None:
     world = World(tiny.make_bundle(steps=(4, 2)))
-    undisturbed = Device(tmp_path / "a", world).run(world.job())
-    device = Device(tmp_path / "b", world, checkpoint_steps=checkpoint_steps)
-    with pytest.raises(Killed):
-        device.run(world.job(), watch=kill_at("train", step))
-    before = device.engine.runs["train"]
+    undisturbed = Device(tmp_path / "undisturbed", world).run(world.job())
+    for step in ALL_STEPS:
+        device = Device(tmp_path / str(step), world, checkpoint_steps=checkpoint_steps)
+        with pytest.raises(Killed):
+            device.run(world.job(), watch=kill_at("train", step))
+        before = device.engine.runs["train"]
 
-    assert_same(device.run(world.job()), undisturbed)
-    kept = (step - 1) // checkpoint_steps * checkpoint_steps
-    assert device.engine.runs["train"] - before == STEPS - kept
+        assert_same(device.run(world.job()), undisturbed)
+        saved = (step - 1) // checkpoint_steps * checkpoint_steps
+        assert device.engine.runs["train"] - before == STEPS - saved
+        device.store.close()
 
 
 def test_killed_at_every_step_in_turn_the_round_ends_with_the_same_bits(tmp_path: Path) -> None:

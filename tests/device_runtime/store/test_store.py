@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.store import database
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
@@ -312,7 +313,13 @@ def test_a_store_of_another_federation_or_device_is_refused(tmp_path: Path) -> N
     Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
 
 
-def test_two_agents_cannot_share_a_store(tmp_path: Path) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that wait for another agent's end as good as not."""
+    monkeypatch.setattr(database, "_LOCK_PATIENCE_S", 0.05)
+
+
+def test_two_agents_cannot_share_a_store(impatient: None, tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
     with pytest.raises(StoreError, match="a device already runs on this store"):
@@ -322,7 +329,7 @@ def test_two_agents_cannot_share_a_store(tmp_path: Path) -> None:
     open_store(tmp_path).close()
 
 
-def test_the_lock_of_a_store_does_not_survive_its_process(tmp_path: Path) -> None:
+def test_the_lock_of_a_store_does_not_survive_its_process(impatient: None, tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from device_runtime.store.database import Store;"
         "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); print('open', flush=True); time.sleep(60)"
