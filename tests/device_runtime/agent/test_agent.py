@@ -18,7 +18,6 @@ from tests.device_runtime.tiny import World
 # -- a round ---------------------------------------------------------------------------------------------------
 
 
-@on_both_brokers
 def test_the_agent_says_that_it_is_online_and_what_it_is(server: ScriptedServer, start: StartAgent) -> None:
     start()
 
@@ -86,7 +85,6 @@ def test_progress_is_told_on_the_way(server: ScriptedServer, start: StartAgent, 
     assert progress.down_bytes > 0
 
 
-@on_both_brokers
 def test_the_next_round_gets_the_carry_of_this_one(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:

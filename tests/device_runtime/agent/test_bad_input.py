@@ -57,7 +57,6 @@ def test_an_empty_message_is_no_message(server: ScriptedServer, start: StartAgen
     assert agent.event("refused", "round").event == "round"
 
 
-@on_both_brokers
 def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mended(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:

@@ -14,7 +14,6 @@ from device_runtime.round import job as jobs
 from device_runtime.store.database import DECLINED
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Decline
-from tests.conftest import on_both_brokers
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer, weights_of
@@ -61,7 +60,6 @@ def trained(world: World, carry: tiny.Array | None = None) -> tuple[tiny.Array, 
 # -- taken up, or dropped aloud ---------------------------------------------------------------------------------
 
 
-@on_both_brokers
 def test_after_an_abandoned_round_a_device_goes_on_from_the_completed_one_before_it(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
@@ -136,7 +134,6 @@ def test_a_job_of_a_killed_process_takes_up_the_carry_that_it_began_with(
 # -- declined -----------------------------------------------------------------------------------------------------
 
 
-@on_both_brokers
 def test_a_device_without_the_carry_that_it_needs_declines_and_does_not_train(
     server: ScriptedServer, start: StartAgent, tmp_path: Path
 ) -> None:

@@ -184,17 +184,21 @@ def test_state_that_a_graph_does_not_read_is_ignored(train: tuple[Graph, bytes])
 # -- values ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float64", "int64", "int32", "uint8", "int8", "bool", "float16"]
-)
-def test_values_of_every_type_pass_unchanged(dtype: str) -> None:
-    inputs, outputs = [port("batch.0.x", (2, 3), dtype)], [port("record.x", (3, 2), dtype)]
-    values = np.arange(6).reshape(2, 3).astype(dtype)
+def test_values_of_every_type_pass_unchanged() -> None:
+    dtypes = ["float32", "float64", "int64", "int32", "uint8", "int8", "bool", "float16"]
+    inputs = [port(f"batch.{place}.x", (2, 3), dtype) for place, dtype in enumerate(dtypes)]
+    outputs = [port(f"record.{place}", (3, 2), dtype) for place, dtype in enumerate(dtypes)]
+    values = {each.name: np.arange(6).reshape(2, 3).astype(each.dtype) for each in inputs}
 
-    made = one_call(tiny_pte.pte(lambda x: (x.t().clone(),), inputs), inputs, outputs, {"batch.0.x": values})
+    made = one_call(tiny_pte.pte(transposed, inputs), inputs, outputs, values)
 
-    np.testing.assert_array_equal(made["record.x"], values.T)
-    assert made["record.x"].dtype == np.dtype(dtype)
+    for given, result in zip(inputs, outputs, strict=True):
+        np.testing.assert_array_equal(made[result.name], values[given.name].T)
+        assert made[result.name].dtype == np.dtype(given.dtype)
+
+
+def transposed(*arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(array.t().clone() for array in arrays)
 
 
 @pytest.mark.parametrize("layout", ["F", "strided", "readonly", "unaligned"])
@@ -217,7 +221,9 @@ def test_arrays_of_any_layout_may_be_fed(train: tuple[Graph, bytes], layout: str
 @pytest.mark.parametrize(
     "wrong", [np.zeros((BATCH, WIDTH + 1), np.float32), np.zeros((BATCH, WIDTH)), np.zeros(WIDTH, np.float32)]
 )
-def test_a_value_of_another_shape_or_type_never_reaches_the_program(train: tuple[Graph, bytes], wrong: Array) -> None:
+def test_a_value_of_another_shape_or_type_never_reaches_the_program(
+    train: tuple[Graph, bytes], wrong: Array
+) -> None:
     graph = ENGINE.load(*train)
 
     with pytest.raises(

@@ -54,7 +54,9 @@ def test_ports_that_differ_from_the_manifest_are_refused(
         ENGINE.load(_train(**changes), program)
 
 
-def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_allocates(program: bytes) -> None:
+def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_allocates(
+    program: bytes,
+) -> None:
     planned = ENGINE.load(_train(), program).planned_bytes
     assert planned > 1
 

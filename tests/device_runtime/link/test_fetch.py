@@ -24,7 +24,7 @@ from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.patches import patch, patched
 from edgefl.wire.tensors import Arrays
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime.agent.link import Inbox, Recorder, publish_blob
 from tests.device_runtime.tiny import World, make_bundle
 
@@ -64,12 +64,6 @@ class Device:
         self.store.close()
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
-def broker(request: pytest.FixtureRequest) -> BrokerProcess:
-    found: BrokerProcess = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.fixture
 def server(broker: BrokerProcess, connect: SessionFactory) -> Session:
     return connect(broker.address)
@@ -84,6 +78,7 @@ def device(
     made.close()
 
 
+@on_both_brokers
 def test_a_blob_arrives_whole(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     fetcher = device.fetcher()
@@ -153,6 +148,7 @@ def test_a_damaged_chunk_is_fetched_again_and_then_refused(server: Session, devi
     assert 7 in device.store.missing_chunks(ref)
 
 
+@on_both_brokers
 def test_a_chunk_that_was_damaged_and_published_again_is_taken(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     server.publish(device.topic(ref, 7), b"damaged", retain=True).wait(60.0)
@@ -166,6 +162,7 @@ def test_a_chunk_that_was_damaged_and_published_again_is_taken(server: Session, 
     assert device.fetcher().get(ref) == DATA
 
 
+@on_both_brokers
 def test_a_cleared_chunk_is_no_bad_chunk_and_is_taken_once_it_is_back(
     server: Session, device: Device
 ) -> None:

@@ -16,7 +16,6 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
-from tests.conftest import on_both_brokers
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.asking import NONCE, Asker, Scripted
@@ -370,7 +369,6 @@ def test_requests_without_an_asker_keep_no_other_from_being_measured(
     assert "nobody waits for it any more (0000000000000000)" in agent.event("profile").text
 
 
-@on_both_brokers
 def test_a_measurement_whose_asker_leaves_is_stopped_and_the_next_request_is_answered(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
 ) -> None:

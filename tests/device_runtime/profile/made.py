@@ -1,15 +1,23 @@
-"""Profiles and files made by hand."""
+"""Profiles and files made by hand, and one profile that was measured."""
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from pathlib import Path
 
 import msgspec
 
+from device_runtime.profile.whole import Settings, profile_bundle
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Peak, Split, Times
 from tests.device_runtime import tiny
+
+
+@functools.cache
+def measured(prefix: tuple[str, ...] = ("stem", "mid")) -> BundleProfile:
+    """The tiny bundle's profile, measured once."""
+    return profile_bundle(tiny.make_bundle(prefix), Settings(repeat=5, samples=10))
 
 
 def graph(name: str, kind: str, median_ms: float, **fields: object) -> GraphProfile:

@@ -1,4 +1,4 @@
-"""From times of nodes to ops and phases; memory over time; energy; the accuracy of a run."""
+"""From times of nodes to ops and phases; memory over time; energy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from device_runtime.profile.measure import ops
 from device_runtime.profile.measure.energy import Battery, Counters, Nothing, open_meter
@@ -17,17 +16,9 @@ from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.measure.onnx_trace import read
 from device_runtime.profile.measure.ops import Timed
 from device_runtime.profile.measure.sampler import MemorySampler, thinned
-from edgefl.analysis.profiles.accuracy import accuracy_of, tier_accuracy
-from edgefl.config import load, without_devices
-from edgefl.setup.data import open_data
-from edgefl.setup.model import build_model
-from edgefl.wire import tensors
-from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.bundle.profiles import MOMENTS, Moment, Times
 from edgefl.wire.bundle.sources import Node
-from edgefl.wire.errors import DataError
 from tests.device_runtime import tiny
-from tests.profile import made
 
 NODES = {
     "Conv_1": Node("Conv", "forward", "stem", 100, 40),
@@ -241,78 +232,3 @@ def test_weights_of_a_round_are_those_that_the_graphs_read_by_unit() -> None:
         "mid": ["mid.w"],
         "head": ["head.w"],
     }
-
-
-def test_accuracy_of_a_tier_is_that_of_its_last_round(tmp_path: Path) -> None:
-    run = made.journal(
-        tmp_path / "run",
-        [
-            ("weak", 1, '{"correct": 1}', ""),
-            ("weak", 2, '{"correct": 1, "loss": 1}', ""),
-            ("weak", 2, '{"correct": 3}', ""),
-            ("strong", 1, '{"correct": 3}', ""),
-            ("strong", 2, '{"correct": 0}', "nan"),
-            ("other", 2, '{"loss": 2}', ""),
-        ],
-    )
-    assert tiny.BATCH == 4
-    assert tier_accuracy(run) == {"weak": 0.5, "strong": 0.75}
-
-
-def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what_devices_told(
-    tmp_path: Path,
-) -> None:
-    run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")])
-    told = accuracy_of(run)
-    assert (told.by_tier, told.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")
-
-    (run / "bundles" / "strong.efl").unlink()
-    text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n[tiers.weak]\ncut = 1\n'
-    (run / "run.toml").write_text(text)
-    federation = without_devices(load(run / "run.toml", {}))
-    data = open_data(federation)
-    spec = build_model(federation, data)
-    weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
-    (run / "model.safetensors").write_bytes(tensors.dump(weights))
-    found = accuracy_of(run)
-
-    with torch.inference_mode():
-        x = torch.from_numpy(data.floats(data.test_x))
-        guessed = spec.module.eval()(x).argmax(1).numpy()
-    right = float((guessed == data.test_y).mean())
-    assert found.axis == "accuracy on the test set"
-    assert found.by_tier["strong"] == found.by_tier["weak"] == pytest.approx(right)
-
-
-def test_data_that_the_run_did_not_have_tell_nothing_of_it(tmp_path: Path) -> None:
-    """The run's bundles were made for other samples than those that are found here."""
-    run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")], bundle=False)
-    (run / "run.toml").write_text('[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n')
-    federation = without_devices(load(run / "run.toml", {}))
-    spec = build_model(federation, open_data(federation))
-    weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
-    (run / "model.safetensors").write_bytes(tensors.dump(weights))
-    assert accuracy_of(run).axis == "accuracy on the test set"
-
-    (run / "bundles").mkdir()
-    bundles.write(tiny.make_bundle(prefix=()), run / "bundles" / "strong.efl")
-    found = accuracy_of(run)
-
-    assert (found.by_tier, found.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")
-    assert "are not known to be those of the run" in found.note
-
-
-def test_a_folder_without_a_journal_and_one_without_answers_are_data_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no folder of a run"):
-        tier_accuracy(tmp_path)
-    empty = made.journal(tmp_path / "empty", [("weak", 1, '{"correct": 3}', "")], bundle=False)
-    with pytest.raises(DataError, match="holds no bundle"):
-        tier_accuracy(empty)
-    with pytest.raises(DataError, match="no device"):
-        tier_accuracy(made.journal(tmp_path / "run", [("weak", 1, "{}", "")]))
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "journal.sqlite").write_bytes(
-        b"not a database, but long enough to be read as one" * 50
-    )
-    with pytest.raises(DataError, match="cannot be read"):
-        tier_accuracy(tmp_path / "bad")

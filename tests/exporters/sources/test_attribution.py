@@ -168,6 +168,7 @@ def test_a_memory_that_is_sent_belongs_to_its_layer_also_where_no_weight_is_read
     assert found["a"].module == "layer1.conv"
 
 
+@pytest.mark.slow
 def test_recomputed_products_count_their_multiplications() -> None:
     """Their weights wait for a gradient, and then tell no shape."""
     spec = zoo.build("resnet8")

@@ -11,16 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from device_runtime.profile import whole
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.parts import GRAPH, Part
+from device_runtime.profile.whole import Settings
 from edgefl.cli import app
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError, DataError
 from tests.cli.runner import runner
 from tests.device_runtime import tiny
-from tests.profile import made
-from tests.profile.processes import ENDLESS, measuring, runs
+from tests.device_runtime.profile import made
+from tests.device_runtime.profile.processes import ENDLESS, measuring, runs
 from tests.wire.mqtt.events import PATIENCE_S, wait_until
 
 INTERRUPTIBLE = """
@@ -42,6 +44,22 @@ def strong(tmp_path: Path) -> Path:
     path = tmp_path / "strong.efl"
     bundles.write(tiny.make_bundle(prefix=()), path)
     return path
+
+
+@pytest.fixture
+def measured_before(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The command finds a profile that was measured once; these are the tiers and engines that it asks for."""
+    asked: list[tuple[str, str]] = []
+
+    def profile(bundle: bundles.Bundle, settings: Settings, _watch: object = None) -> BundleProfile:
+        listed, engine = bundle.manifest, settings.engine or bundle.manifest.graphs[0].format
+        asked.append((listed.tier, engine))
+        return msgspec.structs.replace(
+            made.measured(()), tier=listed.tier, exchange=listed.exchange, engine=engine
+        )
+
+    monkeypatch.setattr(whole, "profile_bundle", profile)
+    return asked
 
 
 def test_json_page_and_run_in_one_call(strong: Path, tmp_path: Path) -> None:
@@ -70,6 +88,7 @@ def test_a_run_without_a_page_or_a_folder_is_refused_before_anything_is_measured
     assert isinstance(done.exception, ConfigError) and told in done.exception.message
 
 
+@pytest.mark.usefixtures("measured_before")
 def test_tables_name_every_graph(strong: Path) -> None:
     done = runner().invoke(app, ["profile", str(strong), "--repeat", "1"], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
@@ -77,6 +96,7 @@ def test_tables_name_every_graph(strong: Path) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.usefixtures("measured_before")
 def test_no_word_of_a_heading_is_broken_in_a_terminal_of_eighty_columns(strong: Path) -> None:
     done = runner().invoke(app, ["profile", str(strong), "--repeat", "1"], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
@@ -107,6 +127,7 @@ def test_a_run_that_tells_no_accuracy_is_refused_before_anything_is_measured(
     assert isinstance(done.exception, DataError), done.exception
 
 
+@pytest.mark.slow
 def test_a_federation_file_is_profiled_in_the_formats_that_it_names(tmp_path: Path) -> None:
     text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[export]\nformats = ["onnx", "executorch"]\n[tiers.strong]\n'
     (tmp_path / "federation.toml").write_text(text)
@@ -121,6 +142,8 @@ def test_a_federation_file_is_profiled_in_the_formats_that_it_names(tmp_path: Pa
     assert [each.engine for each in one] == ["executorch"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("measured_before")
 def test_every_exchange_of_a_program_is_profiled(tmp_path: Path) -> None:
     text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[program]\nname = "stem"\n[tiers.strong]\n'
     (tmp_path / "federation.toml").write_text(text)
@@ -173,7 +196,7 @@ def test_a_part_is_measured_by_hand_without_a_standard_input(strong: Path, tmp_p
     assert part.graph is not None and part.graph.name == "train"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_profile_that_is_ended_leaves_no_process_and_no_folder(
     strong: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -193,6 +216,7 @@ def test_an_option_of_a_fleet_without_one_is_refused(strong: Path, option: str) 
     assert option.partition("=")[0] in done.exception.message and "--fleet" in done.exception.message
 
 
+@pytest.mark.usefixtures("measured_before")
 def test_a_folder_stands_for_the_bundles_in_it(strong: Path) -> None:
     done = runner().invoke(app, ["profile", str(strong.parent), "--repeat", "1", "--json"])
     assert done.exit_code == 0, done.output

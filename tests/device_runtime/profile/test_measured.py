@@ -22,6 +22,12 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError
 from tests.device_runtime import tiny, tiny_pte
+from tests.device_runtime.profile import made
+
+
+@pytest.fixture
+def measured() -> BundleProfile:
+    return made.measured()
 
 
 def test_every_graph_is_measured_with_its_kind(measured: BundleProfile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,10 +13,21 @@ from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.analysis.profiles.page import page
 from edgefl.wire.bundle.profiles import BundleProfile, Split, Timeline
-from tests.profile import made
-from tests.profile.browser import Browser, Page
+from tests.analysis.profiles.browser import Browser, Page
+from tests.device_runtime.profile import made
 
 _SVGS = "[...document.querySelectorAll('svg')].map(s => { const b = s.getBoundingClientRect(); return [b.width, b.height] })"
+
+
+@pytest.fixture(scope="module")
+def measured() -> BundleProfile:
+    return made.measured()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,0 @@
-"""Profiles: measuring a bundle, attributing its nodes, and showing what was found."""
