@@ -308,6 +308,8 @@ def test_what_is_remembered_of_an_update_is_what_it_told_and_the_servers_word() 
             down_wire_bytes=7,
         ),
         tensors=tensors.dump({"w": np.zeros(1, np.float32)}),
+        codec="dense",
+        codec_version=1,
     )
     data = messages.encode(update)
     ack = Ack(round=3, nonce="n1", status="rejected", reason="closed-round")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from device_runtime.store import database
-from device_runtime.store.carries import Mine, abandoned, foreign, standing
-from device_runtime.store.carry import UNKNOWN, Kept
-from device_runtime.store.checkpoint import Checkpoint
+from device_runtime.store.carry_choice import RoundToBegin, abandoned, choose, foreign
+from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.checkpoint_rows import Checkpoint
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.errors import StoreError
@@ -193,6 +193,27 @@ def test_a_store_opened_without_a_name_belongs_to_who_names_it_first(tmp_path: P
     Store(tmp_path, **sizes).close()
 
 
+@pytest.mark.parametrize("layout", [2, -1])
+def test_a_file_of_another_layout_is_refused_by_its_number_and_left_alone(
+    tmp_path: Path, layout: int
+) -> None:
+    open_store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "store.sqlite3") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+        db.execute(f"PRAGMA user_version={layout}")
+    db.close()
+
+    with pytest.raises(StoreError, match=f"has layout {layout}, this runtime reads 1") as refusal:
+        open_store(tmp_path)
+
+    assert refusal.value.details == {"layout": layout}
+    with sqlite3.connect(tmp_path / "store.sqlite3") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (layout,)
+        db.execute("PRAGMA user_version=1")
+    db.close()
+    open_store(tmp_path).close()
+
+
 def test_a_store_makes_the_folders_above_it(tmp_path: Path) -> None:
     open_store(tmp_path / "a" / "b").close()
 
@@ -202,39 +223,30 @@ def test_a_store_makes_the_folders_above_it(tmp_path: Path) -> None:
 # -- which carry stands ----------------------------------------------------------------------------------------
 
 
-def carry(number: int, *, name: str = "run/p/weak", waits: bool = False) -> Kept:
-    return Kept(number, name, f"n{number}", number, waits)
+def carry(number: int, *, name: str = "run/p/weak", waits: bool = False) -> StoredCarry:
+    return StoredCarry(number, name, f"n{number}", number, waits)
 
 
-def mine(base: int) -> Mine:
-    return Mine("run", "run/p/weak", base + 1, base)
+def next_after(base: int) -> RoundToBegin:
+    return RoundToBegin("run", "run/p/weak", base + 1, base)
 
 
 @pytest.mark.parametrize(
     ("exchanges", "base", "stands"),
-    [(0, 99, True), (1, 5, True), (1, 6, False), (3, 7, True), (3, 8, False), (1, -1, True)],
+    [(0, 99, True), (1, 5, True), (1, 6, False), (3, 7, True), (3, 8, False)],
 )
 def test_a_carry_is_good_for_its_number_of_completed_rounds(exchanges: int, base: int, stands: bool) -> None:
-    choice = standing([carry(5)], mine(base), exchanges)
+    choice = choose([carry(5)], next_after(base), exchanges)
 
-    assert choice.found == (carry(5) if stands else None)
-    assert [gone.kept for gone in choice.gone] == ([] if stands else [carry(5)])
+    assert choice.carry == (carry(5) if stands else None)
+    assert [each.carry for each in choice.void] == ([] if stands else [carry(5)])
 
 
 @pytest.mark.parametrize(("exchanges", "rounds"), [(1, "1 completed round"), (2, "2 completed rounds")])
 def test_one_that_is_too_old_says_for_how_many_rounds_it_was_good(exchanges: int, rounds: str) -> None:
-    [gone] = standing([carry(5)], mine(9), exchanges).gone
+    [void] = choose([carry(5)], next_after(9), exchanges).void
 
-    assert gone.why == f"it was good for {rounds} after it, and round 9 is completed"
-
-
-def test_one_of_an_unknown_round_stands_unless_rounds_are_counted() -> None:
-    unknown = Kept(1, "run/p/weak", "", UNKNOWN, False)
-
-    assert standing([unknown], mine(0), 0).found == unknown
-    assert standing([unknown], mine(-1), 1).found == unknown
-    [gone] = standing([unknown], mine(0), 1).gone
-    assert gone.why == "it does not say of which round it is"
+    assert void.why == f"it was good for {rounds} after it, and round 9 is completed"
 
 
 def test_rounds_up_to_the_last_completed_one_are_not_abandoned() -> None:
@@ -244,7 +256,7 @@ def test_rounds_up_to_the_last_completed_one_are_not_abandoned() -> None:
     assert [row.round for row in abandoned(carries, 5, 7)] == [6]
     assert abandoned(carries, 0, 4) == []
     assert [row.round for row in abandoned([carry(1)], 0, None)] == [1]
-    assert abandoned(carries, -1, None) == []
+    assert abandoned(carries, 7, None) == []
 
 
 def test_another_run_may_begin_with_the_same_letters() -> None:
@@ -258,14 +270,14 @@ def test_another_run_may_begin_with_the_same_letters() -> None:
 def test_carries_before_the_last_settled_one_are_superseded(
     waiting: tuple[int, ...], superseded: list[int]
 ) -> None:
-    choice = standing([carry(n, waits=n in waiting) for n in (1, 2, 3)], mine(3), 0)
+    choice = choose([carry(n, waits=n in waiting) for n in (1, 2, 3)], next_after(3), 0)
 
-    assert choice.found is not None and choice.found.round == 3
+    assert choice.carry is not None and choice.carry.round == 3
     assert [row.round for row in choice.superseded] == superseded
-    assert choice.gone == ()
+    assert choice.void == ()
 
 
 def test_carries_of_other_tiers_of_the_run_are_left_alone() -> None:
-    choice = standing([carry(1, name="run/p/strong"), carry(2)], mine(2), 0)
+    choice = choose([carry(1, name="run/p/strong"), carry(2)], next_after(2), 0)
 
-    assert (choice.found, choice.gone, choice.superseded) == (carry(2), (), ())
+    assert (choice.carry, choice.void, choice.superseded) == (carry(2), (), ())
