@@ -84,6 +84,7 @@ def test_what_would_not_train_is_no_recommendation_even_if_nothing_else_exists()
         planned("--kinds", "importance", "--gamma", "1/64")
 
 
+@pytest.mark.slow
 def test_slow_links_and_short_rounds_leave_out_what_takes_too_long() -> None:
     links = ["--downlink", "10kB/s", "--uplink", "8kbit/s"]
     every = planned(*links, "--kinds", "width", "--gamma", "1,1/4")["submodels"]

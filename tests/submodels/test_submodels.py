@@ -14,6 +14,7 @@ from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, tiers
 from edgefl.wire.errors import ModelError
 from tests.invariants.embracingfl.tiny import chunkings, tiny
+from tests.rings.rows import mostly_slow
 
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=7), data=st.data())
@@ -59,7 +60,7 @@ def test_presets_nest(model: str, cuts: tuple[int, int, int]) -> None:
     assert set(parts[2].holds) <= set(parts[1].holds) <= set(parts[0].holds) == set(spec.weights)
 
 
-@pytest.mark.parametrize("model", sorted(TIERS))
+@pytest.mark.parametrize("model", mostly_slow(sorted(TIERS), ["cnn", "resnet20", "resnet8"]))
 def test_every_preset_fits_its_model_and_needs_less_from_tier_to_tier(model: str) -> None:
     spec = build(model)
     parts = {name: tier.of(spec) for name, tier in TIERS[model].items()}

@@ -42,6 +42,7 @@ def test_i13_channels_kept_by_the_paper_s_tiers(
     assert regions["block4.bn1.running_var"] == Block((range(kept[1]),))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(ratios=st.lists(st.floats(0.05, 1.0), min_size=2, max_size=2))
 def test_i13_slices_are_nested_prefixes(ratios: list[float]) -> None:

@@ -238,6 +238,7 @@ def one_round(opened: OpenRound, submodels: dict[str, Importance], weights: Arra
     return aggregator.result(weights)
 
 
+@pytest.mark.slow
 def test_inv32_the_same_seed_gives_the_same_participants_masks_and_final_hash(tmp_path: Path) -> None:
     first, again = federation(3, tmp_path / "first"), federation(3, tmp_path / "again")
     assert first == again

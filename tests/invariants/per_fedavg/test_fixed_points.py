@@ -15,6 +15,7 @@ from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.federated import Client, federated
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, user
 from tests.invariants.per_fedavg.wrong import FROM_ADAPTED, WRONG, wrong
+from tests.rings.rows import mostly_slow
 
 POWER = {"fedavg": 0, "fo": 1, "exact": 2, "hf": 2}
 
@@ -49,7 +50,7 @@ def fixed_point(clients: Sequence[Client], power: int, steps: int, lr: float, al
 
 
 @pytest.mark.parametrize("method", POWER)
-@pytest.mark.parametrize(("steps", "rounds"), [(1, 40), (5, 9)])
+@pytest.mark.parametrize(("steps", "rounds"), mostly_slow([(1, 40), (5, 9)], [(5, 9)]))
 def test_20_rounds_lead_to_the_fixed_point_of_the_formula(method: str, steps: int, rounds: int) -> None:
     clients = [user(i, positive(3, i, 0.7, 2.0), normal((3,), 50 + i)) for i in range(3)]
     setting = {"steps": steps, "lr": 0.8, "alpha": 0.1}
