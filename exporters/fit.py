@@ -19,6 +19,7 @@ from edgefl.submodels.importance.learnable import Liveness, liveness, own_weight
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.sizes import mebibytes
 from edgefl.wire.errors import ModelError
 from exporters.bundle.build import Prefix, batch_size
 from exporters.capture.trace import capture
@@ -119,7 +120,7 @@ class Plan:
         others = sorted((offer for offer in self._able if offer is not best), key=_rank, reverse=True)
         told = (
             f"{best.kind}, {best.size}: trains {best.parameter_share:.1%} of the parameters and "
-            f"{best.mac_share:.1%} of the multiplications in {_mib(best.memory_bytes)}"
+            f"{best.mac_share:.1%} of the multiplications in {mebibytes(best.memory_bytes)}"
         )
         trains = " and train" if len(self._able) < len(self.fitting) else ""
         if not others:
@@ -282,7 +283,7 @@ def _missing(found: Liveness) -> str:
 
 def _problem(offer: Offer, device: Device) -> str:
     if device.memory and offer.memory_bytes > device.memory:
-        return f"needs {_mib(offer.memory_bytes)} of memory, the device has {_mib(device.memory)}"
+        return f"needs {mebibytes(offer.memory_bytes)} of memory, the device has {mebibytes(device.memory)}"
     if device.round_seconds and offer.seconds > device.round_seconds:
         return f"a round takes {offer.seconds:.1f} s, {device.round_seconds:g} s are allowed"
     return ""
@@ -319,7 +320,3 @@ def _all_dead(offers: Sequence[Offer]) -> ModelError:
         kind=largest.kind,
         size=largest.size,
     )
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB"

@@ -18,6 +18,7 @@ from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import build_model, submodel_warnings
 from edgefl.setup.training import program_of, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.sizes import mebibytes
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Arrays
 from exporters.front.program import check_lies_like_weights
@@ -268,7 +269,7 @@ def _aggregate(federation: Federation) -> AggregatePlan:
 
 def _memory_of(rule: Rule, entries: int) -> str:
     each = buffered_bytes(2, entries) - buffered_bytes(1, entries)
-    return f"the rule {rule.kind} keeps every update until the round ends: {each / 2**20:.1f} MiB for each device"
+    return f"the rule {rule.kind} keeps every update until the round ends: {mebibytes(each)} for each device"
 
 
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:

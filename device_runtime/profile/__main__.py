@@ -15,16 +15,16 @@ import msgspec
 from device_runtime.memory import return_memory_early
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.graph import profile_graph
-from device_runtime.profile.measure.parent import end_with_parent
 from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
 from device_runtime.profile.measure.round import profile_round
+from edgefl.system.parent import end_with_input
 from edgefl.wire.errors import EdgeflError
 
 
 def main() -> None:
     wanted = _arguments().parse_args()
     if wanted.with_parent:
-        end_with_parent()
+        end_with_input()
     return_memory_early()
     try:
         part = _measured(wanted)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from device_runtime.profile.measure.parent import end_with_parent, sign_of_life
+from edgefl.system.parent import end_with_input, sign_of_life
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
 from edgefl.wire.mqtt.messages import MALFORMED
@@ -101,7 +101,7 @@ def main(bundle: str, engine: str, threads: str, repeat: str) -> None:
     from device_runtime.profile.whole import Settings, profile_bundle
     from edgefl.wire.bundle import archive as bundles
 
-    end_with_parent()
+    end_with_input()
     try:
         settings = Settings(engine=engine, threads=int(threads), repeat=int(repeat))
         profile = profile_bundle(bundles.read(Path(bundle)), settings)

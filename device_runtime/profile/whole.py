@@ -18,8 +18,8 @@ from device_runtime.host import physical_memory
 from device_runtime.profile.measure.energy import open_meter
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.graph import kinds
-from device_runtime.profile.measure.parent import sign_of_life
 from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
+from edgefl.system.parent import sign_of_life
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Machine

@@ -16,6 +16,7 @@ from device_runtime.round.job import Job
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.database import Outgoing, Store
+from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
 from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import signatures
@@ -101,8 +102,8 @@ class Work:
         if largest.planned_bytes > self.memory_bytes:
             raise RoundDeclined(
                 NO_MEMORY,
-                f"graph {largest.name!r} of tier {manifest.tier!r} needs {_mebibytes(largest.planned_bytes)}, and this "
-                f"device offers {_mebibytes(self.memory_bytes)}: give it a smaller tier, or more by --memory",
+                f"graph {largest.name!r} of tier {manifest.tier!r} needs {mebibytes(largest.planned_bytes)}, and this "
+                f"device offers {mebibytes(self.memory_bytes)}: give it a smaller tier, or more by --memory",
                 needs_bytes=largest.planned_bytes,
                 offers_bytes=self.memory_bytes,
             )
@@ -145,7 +146,3 @@ class Work:
         outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
         carry = tensors.dump(result.carry) if result.carry else None
         self.store.finish_job(outgoing, carry, carry_name(job, manifest))
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"

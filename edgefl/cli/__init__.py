@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgefl.cli.device import isolated as apart
-from edgefl.system.parent import die_with_parent
+from edgefl.system.parent import end_by_signal
 from edgefl.wire.errors import EdgeflError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
-    die_with_parent()
+    end_by_signal()
     try:
         _run(sys.argv[1:])
     except EdgeflError as error:

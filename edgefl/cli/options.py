@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl.system.sizes import parse_size
 from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.errors import ConfigError
@@ -63,19 +63,9 @@ def parse_limits(entries: list[str]) -> Limits:
         raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9} | dict.fromkeys(("K", "KIB"), 2**10)
-_UNITS |= dict.fromkeys(("M", "MIB"), 2**20) | dict.fromkeys(("G", "GIB"), 2**30)
-_MOST_BYTES = 1 << 60
-
-
 def parse_bytes(text: str) -> int:
-    """``64MiB`` or ``64M`` -> 67108864."""
-    digits = text.rstrip("BbKkMmGgIi ")
-    unit = text[len(digits) :].strip().upper()
+    """``64MiB`` or ``64M`` -> 67108864; ConfigError for what is no size."""
     try:
-        size = float(digits) * _UNITS[unit]
-    except (ValueError, KeyError):
-        size = math.nan
-    if not 0 <= size <= _MOST_BYTES:
-        raise ConfigError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
-    return int(size)
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -52,8 +52,3 @@ def human(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(human(item) for item in value)
     return str(value)
-
-
-def size(count: float) -> str:
-    """Bytes as people write them."""
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
-
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(?:%|B|[KMG]i?B|)", re.IGNORECASE)
 
 
 class Table(BaseModel):
@@ -206,10 +204,8 @@ class TierTable(Table):
     @field_validator("memory_budget")
     @classmethod
     def _a_size_or_a_share(cls, text: str) -> str:
-        """The same words as exporters.memory.recompute.Budget takes, which a federation file must not import."""
-        found = _BUDGET.fullmatch(text.strip())
-        if text and (found is None or float(found[1]) <= 0):
-            raise ValueError("a memory budget is a size such as 48MiB or a share such as 50%")
+        if text:
+            parse_budget(text)
         return text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl.system.files import replacing
 from edgefl.wire.errors import DataError
 
 Array = NDArray[Any]
@@ -87,7 +87,5 @@ def write_client(path: Path, x: Array, y: Array) -> None:
             f"{path}: a device needs as many samples as labels and at least one, found {len(x)}, {len(y)}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, x=x, y=y.astype(np.int64))
-    os.replace(partial, path)

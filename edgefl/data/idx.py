@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from edgefl.data.dataset import Dataset
+from edgefl.system.files import replacing
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
 
@@ -130,18 +131,17 @@ def download(
 
 
 def _fetch(source: IdxSource, target: Path, md5: str, progress: Progress, timeout_s: float) -> None:
-    partial, problems = target.with_name(target.name + ".partial"), []
+    problems = []
     for base in source.urls:
         try:
-            _copy(base + target.name, partial, progress, timeout_s)
+            with replacing(target) as file:
+                digest = _copy(base + target.name, file, progress, timeout_s)
+                if digest != md5:
+                    raise ValueError(f"the file's MD5 is {digest}, published is {md5}")
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             problems.append(f"{base}: {getattr(error, 'reason', error)}")
-            continue
-        if _md5(partial) == md5:
-            os.replace(partial, target)
+        else:
             return
-        problems.append(f"{base}: the file's MD5 is {_md5(partial)}, published is {md5}")
-    partial.unlink(missing_ok=True)
     raise DataError(
         f"cannot download {target.name} of {source.name} ({'; '.join(problems)}). Put the four official .gz files into "
         f"{target.parent} or name their folder with --data or EDGEFL_DATA",
@@ -150,13 +150,17 @@ def _fetch(source: IdxSource, target: Path, md5: str, progress: Progress, timeou
     )
 
 
-def _copy(url: str, partial: Path, progress: Progress, timeout_s: float) -> None:
-    with urllib.request.urlopen(url, timeout=timeout_s) as response, partial.open("wb") as file:
+def _copy(url: str, file: BinaryIO, progress: Progress, timeout_s: float) -> str:
+    """MD5 of what was copied."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with urllib.request.urlopen(url, timeout=timeout_s) as response:
         total, done = int(response.headers.get("Content-Length") or 0), 0
         while piece := response.read(PIECE):
             file.write(piece)
+            digest.update(piece)
             done += len(piece)
             progress(url.rsplit("/", 1)[-1], done, total)
+    return digest.hexdigest()
 
 
 def print_progress(file: str, done: int, total: int) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.system.files import write_whole
 from edgefl.system.parent import PARENT
 from edgefl.wire.errors import EdgeflError
 
@@ -88,9 +89,7 @@ class Supervisor:
             for name, child in self._children.items()
             if child.process and not child.done
         }
-        partial = self._folder / "processes.json.partial"
-        partial.write_bytes(msgspec.json.encode(pids))
-        partial.replace(self._folder / "processes.json")
+        write_whole(self._folder / "processes.json", msgspec.json.encode(pids))
 
     def check(self) -> list[str]:
         """Look after all children once; names of those that were started again. Raises if one cannot go on."""

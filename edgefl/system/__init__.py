@@ -1,1 +1,1 @@
-"""What both sides need of the operating system, without torch."""
+"""What processes ask of the machine they run on: whole files, sizes as text, an end with their parent."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
@@ -24,6 +23,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import role_of
+from edgefl.system.sizes import mebibytes, mebibytes_up, parse_budget
 from edgefl.wire.errors import ConfigError, ExportError
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
@@ -59,15 +59,11 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Budget:
         """``"48MiB"``, ``"100 MB"``, ``"50%"`` or plain bytes. Raises ConfigError for anything else."""
-        found = _AMOUNT.fullmatch(text.strip())
-        if found and found[2] == "%" and float(found[1]) > 0:
-            return cls(float(found[1]) / 100, relative=True)
-        count = float(found[1]) * _UNITS[found[2].upper()] if found and found[2] != "%" else 0.0
-        if not 1 <= count < 2**63:
-            raise ConfigError(
-                f"a memory budget is a size such as 48MiB or a share such as 50%, found {text!r}", found=text
-            )
-        return cls(count)
+        try:
+            amount, relative = parse_budget(text)
+        except ValueError as error:
+            raise ConfigError(f"{error}, found {text!r}", found=text) from error
+        return cls(amount, relative)
 
     def of(self, captured: Captured) -> int:
         """The budget of this graph in bytes, the runtime's own memory included."""
@@ -76,8 +72,6 @@ class Budget:
         return int(self.count * timeline(captured.module).peak) + beside_tensors(captured)
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(%|B|[KMG]i?B|)", re.IGNORECASE)
 _EXPENSIVE_FLOPS_PER_BYTE = 2.0
 
 
@@ -130,9 +124,9 @@ def within(captured: Captured, budget: int) -> Captured:
         if found[-1] <= budget:
             return lean
     raise ExportError(
-        f"function {captured.name!r} does not fit a memory budget of {budget / 2**20:.1f} MiB: with all recomputation "
-        f"it needs {mib(min(found))} over the idle process, {mib(found[0])} without. Give that much, a smaller batch, or a "
-        "later cut",
+        f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all recomputation "
+        f"it needs {mebibytes_up(min(found))} over the idle process, {mebibytes_up(found[0])} without. "
+        "Give that much, a smaller batch, or a later cut",
         function=captured.name,
         budget=budget,
         smallest=min(found),
@@ -147,11 +141,6 @@ def leaner(captured: Captured) -> Iterator[Captured]:
         if plan.peak < lowest:
             lowest = plan.peak
             yield replace(captured, module=plan.module)
-
-
-def mib(count: int) -> str:
-    """Rounded up: what is asked for with this number suffices."""
-    return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"
 
 
 class _Planner:

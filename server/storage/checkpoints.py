@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from edgefl.system.files import write_whole
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.tensors import Array, Arrays
@@ -31,7 +31,7 @@ class Checkpoints:
 
     def save(self, number: int, weights: Mapping[str, Array]) -> str:
         """Write the model after a round; SHA-256 of the file. The round before is kept until this one is journaled."""
-        return write_whole(self.path(number), tensors.dump(weights))
+        return store(self.path(number), tensors.dump(weights))
 
     def prune(self, newest: int, keep: Collection[int] = ()) -> None:
         """Delete all but the last files up to round ``newest``, and those of the rounds in ``keep``."""
@@ -54,18 +54,13 @@ class Checkpoints:
 
     def finish(self, weights: Mapping[str, Array]) -> str:
         """Write the trained model; SHA-256 of the file."""
-        return write_whole(self.model, tensors.dump(weights))
+        return store(self.model, tensors.dump(weights))
 
 
-def write_whole(path: Path, data: bytes) -> str:
-    """Replace ``path`` by ``data`` in one step, on disk before this returns; SHA-256 of ``data``."""
-    partial = path.with_name(path.name + ".partial")
+def store(path: Path, data: bytes) -> str:
+    """Replace ``path`` by ``data``, on disk before this returns; SHA-256 of ``data``. StoreError if it cannot be written."""
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(path, data, durable=True)
     except OSError as error:
         raise StoreError(f"{path} cannot be written ({error}); free some space", path=str(path)) from error
     return hashlib.sha256(data).hexdigest()

@@ -9,7 +9,7 @@ import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.messages import MALFORMED
-from server.storage.checkpoints import write_whole
+from server.storage.checkpoints import store
 
 Blobs = dict[str, bytes]
 Lines = dict[str, tuple[BlobRef, ...]]
@@ -42,7 +42,7 @@ class Shelf:
     def save(self, number: int, record: Record) -> None:
         """Keep a record, whole or not at all, on disk before this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(number), msgspec.msgpack.encode(record))
+        store(self._path(number), msgspec.msgpack.encode(record))
 
     def load(self, number: int, model: str) -> tuple[Record, Blobs] | None:
         """The record and all blobs that its lines name, as they travelled; None if any is missing or damaged, or if it

@@ -14,9 +14,9 @@ import msgspec
 from edgefl.analysis.charts.svg import Point, bar_chart, line_chart
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
+from edgefl.system.sizes import MIB
 from edgefl.wire.bundle.profiles import BundleProfile
 
-_MIB = 2**20
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = (
     "body{font:15px system-ui,sans-serif;max-width:1280px;margin:2rem auto;padding:0 1rem}"
@@ -90,7 +90,7 @@ def _memory(name: str, profile: BundleProfile) -> str:
     """Memory over the idle process, a colour for each stage of the round."""
     series: dict[str, list[Point]] = {}
     moments = [
-        (moment.t_ms, (moment.rss_bytes - profile.idle_bytes) / _MIB) for moment in profile.timeline.moments
+        (moment.t_ms, (moment.rss_bytes - profile.idle_bytes) / MIB) for moment in profile.timeline.moments
     ]
     for span in profile.timeline.spans:
         points = [point for point in moments if span.start_ms <= point[0] <= span.end_ms]
@@ -135,7 +135,7 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
     known = accuracy.by_tier if accuracy else {}
     if accuracy and any(profile.tier in known for profile in profiles):
         points = {
-            name: [(profile.peak_bytes / _MIB, known[profile.tier])]
+            name: [(profile.peak_bytes / MIB, known[profile.tier])]
             for name, profile in zip(names, profiles, strict=True)
             if profile.tier in known
         }
@@ -143,7 +143,7 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
     else:
         most = max(profile.parameters for profile in profiles) or 1
         points = {
-            name: [(profile.peak_bytes / _MIB, profile.parameters / most)]
+            name: [(profile.peak_bytes / MIB, profile.parameters / most)]
             for name, profile in zip(names, profiles, strict=True)
         }
         what, y = "what is trained", "trained parameters, of the largest tier's"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgefl.system import sizes
 from edgefl.wire.bundle.profiles import BundleProfile
 
 Rows = list[dict[str, str]]
 TOP = 12
 PARTS = ("forward", "backward", "update")
-_MIB = 2**20
 
 
 def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str:
@@ -157,7 +157,7 @@ def ms(value: float) -> str:
 
 def mib(value: float) -> str:
     """MiB with one decimal; "-" for 0, which is unknown."""
-    return f"{value / _MIB:.1f}" if value else "-"
+    return sizes.mib(value) if value else "-"
 
 
 def count(value: int) -> str:
@@ -166,7 +166,7 @@ def count(value: int) -> str:
 
 
 def _moved(size: int, took: float) -> str:
-    return f"{size / _MIB:.2f} MiB in {ms(took)} ms"
+    return f"{size / sizes.MIB:.2f} MiB in {ms(took)} ms"
 
 
 def _part(profile: BundleProfile, field: str) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from edgefl.cli.output import errors, print_table, size
+from edgefl.cli.output import errors, print_table
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.footprint.rows import FootprintRow

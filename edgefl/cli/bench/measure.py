@@ -15,7 +15,8 @@ from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import programs as bench_programs
 from edgefl.cli.bench.report import print_rows
 from edgefl.cli.options import Engine, model_options
-from edgefl.cli.output import console, errors, print_table, size
+from edgefl.cli.output import console, errors, print_table
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.memory.rows import MemoryRow
@@ -326,7 +327,9 @@ def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
 
 
 def _mebibytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**20:.1f}"
+    from edgefl.system.sizes import mib
+
+    return "-" if count is None else mib(count)
 
 
 def _caption(rows: Sequence[StepRow]) -> str:

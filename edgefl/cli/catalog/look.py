@@ -13,7 +13,8 @@ import typer
 
 from edgefl.cli.catalog import programs
 from edgefl.cli.federation.updates import as_rows, for_people, tier_sizes
-from edgefl.cli.output import console, errors, print_json, print_table, size
+from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.config import Federation

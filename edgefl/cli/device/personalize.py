@@ -175,11 +175,10 @@ def _visited(
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    from edgefl.system.files import write_whole
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    write_whole(path, content)
 
 
 def _show(report: Adapted, out: Path | None) -> None:

@@ -13,14 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.cli.output import console, size
+from edgefl.cli.output import console
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
+from edgefl.system.sizes import KIB, MIB, size
 
 if TYPE_CHECKING:
     from edgefl.wire.update.size import UpdateSize
-
-_KIB = 1024
 
 
 class View:
@@ -181,9 +180,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
         stage,
         f"{row['loss']:.3f}" if row.get("loss") is not None else "",
         f"{row['step_ms']:.0f} ms" if row.get("step_ms") else "",
-        f"{row['peak_bytes'] / _KIB**2:.0f} MiB" if row.get("peak_bytes") else "",
-        f"{row['down_bytes'] / _KIB:.0f} KiB" if row.get("down_bytes") else "",
-        f"{row['up_bytes'] / _KIB:.0f} KiB" if row.get("up_bytes") else "",
+        f"{row['peak_bytes'] / MIB:.0f} MiB" if row.get("peak_bytes") else "",
+        f"{row['down_bytes'] / KIB:.0f} KiB" if row.get("down_bytes") else "",
+        f"{row['up_bytes'] / KIB:.0f} KiB" if row.get("up_bytes") else "",
     ]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgefl.cli.output import size
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.config import Federation

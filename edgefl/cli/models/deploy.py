@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table, size
+from edgefl.cli.output import console, print_json, print_table
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +85,7 @@ def deploy(
     from edgefl.setup.data import open_data
     from edgefl.setup.model import build_model
     from edgefl.wire.errors import ConfigError
-    from server.storage.checkpoints import write_whole
+    from server.storage.checkpoints import store
 
     if out.suffix == ".json":
         raise ConfigError(
@@ -99,8 +100,8 @@ def deploy(
     workshop = Workshop(spec, dataset, trained, bn_eval.value, batch, samples)
     made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, made.artifact.model)
-    write_whole(out.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(made.facts)) + b"\n")
+    store(out, made.artifact.model)
+    store(out.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(made.facts)) + b"\n")
     facts = {"file": str(out)} | dict(made.facts)
     if as_json:
         print_json(facts)

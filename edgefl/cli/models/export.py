@@ -11,7 +11,8 @@ from rich.progress import Progress
 from rich.text import Text
 
 from edgefl.cli.options import Engine
-from edgefl.cli.output import errors, print_json, print_table, size
+from edgefl.cli.output import errors, print_json, print_table
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.config import Federation

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress
 
-from edgefl.cli.output import console, errors, print_json, print_table, size
+from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.config import Federation

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.system.files import write_whole
 from edgefl.wire.blobs import BlobRef, describe, verified
 from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle.manifest import Manifest
@@ -48,10 +49,8 @@ def write(bundle: Bundle, path: Path) -> None:
         for sha256 in sorted(bundle.blobs):
             info = zipfile.ZipInfo(f"blobs/{sha256}", _EPOCH)
             archive.writestr(info, bundle.blobs[sha256], zipfile.ZIP_DEFLATED)
-    partial = path.with_name(path.name + ".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, buffer.getvalue())
 
 
 def read(path: Path) -> Bundle:

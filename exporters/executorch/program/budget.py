@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from edgefl.system.sizes import mebibytes, mebibytes_up
 from edgefl.wire.errors import ExportError
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
 from exporters.executorch.program.write import RUNTIME_BYTES, to_executorch
-from exporters.memory.recompute import Budget, leaner, mib
+from exporters.memory.recompute import Budget, leaner
 
 
 def within(captured: Captured, budget: Budget) -> tuple[Artifact, int]:
@@ -27,9 +28,9 @@ def within(captured: Captured, budget: Budget) -> tuple[Artifact, int]:
             return artifact, count
         smallest = min(smallest, artifact.planned_bytes)
     raise ExportError(
-        f"function {captured.name!r} does not fit a memory budget of {count / 2**20:.1f} MiB: with all recomputation it "
-        f"needs {mib(smallest)} over the idle process, {mib(plain.planned_bytes)} without; {mib(RUNTIME_BYTES)} of it "
-        "are for ExecuTorch itself. Give that much, a smaller batch, or a later cut",
+        f"function {captured.name!r} does not fit a memory budget of {mebibytes(count)}: with all recomputation it "
+        f"needs {mebibytes_up(smallest)} over the idle process, {mebibytes_up(plain.planned_bytes)} without; "
+        f"{mebibytes_up(RUNTIME_BYTES)} of it are for ExecuTorch itself. Give that much, a smaller batch, or a later cut",
         function=captured.name,
         budget=count,
         smallest=smallest,

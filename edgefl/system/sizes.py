@@ -1,0 +1,59 @@
+"""Sizes in bytes as people write them, in one grammar, and as they are shown to people.
+
+A size is a number and a unit, with or without a space, in any case: ``67108864``, ``64M``, ``64 MiB``, ``1.5GB``. K, M and G
+are KiB, MiB and GiB (powers of 1024); KB, MB and GB are powers of 1000.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_UNITS = {"": 1, "B": 1, "K": KIB, "KIB": KIB, "KB": 10**3, "M": MIB, "MIB": MIB, "MB": 10**6}
+_UNITS |= {"G": GIB, "GIB": GIB, "GB": 10**9}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMG]I?B?|B|)", re.IGNORECASE | re.ASCII)
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%", re.ASCII)
+_MOST = 2**60
+
+
+def parse_size(text: str) -> int:
+    """Bytes, rounded down; ValueError for what is no size, and for more than 2^60."""
+    match = _SIZE.fullmatch(text.strip())
+    count = float(match[1]) * _UNITS[match[2].upper()] if match else math.inf
+    if count > _MOST:
+        raise ValueError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
+    return int(count)
+
+
+def parse_budget(text: str) -> tuple[float, bool]:
+    """A memory budget: (bytes, False), or of a share such as ``50%`` (0.5, True). ValueError for anything else, or zero."""
+    share = _SHARE.fullmatch(text.strip())
+    try:
+        amount = float(share[1]) / 100 if share else float(parse_size(text))
+    except ValueError:
+        amount = 0.0
+    if amount <= 0:
+        raise ValueError("a memory budget is a size such as 48MiB or a share such as 50%")
+    return amount, share is not None
+
+
+def mib(count: float) -> str:
+    """The number of mebibytes alone, for a column that names the unit."""
+    return f"{count / MIB:.1f}"
+
+
+def mebibytes(count: float) -> str:
+    """``"64.0 MiB"``."""
+    return f"{mib(count)} MiB"
+
+
+def mebibytes_up(count: float) -> str:
+    """Rounded up: whoever asks for the size that is shown gets enough."""
+    return mebibytes(math.ceil(count / MIB * 10) / 10 * MIB)
+
+
+def size(count: float) -> str:
+    """In the largest unit of KiB and MiB that the size reaches."""
+    return mebibytes(count) if count >= MIB else f"{count / KIB:.1f} KiB"

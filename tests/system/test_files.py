@@ -1,0 +1,62 @@
+"""Files that are replaced whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgefl.system.files import replacing, write_whole
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_gets_its_new_content_and_nothing_is_left_beside_it(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "a.bin"
+    for data in (b"old", b"new and longer", b""):
+        write_whole(path, data, durable=durable)
+        assert path.read_bytes() == data
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_the_old_content_stands_until_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+
+    assert path.read_bytes() == b"new"
+
+
+def test_an_error_in_the_block_leaves_the_old_content_and_no_half_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"ne")
+        raise KeyboardInterrupt
+
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_bytes_are_on_disk_before_a_durable_file_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    synced: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(path.read_bytes()))
+
+    write_whole(path, b"new", durable=True)
+    write_whole(path, b"newer")
+
+    assert synced == [b"old"]
+
+
+def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "gone" / "a.bin", b"")
