@@ -9,14 +9,14 @@ from server import events
 from server.aggregate.robust import unprotected
 from server.coordinator.attendance import Presence, presence
 from server.coordinator.states import OpenRound, Rules, State
-from server.run_spec import Plan
+from server.run_spec import RunSpec
 
 
-class Speaker:
+class Announcer:
     """Remembers what has been said, and says what is new to ``emit``."""
 
-    def __init__(self, plan: Plan, rules: Rules, emit: Callable[[events.Event], None]) -> None:
-        self._plan = plan
+    def __init__(self, spec: RunSpec, rules: Rules, emit: Callable[[events.Event], None]) -> None:
+        self._spec = spec
         self._rules = rules
         self._emit = emit
         self._waiting: Presence | None = None
@@ -26,7 +26,7 @@ class Speaker:
     def started(self, state: State, *, resumed: bool, device: str, server_key: str) -> None:
         self._emit(
             events.Started(
-                federation=self._plan.federation,
+                federation=self._spec.federation,
                 run=self._rules.run,
                 rounds=self._rules.rounds,
                 next_round=state.next_round,
@@ -47,7 +47,7 @@ class Speaker:
             )
         )
         holders = Counter(assignment.tier for assignment in opened.assignments.values())
-        rule = self._plan.aggregate.rule
+        rule = self._spec.aggregate.rule
         for tier, count in sorted(holders.items()):
             if unprotected(rule, count) and (tier, count) not in self._unprotected:
                 self._unprotected.add((tier, count))

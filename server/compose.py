@@ -1,4 +1,4 @@
-"""From a federation file to a plan: the model, its tiers, their bundles, the initial weights and the evaluation."""
+"""From a federation file to a run spec: the model, its tiers, their bundles, the initial weights and the evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import Event, Exporting, Warned
 from server.publish.downlink import check_counting
-from server.run_spec import AggregatePlan, DownlinkPlan, ExchangePlan, Plan, TierPlan
+from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec
 
 
 def compose(
@@ -38,8 +38,8 @@ def compose(
     *,
     emit: Callable[[Event], None] = lambda _: None,
     device: str = "auto",
-) -> Plan:
-    """The plan of a federation that is evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
+) -> RunSpec:
+    """The run spec of a federation that is evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
@@ -62,7 +62,7 @@ def compose(
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
             emit(warned)
-    return Plan(
+    return RunSpec(
         federation=federation.federation.name,
         digest=run_digest(federation),
         rules=rules,
@@ -75,11 +75,11 @@ def compose(
         server=main.server,
         opening=tuple(exchanges[: len(method.opening)]),
         ahead=tuple(exchanges[len(method.opening) : -1]),
-        memory=tuple(method.memory),
+        server_state=tuple(method.memory),
         count=federation.round.count,
         trained=trained,
         aggregate=aggregate,
-        downlink=DownlinkPlan(**federation.downlink.model_dump()),
+        downlink=DownlinkSpec(**federation.downlink.model_dump()),
         evaluate=evaluation(program_of(federation, OutputSide(spec, 0)), dataset, device),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
@@ -93,14 +93,14 @@ def _exchange(
     exchange: Exchange,
     folder: Path,
     emit: Callable[[Event], None],
-) -> ExchangePlan:
+) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     plans = {
         name: _tier_plan(federation, dataset, tier, own[name], folder, emit) for name, tier in tiers.items()
     }
     hyper = _scalars({name: each.program for name, each in own.items()})
-    return ExchangePlan(plans, hyper, exchange.program.schedule, exchange.program.server)
+    return ExchangeSpec(plans, hyper, exchange.program.schedule, exchange.program.server)
 
 
 def _tier_plan(
@@ -110,7 +110,7 @@ def _tier_plan(
     exchange: Exchange,
     folder: Path,
     emit: Callable[[Event], None],
-) -> TierPlan:
+) -> TierSpec:
     bundle, *further = (
         stored(
             federation,
@@ -127,9 +127,9 @@ def _tier_plan(
     finish = bundle.manifest.graph(bundle.manifest.finish)
     labels = [port.label for port in finish.outputs_of("update")]
     weights_only = (server_state.WEIGHTS,)
-    sends = weights_only if form.sections else server_state.memories(labels, tier.program.memory)
+    sends = weights_only if form.sections else server_state.states_of(labels, tier.program.memory)
     _check_sent(federation, tier, sends)
-    return TierPlan(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
+    return TierSpec(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
 
 
 def _scalars(programs: Mapping[str, Program]) -> dict[str, float]:
@@ -158,7 +158,7 @@ def _warnings(
     tiers: Mapping[str, Tier],
     model: Arrays,
     initial: Arrays,
-    aggregate: AggregatePlan,
+    aggregate: AggregateSpec,
 ) -> Iterator[Warned]:
     """What a person should know before anything is compiled."""
     for name, tier in tiers.items():
@@ -173,10 +173,10 @@ def _warnings(
         yield Warned(tier="", text=_memory_of(aggregate.rule, entries))
 
 
-def _offers(tier: str, offered: int, exchanges: Sequence[TierPlan]) -> Iterator[Warned]:
+def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[Warned]:
     """Devices that report just the memory that their tier asks for decline its rounds if a graph needs more."""
-    made = [bundle.manifest for plan in exchanges for bundle in (plan.bundle, *plan.further)]
-    needed = max(graph.planned_bytes for manifest in made for graph in manifest.of_round)
+    manifests = [bundle.manifest for each in exchanges for bundle in (each.bundle, *each.further)]
+    needed = max(graph.planned_bytes for manifest in manifests for graph in manifest.of_round)
     if 0 < offered < needed:
         text = (
             f"memory_bytes asks devices for {offered:,} bytes, and the largest graph of a round needs {needed:,}: those "
@@ -261,10 +261,10 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
     )
 
 
-def _aggregate(federation: Federation) -> AggregatePlan:
+def _aggregate(federation: Federation) -> AggregateSpec:
     table = federation.aggregate
     rule = Rule(table.rule, table.trim) if table.rule == "trimmed_mean" else Rule(table.rule)
-    return AggregatePlan(rule, table.clip_norm, table.threads)
+    return AggregateSpec(rule, table.clip_norm, table.threads)
 
 
 def _memory_of(rule: Rule, entries: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from edgefl.contract import server_state as memory
+from edgefl.contract import server_state
 from edgefl.contract.program import Schedule, constant
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.wire.bundle.archive import Bundle
@@ -36,21 +36,21 @@ Place = Callable[[Arrays, int], Placement]
 
 
 @dataclass(frozen=True)
-class TierPlan:
+class TierSpec:
     """What a tier downloads, its share of each round's weights, and what the bytes of its updates mean.
 
     ``bundle`` is the one that the server reads itself, ``further`` are the same in other formats: devices take the one
     that their engine runs.
     If its share has a payload, the bundle's ``suffix`` begins with the name under which it is published. ``reads``: the
-    server's memories that its devices get; of a payload, memory ``m`` is published as ``<name>/m``. ``sends``: what its
-    updates hold, memories by name and the weights as "".
+    server's states that its devices get; of a payload, state ``m`` is published as ``<name>/m``. ``sends``: what its
+    updates hold, states by name and the weights as "".
     """
 
     bundle: Bundle
     place: Place
     form: Form = DENSE
     reads: tuple[str, ...] = ()
-    sends: tuple[str, ...] = (memory.WEIGHTS,)
+    sends: tuple[str, ...] = (server_state.WEIGHTS,)
     further: tuple[Bundle, ...] = ()
 
     @property
@@ -71,36 +71,41 @@ class TierPlan:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How to read a tier's updates in a round: where the tensors lie that travel, and those that are averaged.
+class UpdateReading:
+    """How to read the updates of ``tier`` in a round: where the tensors lie that travel, and those that are averaged.
 
     ``unfolds``: what is averaged is made of what travelled.
     """
 
+    tier: TierSpec
     sent: Mapping[str, Region]
-    given: Mapping[str, Region]
+    averaged: Mapping[str, Region]
     unfolds: bool = False
 
 
 @dataclass(frozen=True)
-class ExchangePlan:
+class ExchangeSpec:
     """One exchange of a method: what its devices run and are told, and what the server makes of their averages."""
 
-    tiers: Mapping[str, TierPlan]
+    tiers: Mapping[str, TierSpec]
     hyper: Mapping[str, float]
     schedule: Schedule = constant
     server: ServerOpt = MEAN
 
-    def reading(self, tier: str, placement: Placement, trained: frozenset[str]) -> Reading:
+    def reading(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateReading:
         """How to read the updates of a tier that has this placement."""
-        sends = self.tiers[tier].sends
-        gives = memory.gives(self.server, sends, sorted(trained))
-        sent, given = (memory.regions_of(placement, names, trained) for names in (sends, gives))
-        return Reading(sent, given, self.server.unfold is not MEAN.unfold)
+        spec = self.tiers[tier]
+        averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
+        return UpdateReading(
+            spec,
+            server_state.regions_of(placement, spec.sends, trained),
+            server_state.regions_of(placement, averaged, trained),
+            self.server.unfold is not MEAN.unfold,
+        )
 
 
 @dataclass(frozen=True)
-class DownlinkPlan:
+class DownlinkSpec:
     """How weights travel to the devices (:mod:`server.publish.downlink`). ``compression`` is for every blob but
     manifests."""
 
@@ -110,7 +115,7 @@ class DownlinkPlan:
 
 
 @dataclass(frozen=True)
-class AggregatePlan:
+class AggregateSpec:
     """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm``
     0: no limit."""
 
@@ -120,46 +125,45 @@ class AggregatePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunSpec:
     """One run of a federation. ``digest`` names the configuration: a run is resumed under the same one only.
 
     ``initial`` holds float tensors by global name, each below one of ``units``; ``trained`` names its trainable
-    parameters, the others (moving statistics) travel as they are. ``memory`` names what the server keeps beside the
-    model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead`` and
+    parameters, the others (moving statistics) travel as they are. ``server_state`` names what the server keeps beside
+    the model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead`` and
     the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled in
     by the service. ``count`` says whom an entry is averaged over (:class:`server.aggregate.aggregator.Aggregator`).
-    ``evaluate``
-    is called every ``evaluate_every`` rounds (0: never) and after the last one.
+    ``evaluate`` is called every ``evaluate_every`` rounds (0: never) and after the last one.
     """
 
     federation: str
     digest: str
     rules: Rules
-    tiers: Mapping[str, TierPlan]
+    tiers: Mapping[str, TierSpec]
     units: tuple[str, ...]
     initial: Arrays
     hyper: Mapping[str, float]
     lr_decay_at: tuple[float, ...] = ()
     schedule: Schedule = constant
     server: ServerOpt = MEAN
-    opening: tuple[ExchangePlan, ...] = ()
-    ahead: tuple[ExchangePlan, ...] = ()
-    memory: tuple[str, ...] = ()
+    opening: tuple[ExchangeSpec, ...] = ()
+    ahead: tuple[ExchangeSpec, ...] = ()
+    server_state: tuple[str, ...] = ()
     count: Count = "holders"
     trained: frozenset[str] = frozenset()
-    aggregate: AggregatePlan = AggregatePlan()
-    downlink: DownlinkPlan = DownlinkPlan()
+    aggregate: AggregateSpec = AggregateSpec()
+    downlink: DownlinkSpec = DownlinkSpec()
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
     limits: Limits = Limits()  # noqa: RUF009  frozen
 
     @property
-    def main(self) -> ExchangePlan:
+    def main(self) -> ExchangeSpec:
         """The exchange that a method of one has in every round."""
-        return ExchangePlan(self.tiers, self.hyper, self.schedule, self.server)
+        return ExchangeSpec(self.tiers, self.hyper, self.schedule, self.server)
 
     @property
-    def exchanges(self) -> tuple[ExchangePlan, ...]:
+    def exchanges(self) -> tuple[ExchangeSpec, ...]:
         """All of them, in the order in which they first come."""
         return (*self.opening, *self.ahead, self.main)
 
@@ -169,7 +173,7 @@ class Plan:
             position += 1
         return position
 
-    def exchange(self, position: int) -> ExchangePlan:
+    def exchange(self, position: int) -> ExchangeSpec:
         """The exchange that comes after ``position`` completed ones."""
         return self.exchanges[self.index(position)]
 
@@ -190,8 +194,8 @@ class Plan:
         return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
 
     def model_of(self, arrays: Arrays) -> Arrays:
-        """The model's own tensors, without the server's memory."""
-        return memory.model_of(arrays, self.memory) if self.memory else arrays
+        """The model's own tensors, without the server's state."""
+        return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
         """Whether the model after round ``number`` is to be evaluated."""

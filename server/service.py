@@ -1,6 +1,6 @@
 """The server process: one broker session, one loop, one journal. All decisions are the coordinator's.
 
-    Service(plan, Address("localhost", 1883), Path("out"), emit=print).run()
+    Service(spec, Address("localhost", 1883), Path("out"), emit=print).run()
 
 The order that makes ``kill -9`` harmless: journal an update, then acknowledge it; write a round's checkpoint, then
 journal its end, then announce the next round; announce a round, then clear the weights of the last.
@@ -27,14 +27,15 @@ from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from server import events
-from server.announcer import Speaker
+from server.active_round import ActiveRound
+from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
 from server.coordinator.machine import Actions, OpenRound, State
 from server.coordinator.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
 from server.intake.updates import Intake
-from server.rounds import Ended, Rounds
-from server.run_spec import Plan
+from server.rounds import EndedRound, Rounds
+from server.run_spec import RunSpec
 from server.scoring import Scored, Scorer
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
@@ -51,6 +52,10 @@ class Stop:
     """Put into the inbox to end the loop; the run can be taken up later."""
 
 
+InboxEvent = broker.Event | Scored | Stop
+"""What the service waits for: news of the broker's session, of an evaluation, or that it is to stop."""
+
+
 class Service:
     """A federation's server. ``run`` returns when all rounds are done or :meth:`stop` was called.
 
@@ -61,7 +66,7 @@ class Service:
 
     def __init__(
         self,
-        plan: Plan,
+        spec: RunSpec,
         address: Address,
         out: Path,
         *,
@@ -71,19 +76,21 @@ class Service:
         signer: Signer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._plan = plan
+        self._spec = spec
         self._listener = emit
         self._clock = clock
         self._device = device
         self._signer = signer
-        self._topics = Topics(plan.federation)
+        self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
-        self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", plan.federation)
-        self._session = broker.Session(address, f"edgefl-server-{plan.federation}", limits=plan.limits)
-        self._inbox: queue.SimpleQueue[broker.Event | Scored | Stop] = self._session.inbox  # type: ignore[assignment]
-        self._scorer = Scorer(plan.evaluate, self._model_after, self._inbox.put)
+        self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
+        self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
+        self._session = broker.Session(
+            address, f"edgefl-server-{spec.federation}", limits=spec.limits, deliver=self._inbox.put
+        )
+        self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
-            plan,
+            spec,
             self._journal,
             self._checkpoints,
             self._session,
@@ -92,31 +99,27 @@ class Service:
             clock=clock,
         )
         self._rules = self._rounds.rules
-        self._intake = Intake(
-            self._rules,
-            plan.exchange,
-            lambda: self._rounds.reading,
-            self._journal,
-            plan.limits,
-            self._emit,
-        )
+        self._announcements = self._rounds.announcements
+        self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
         self._down_since: float | None = clock()
-        self._say = Speaker(plan, self._rules, self._emit)
+        self._announcer = Announcer(spec, self._rules, self._emit)
         self._refused = ""
         self._stopped = False
         self._state = self._rounds.initial_state()
-        if self._state.round is not None and self._rounds.aggregator is not None:
-            self._intake.replay(self._state.round, self._rounds.aggregator)
+        self._active: ActiveRound | None = None
+        if self._state.round is not None:
+            self._active = self._rounds.taking(self._state.round)
+            self._intake.replay(self._active)
 
     def _model_after(self, number: int) -> Arrays:
-        return self._plan.model_of(self._checkpoints.load(number))
+        return self._spec.model_of(self._checkpoints.load(number))
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until all rounds are over."""
         try:
-            self._say.started(
+            self._announcer.started(
                 self._state,
                 resumed=self._rounds.resumed,
                 device=self._device,
@@ -126,7 +129,7 @@ class Service:
             self._session.start()
             self._announce_state()
             self._score_untold()
-            self._say.waiting(self._state, self._clock())
+            self._announcer.waiting(self._state, self._clock())
             while not self._stopped and not self._is_over():
                 self._next()
             if not self._stopped:
@@ -175,13 +178,13 @@ class Service:
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))
         self._announce_state()
-        self._rounds.publisher.connected()
+        self._announcements.publisher.connected()
         if self._state.round is not None:
             for assignment in self._state.round.with_status("open"):
-                self._rounds.send_task(self._state.round, assignment)
+                self._announcements.send_task(self._state.round, assignment)
 
     def _down(self, event: Down) -> None:
-        self._rounds.publisher.disconnected()
+        self._announcements.publisher.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
         self._emit(events.Offline(text=event.reason, retry_s=event.retry_s))
@@ -222,7 +225,7 @@ class Service:
             text = f"device {device} asks for tier {hello.tier[:64]!r} and is given {tier!r}, by its name and memory"
             self._emit(events.Rejected(device=device, round=0, reason="wrong-tier", text=text))
         else:
-            self._say.newcomer(self._state, device, tier)
+            self._announcer.newcomer(self._state, device, tier)
 
     def _progress(self, device: str, progress: Progress) -> None:
         fields = msgspec.structs.asdict(progress)
@@ -243,7 +246,7 @@ class Service:
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
             )
         self._alive(device)
-        verdict = self._intake.take(device, number, chunk, came, self._state, self._rounds.aggregator)
+        verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
             self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
         if verdict.answered is not None:
@@ -265,7 +268,7 @@ class Service:
             return
         reason = decline.reason if _REASON.fullmatch(decline.reason) else "other"
         text = "".join(letter if letter.isprintable() else " " for letter in decline.text[:_MOST_TEXT])
-        manifest = self._plan.exchange(current.position).tiers[task.tier].bundle.manifest
+        manifest = self._spec.exchange(current.position).tiers[task.tier].bundle.manifest
         if reason == NO_CARRY and not manifest.carry_needed:
             reason, text = "other", f"{text} (it says {NO_CARRY!r}, and nothing of the kind is needed)"
         self._journal.decline(self._rules.run, current.number, device, reason)
@@ -280,10 +283,10 @@ class Service:
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
             self._journal_device(before, event.device, hello)
         self._perform(actions)
-        current = self._rounds.publisher.current
+        current = self._announcements.publisher.current
         if self._state.phase == "waiting" and current is not None and current.state == "open":
             self._announce_state()
-        self._say.waiting(self._state, self._clock())
+        self._announcer.waiting(self._state, self._clock())
 
     def _journal_device(self, before: State, name: str, hello: bytes | None) -> None:
         device = self._state.devices.get(name)
@@ -298,10 +301,10 @@ class Service:
         for action in actions:
             match action:
                 case Open():
-                    self._rounds.open(self._state)
-                    self._say.opened(action.round)
+                    self._active = self._rounds.open(action.round, self._state)
+                    self._announcer.opened(action.round)
                 case SendTask() if self._state.round is not None:
-                    self._rounds.send_task(self._state.round, action.assignment)
+                    self._announcements.send_task(self._state.round, action.assignment)
                 case Close():
                     done = self._end(action.round, "closed")
                     self._advance(coordinator.ModelReady(done.model_version, done.failed))
@@ -316,10 +319,12 @@ class Service:
                 case Finish():
                     self._announce_state()
 
-    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> Ended:
+    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
+        active, self._active = self._active, None
+        assert active is not None  # the coordinator ends what it has opened
         self._intake.end_round(ended)
-        done = self._rounds.end(ended, outcome, text, keep=self._scorer.pending)
-        self._scorer.submit(ended.number, due=self._plan.evaluates(ended.number, done.outcome))
+        done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
+        self._scorer.submit(ended.number, due=self._spec.evaluates(ended.number, done.outcome))
         return done
 
     def _announce_state(self) -> None:
@@ -334,7 +339,7 @@ class Service:
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = "" if self._refused else self._save_model()
-        self._rounds.publisher.wait_announced(_FAREWELL_S)
+        self._announcements.publisher.wait_announced(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
             raise ParticipationError(self._refused)
@@ -350,7 +355,7 @@ class Service:
         )
 
     def _save_model(self) -> str:
-        digest = self._checkpoints.finish(self._plan.model_of(self._rounds.weights))
+        digest = self._checkpoints.finish(self._spec.model_of(self._rounds.model.weights))
         self._checkpoints.prune(self._rules.rounds)
         return digest
 
@@ -360,7 +365,7 @@ class Service:
         """Rounds that ended while a killed process had not yet told of them."""
         for number, outcome, told in self._journal.outcomes(self._rules.run):
             if outcome != "open" and not told.get("told"):
-                due = self._plan.evaluates(number, "closed" if outcome == "closed" else "abandoned")
+                due = self._spec.evaluates(number, "closed" if outcome == "closed" else "abandoned")
                 self._scorer.submit(number, due=due)
 
     def _scored(self, scored: Scored) -> None:

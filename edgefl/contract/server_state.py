@@ -1,6 +1,6 @@
-"""What the server keeps beside the model: more tensors, averaged, checkpointed and published like the model's own.
+"""The server's state, kept beside the model: more tensors, averaged, checkpointed and published like the model's own.
 
-The tensor of memory ``m`` for parameter ``conv.weight`` is ``m/conv.weight``, in unit ``m/conv``.
+The tensor of state ``m`` for parameter ``conv.weight`` is ``m/conv.weight``, in unit ``m/conv``.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT
 
 WEIGHTS = ""
-"""Stands for the weights themselves among the names of memories."""
+"""Stands for the weights themselves among the names of states."""
 
 
-def initial(memory: Mapping[str, float], weights: Mapping[str, Array], trained: Iterable[str]) -> Arrays:
-    """Every memory before the first round: one tensor for each of the ``trained`` parameters."""
+def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: Iterable[str]) -> Arrays:
+    """Every state before the first round: one tensor for each of the ``trained`` parameters."""
     names = sorted(trained)
     return {
-        f"{kept}/{name}": np.full(weights[name].shape, value, weights[name].dtype)
-        for kept, value in memory.items()
+        f"{state}/{name}": np.full(weights[name].shape, value, weights[name].dtype)
+        for state, value in states.items()
         for name in names
     }
 
 
-def units_of(memory: Iterable[str], units: Iterable[str], trained: Collection[str]) -> tuple[str, ...]:
-    """The units of all memories: those of the model that have a trained parameter, once for each."""
-    held = {name.partition(".")[0] for name in trained}
-    own = [unit for unit in units if unit in held]
-    return tuple(f"{kept}/{unit}" for kept in memory for unit in own)
+def units_of(states: Iterable[str], units: Iterable[str], trained: Collection[str]) -> tuple[str, ...]:
+    """The units of all states: those of the model that have a trained parameter, once for each."""
+    trained_units = {name.partition(".")[0] for name in trained}
+    own = [unit for unit in units if unit in trained_units]
+    return tuple(f"{state}/{unit}" for state in states for unit in own)
 
 
-def memory_in(name: str, memory: Collection[str]) -> str:
-    """Which memory a tensor belongs to; :data:`WEIGHTS` for one of the model's."""
-    kept, slash, _ = name.partition("/")
-    return kept if slash and kept in memory else WEIGHTS
+def state_in(name: str, states: Collection[str]) -> str:
+    """Which state a tensor belongs to; :data:`WEIGHTS` for one of the model's."""
+    state, slash, _ = name.partition("/")
+    return state if slash and state in states else WEIGHTS
 
 
-def memories(labels: Iterable[str], memory: Collection[str]) -> tuple[str, ...]:
-    """The memories (:data:`WEIGHTS`: the weights) that these tensors belong to, each once."""
-    return tuple(dict.fromkeys(memory_in(label, memory) for label in labels))
+def states_of(labels: Iterable[str], states: Collection[str]) -> tuple[str, ...]:
+    """The states (:data:`WEIGHTS`: the weights) that these tensors belong to, each once."""
+    return tuple(dict.fromkeys(state_in(label, states) for label in labels))
 
 
-def model_of(arrays: Mapping[str, Array], memory: Collection[str]) -> Arrays:
+def model_of(arrays: Mapping[str, Array], states: Collection[str]) -> Arrays:
     """The model's own tensors."""
-    return {name: array for name, array in arrays.items() if memory_in(name, memory) == WEIGHTS}
+    return {name: array for name, array in arrays.items() if state_in(name, states) == WEIGHTS}
 
 
 def regions_of(placement: Placement, names: Iterable[str], trained: Collection[str]) -> dict[str, Region]:
-    """Where the tensors of an update lie that holds these memories (:data:`WEIGHTS`: the weights) of a placement."""
-    found: dict[str, Region] = {}
-    for kept in names:
-        if kept == WEIGHTS:
-            found |= placement.regions
+    """Where the tensors of an update lie that holds these states (:data:`WEIGHTS`: the weights) of a placement."""
+    regions: dict[str, Region] = {}
+    for state in names:
+        if state == WEIGHTS:
+            regions |= placement.regions
         else:
-            found |= {
-                f"{kept}/{name}": region for name, region in placement.regions.items() if name in trained
+            regions |= {
+                f"{state}/{name}": region for name, region in placement.regions.items() if name in trained
             }
-    return found
+    return regions
 
 
 def unfolded(server: ServerOpt, arrays: Mapping[str, Array]) -> Arrays:
@@ -77,28 +77,28 @@ def unfolded(server: ServerOpt, arrays: Mapping[str, Array]) -> Arrays:
 def stepped(
     server: ServerOpt, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars
 ) -> Arrays:
-    """The new model and memory: the mean, and what the server's step makes of it.
+    """The new model and state: the mean, and what the server's step makes of it.
 
     StepError, naming a tensor, if the step fails, or gives what devices could not send back: a tensor that there is not,
     another shape, or what is not finite or beyond the largest weight.
     """
     try:
-        found = _arrays(server.step(_tensors(before), _tensors(mean), hyper))
+        after = _arrays(server.step(_tensors(before), _tensors(mean), hyper))
     except (
         Exception
     ) as error:  # a step of the user's own may raise anything, and must not take the server with it
         raise StepError(
             f"the server's step {server.name!r} failed: {type(error).__name__}: {error}"
         ) from error
-    for name, array in found.items():
+    for name, array in after.items():
         _check_stepped(server.name, name, array, mean)
-    return {**mean, **{name: array.astype(mean[name].dtype, copy=False) for name, array in found.items()}}
+    return {**mean, **{name: array.astype(mean[name].dtype, copy=False) for name, array in after.items()}}
 
 
 def _check_stepped(step: str, name: str, array: Array, mean: Mapping[str, Array]) -> None:
     if name not in mean:
         raise StepError(
-            f"the server's step {step!r} gives {name!r}, which is neither of the model nor of its memory"
+            f"the server's step {step!r} gives {name!r}, which is neither of the model nor of its state"
         )
     if array.shape != mean[name].shape:
         raise StepError(
@@ -111,14 +111,14 @@ def _check_stepped(step: str, name: str, array: Array, mean: Mapping[str, Array]
         )
 
 
-def gives(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
-    """The memories (and :data:`WEIGHTS`) that an update of ``sends`` holds once it is unfolded."""
-    told = next(iter(trained), None)
-    if told is None:
+def states_given(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
+    """The states (and :data:`WEIGHTS`) that an update of ``sends`` holds once it is unfolded."""
+    parameter = next(iter(trained), None)
+    if parameter is None:
         return tuple(sends)
-    names = [told if kept == WEIGHTS else f"{kept}/{told}" for kept in sends]
+    names = [parameter if state == WEIGHTS else f"{state}/{parameter}" for state in sends]
     after = server.unfold({name: torch.zeros(1) for name in names})
-    return tuple(WEIGHTS if name == told else name.partition("/")[0] for name in after)
+    return tuple(WEIGHTS if name == parameter else name.partition("/")[0] for name in after)
 
 
 def _tensors(arrays: Mapping[str, Array]) -> Tensors:

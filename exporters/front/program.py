@@ -89,7 +89,7 @@ def state_read(exchange: Program, names: Mapping[str, float]) -> tuple[str, ...]
     """Which of the server's states ``names`` devices get in an exchange."""
     ports = (*exchange.start.inputs, *exchange.finish.inputs)
     labels = [name.partition(".")[2] for name in ports if role_of(name) == "weights"]
-    return tuple(name for name in server_state.memories(labels, names) if name != server_state.WEIGHTS)
+    return tuple(name for name in server_state.states_of(labels, names) if name != server_state.WEIGHTS)
 
 
 def _check_server_state(program: Program, submodel: Submodel) -> None:

@@ -9,20 +9,17 @@ from dataclasses import dataclass
 
 from edgefl.codecs.binarize import warning
 from edgefl.codecs.catalog import CODECS
-from edgefl.contract.server_state import unfolded
-from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk, decode
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.update.form import Form
 from edgefl.wire.update.size import float32_bytes
-from server.aggregate.aggregator import Aggregator, Checked
+from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
 from server.events import DeviceSeen, Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete, Missing
-from server.run_spec import ExchangePlan, Reading
 from server.storage.journal import Journal
 
 _MOST_METRICS = 64
@@ -45,15 +42,11 @@ class Intake:
     def __init__(
         self,
         rules: Rules,
-        exchange: Callable[[int], ExchangePlan],
-        reading: Callable[[], Mapping[str, Reading]],
         journal: Journal,
         limits: Limits,
         emit: Callable[[Event], None],
     ) -> None:
         self._rules = rules
-        self._exchange = exchange
-        self._reading = reading
         self._journal = journal
         self._emit = emit
         self._warned: set[str] = set()
@@ -79,9 +72,10 @@ class Intake:
         chunk: UpdateChunk,
         came: Traffic,
         state: State,
-        aggregator: Aggregator | None,
+        active: ActiveRound | None,
     ) -> Verdict:
-        """Take one chunk of ``device``'s update for round ``number``; ``came`` is the size of its message.
+        """Take one chunk of ``device``'s update for round ``number``; ``came`` is the size of its message, ``active`` the
+        round that takes updates, if any does.
 
         An answer that needs no assembling (a second copy, a closed round) is given at the first chunk, so that the
         device may save the rest, and again at the last.
@@ -92,7 +86,7 @@ class Intake:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
             return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
-        if assignment.status != "open" or aggregator is None:
+        if assignment.status != "open" or active is None:
             return Verdict(_repeated(assignment, number)) if _edge(chunk) else Verdict()
         try:
             piece = self._assembly.add(device, chunk)
@@ -101,14 +95,12 @@ class Intake:
             if isinstance(piece, Missing):
                 ack = Ack(round=number, nonce=chunk.nonce, status="missing", missing=piece.indices)
                 return Verdict(ack)
-            return self._accept(assignment, number, piece, state, aggregator)
+            return self._accept(assignment, piece, state, active)
         except UpdateRejected as refusal:
             self._assembly.drop(device)
-            return self._refuse(device, number, chunk, refusal, final=True, recorded=number)
+            return self._refuse(device, number, chunk, refusal, final=True, journaled_as=number)
 
-    def _accept(
-        self, assignment: Assignment, number: int, whole: Complete, state: State, aggregator: Aggregator
-    ) -> Verdict:
+    def _accept(self, assignment: Assignment, whole: Complete, state: State, active: ActiveRound) -> Verdict:
         update = _decoded(whole.data)
         if update.device != assignment.device:
             raise UpdateRejected(
@@ -127,24 +119,25 @@ class Intake:
             update.samples,
         )
         weight = weigh(self._rules, state, claim)
-        sent, checked = self._checked(update, aggregator, state.round.position if state.round else 0)
+        _check_codec(update, active.readings[update.tier].tier.form)
+        checked = active.check(update)
         down, up = _fetched(update), self._came.pop(assignment.device)
         self._journal.accept(
             self._rules.run,
-            number,
+            active.number,
             assignment,
             sha256=whole.sha256,
             weight=weight,
             metrics=_finite(update.metrics),
             down=down,
             up=up,
-            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(sent.pieces.shapes),
+            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.sent.pieces.shapes),
             data=whole.data,
         )
-        aggregator.add(checked, weight)
+        active.aggregator.add(checked.added, weight)
         self._emit(_report(update, down, up))
         self._warn(update)
-        ack = Ack(round=number, nonce=assignment.nonce, status="accepted")
+        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted")
         return Verdict(ack, Answered(assignment.device, accepted=True))
 
     def _warn(self, update: Update) -> None:
@@ -154,38 +147,24 @@ class Intake:
             self._warned.add(update.tier)
             self._emit(Warned(tier=update.tier, text=f"tier {update.tier!r}: {text}"))
 
-    def replay(self, opened: OpenRound, aggregator: Aggregator) -> None:
+    def replay(self, active: ActiveRound) -> None:
         """Add what the journal holds of a round that another process began."""
-        for stored in self._journal.accepted(self._rules.run, opened.number):
+        for stored in self._journal.accepted(self._rules.run, active.number):
             update = _decoded(stored.data)
-            aggregator.add(self._checked(update, aggregator, opened.position)[1], stored.weight)
-
-    def _checked(self, update: Update, aggregator: Aggregator, position: int) -> tuple[Checked, Checked]:
-        """The update as it was sent, and what is added of it."""
-        exchange, reading = self._exchange(position), self._reading()[update.tier]
-        tier = exchange.tiers[update.tier]
-        _check_codec(update, tier.form)
-        try:
-            arrays = tensors.load(update.tensors, max_bits=tier.mask_bits)
-        except ProtocolError as error:
-            raise UpdateRejected("malformed", error.message) from error
-        checked = aggregator.check(arrays, reading.sent, tier.form)
-        if not reading.unfolds:
-            return checked, checked
-        more = unfolded(exchange.server, checked.named)
-        return checked, aggregator.check(more, reading.given, tier.form)
+            _check_codec(update, active.readings[update.tier].tier.form)
+            active.aggregator.add(active.check(update).added, stored.weight)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> Verdict:
         """An update for no open assignment: a late second copy of an accepted one is still good news.
 
-        One for a round that has not begun is recorded with the next: only rounds that exist have records.
+        One for a round that has not begun is journaled with the next: only rounds that exist have rows.
         """
         if self._journal.was_accepted(self._rules.run, number, device, chunk.nonce):
             return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted"))
-        recorded = min(number, state.next_round)
-        return self._refuse(device, number, chunk, refusal, final=False, recorded=recorded)
+        journaled_as = min(number, state.next_round)
+        return self._refuse(device, number, chunk, refusal, final=False, journaled_as=journaled_as)
 
     def _refuse(
         self,
@@ -195,13 +174,15 @@ class Intake:
         refusal: UpdateRejected,
         *,
         final: bool,
-        recorded: int,
+        journaled_as: int,
     ) -> Verdict:
         reason, text = refusal.reason, refusal.message[:_MOST_TEXT]
         key = hashlib.sha256(
             f"{number}/{chunk.nonce}/{chunk.sha256}".encode()
         ).hexdigest()  # bounded, whatever was sent
-        if self._journal.reject(self._rules.run, recorded, device, key[:24], key, reason, text, final=final):
+        if self._journal.reject(
+            self._rules.run, journaled_as, device, key[:24], key, reason, text, final=final
+        ):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
         ack = Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=reason, text=text)
         return Verdict(ack, Answered(device, accepted=False, reason=text) if final else None)
@@ -235,16 +216,12 @@ def _check_codec(update: Update, form: Form) -> None:
                 "report the loss, or choose a codec that sends scales",
             )
         return
-    found, wanted = (
-        f"{update.codec[:64]!r} version {update.codec_version}",
-        f"{form.codec!r} version {form.version}",
-    )
+    own = f"{update.codec[:64]!r} version {update.codec_version}"
+    wanted = f"{form.codec!r} version {form.version}"
     if update.codec not in CODECS:
-        text = (
-            f"the update is coded by {found}, which this server does not know; its tier is coded by {wanted}"
-        )
+        text = f"the update is coded by {own}, which this server does not know; its tier is coded by {wanted}"
         raise UpdateRejected("unknown-codec", text, codec=update.codec[:64])
-    text = f"the update is coded by {found}, its tier by {wanted}; fetch the tier's bundle again"
+    text = f"the update is coded by {own}, its tier by {wanted}; fetch the tier's bundle again"
     raise UpdateRejected("wrong-codec", text, codec=update.codec[:64])
 
 
@@ -262,8 +239,8 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _fetched(update: Update) -> Traffic:
     """What the device says it downloaded, bounded by what a journal can hold."""
-    told = (update.profile.down_bytes, update.profile.down_wire_bytes)
-    return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in told))
+    counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
+    return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
 
 
 def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:

@@ -25,8 +25,8 @@ from edgefl.wire.regions import Entries, Placement, Positions, Region, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
 from server.publish.publisher import Publisher
-from server.run_spec import Count, DownlinkPlan, Encoding
-from server.storage.published import Lines, Record, Shelf
+from server.run_spec import Count, DownlinkSpec, Encoding
+from server.storage.published import Lines, PublishedModel, PublishedModels
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,12 @@ class _Line:
 class Downlink:
     """Publishes the parts of one model after the other. The same models in the same order give the same bytes."""
 
-    def __init__(self, plan: DownlinkPlan, publisher: Publisher, shelf: Shelf, blob_limit: int) -> None:
-        self._plan = plan
+    def __init__(
+        self, spec: DownlinkSpec, publisher: Publisher, published: PublishedModels, blob_limit: int
+    ) -> None:
+        self._spec = spec
         self._publisher = publisher
-        self._shelf = shelf
+        self._published = published
         self._limit = blob_limit
         self._lines: dict[str, _Line] = {}
 
@@ -82,7 +84,7 @@ class Downlink:
         """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
         before, needed = self._lines, self._oldest(number)
         self._lines = {name: self._next(number, name, part) for name, part in parts.items()}
-        if self._plan.encoding == "int8":
+        if self._spec.encoding == "int8":
             lines: Lines = {name: line.refs for name, line in self._lines.items()}
             fresh = {
                 ref.sha256
@@ -91,14 +93,16 @@ class Downlink:
             }
             blobs = {name: self._publisher.travelling(name) for name in sorted(fresh)}
             oldest = self._oldest(number)
-            record = Record(run=self._shelf.run, model=model, oldest=oldest, lines=lines, blobs=blobs)
-            self._shelf.save(number, record)
+            record = PublishedModel(
+                run=self._published.run, model=model, oldest=oldest, lines=lines, blobs=blobs
+            )
+            self._published.save(number, record)
             # The model before must stay: its round is not journaled as ended yet.
-            self._shelf.prune(needed, number)
+            self._published.prune(needed, number)
 
     def resume(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
         """Offer ``model`` after round ``number`` again as a killed process did; as keyframes if that is not known."""
-        known = self._shelf.load(number, model) if self._plan.encoding == "int8" else None
+        known = self._published.load(number, model) if self._spec.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
             self.publish(number, model, parts)
             return
@@ -117,7 +121,7 @@ class Downlink:
 
         Where parts overlap and were rounded apart (:func:`check_counting`), a unit's entries go before a payload's.
         """
-        if self._plan.encoding == "float32":
+        if self._spec.encoding == "float32":
             return dict(weights)
         found = {name: array.copy() for name, array in weights.items()}
         shapes = {name: array.shape for name, array in weights.items()}
@@ -133,9 +137,9 @@ class Downlink:
 
     def _next(self, number: int, name: str, part: Part) -> _Line:
         """The part whole, or one patch more."""
-        before, encoding = self._lines.get(name), self._plan.encoding
+        before, encoding = self._lines.get(name), self._spec.encoding
         moved = before is not None and part.regions != before.regions
-        keyframe = before is None or number % self._plan.keyframe_every == 0
+        keyframe = before is None or number % self._spec.keyframe_every == 0
         if encoding == "float16" or (encoding == "int8" and (moved or part.masks)):
             return self._whole(number, part, halved(part.arrays, part.coded))
         if before is None or encoding == "float32" or keyframe:
@@ -148,7 +152,7 @@ class Downlink:
 
     def _whole(self, number: int, part: Part, arrays: Mapping[str, Array]) -> _Line:
         ref = self._publisher.offer(tensors.dump(arrays, part.masks))
-        r = widened(arrays) if self._plan.encoding == "int8" and not part.masks else {}
+        r = widened(arrays) if self._spec.encoding == "int8" and not part.masks else {}
         return _Line(number, (ref,), r, part.regions)
 
 

@@ -1,4 +1,4 @@
-"""The server's memory on disk: what has to survive ``kill -9`` at any instant.
+"""The server's journal on disk: what has to survive ``kill -9`` at any instant.
 
 SQLite in write-ahead mode by default; any SQLAlchemy URL works. Every method is one transaction: it happened or it
 did not. An update is journaled before it is acknowledged, and its bytes go when its round is over.
@@ -18,12 +18,11 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.roster import Device
 from server.coordinator.states import Assignment, OpenRound
-from server.storage import round_rows as records
-from server.storage import tables
-from server.storage.round_rows import Standing
+from server.storage import round_rows, tables
+from server.storage.round_rows import MethodProgress
 
 MOST_REJECTED = 16
-"""Refused updates recorded per device and round: nobody may fill the disk with them."""
+"""Rows of refused updates per device and round: nobody may fill the disk with them."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +167,12 @@ class Journal:
     def current_round(self, run: str) -> OpenRound | None:
         """The round a killed server left open."""
         with self._transaction() as connection:
-            return records.open_round(connection, run)
+            return round_rows.open_round(connection, run)
 
-    def standing(self, run: str) -> Standing:
+    def progress(self, run: str) -> MethodProgress:
         """Where the run's method stands, from the rounds that ended and the one that is open."""
         with self._transaction() as connection:
-            return records.standing(connection, run)
+            return round_rows.progress(connection, run)
 
     def begin_again(self, run: str, number: int) -> None:
         """Mark an open round: once it has ended, the method begins again. Before then the mark says nothing."""
@@ -184,7 +183,7 @@ class Journal:
     def decline(self, run: str, number: int, device: str, reason: str) -> None:
         """A device sends no update for that round."""
         with self._transaction() as connection:
-            records.answer(connection, run, number, device, "declined", reason)
+            round_rows.answer(connection, run, number, device, "declined", reason)
 
     def published_units(self, run: str) -> list[bytes]:
         """What :meth:`open_round` was given for the last two rounds, the newest first."""
@@ -259,7 +258,7 @@ class Journal:
         have sent as float32.
         """
         with self._transaction() as connection:
-            records.answer(connection, run, number, assignment.device, "accepted")
+            round_rows.answer(connection, run, number, assignment.device, "accepted")
             connection.execute(
                 tables.updates.insert().values(
                     run=run,
@@ -292,16 +291,21 @@ class Journal:
         *,
         final: bool,
     ) -> bool:
-        """Record a refused update; False if it was known, or the device has had MOST_REJECTED in that round.
+        """Journal a refused update; False if it was known, or the device has had MOST_REJECTED in that round.
 
         ``final`` also ends the device's part in that round.
         """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         same = sa.and_(*(tables.updates.c[name] == value for name, value in key.items()))
-        empty = {"weight": 0, "metrics": {}, **dict.fromkeys(tables.SIZES, 0), "bytes": None}
+        empty: dict[str, object] = {
+            "weight": 0,
+            "metrics": {},
+            **dict.fromkeys(tables.SIZES, 0),
+            "bytes": None,
+        }
         with self._transaction() as connection:
             if final:
-                records.answer(connection, run, number, device, "rejected")
+                round_rows.answer(connection, run, number, device, "rejected")
             if connection.execute(sa.select(tables.updates.c.reason).where(same)).first() is not None:
                 return False
             of_round = sa.and_(*(tables.updates.c[name] == key[name] for name in ("run", "round", "device")))

@@ -15,7 +15,7 @@ Blobs = dict[str, bytes]
 Lines = dict[str, tuple[BlobRef, ...]]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What leads to one published model: per name a whole blob and the patches since, and the blobs new in this record.
 
     A name's whole blob is in the record that began its line, also if it was published before. ``oldest`` is the number
@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     blobs: Blobs
 
 
-class Shelf:
+class PublishedModels:
     """``published/round-0007.msgpack`` below ``folder``: a record per published model of ``run``, 0 for the initial one.
 
     Those of another run, which an earlier server left in the folder, are as good as none.
@@ -39,12 +39,12 @@ class Shelf:
         self._folder = folder / "published"
         self.run = run
 
-    def save(self, number: int, record: Record) -> None:
+    def save(self, number: int, record: PublishedModel) -> None:
         """Keep a record, whole or not at all, on disk before this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
         store(self._path(number), msgspec.msgpack.encode(record))
 
-    def load(self, number: int, model: str) -> tuple[Record, Blobs] | None:
+    def load(self, number: int, model: str) -> tuple[PublishedModel, Blobs] | None:
         """The record and all blobs that its lines name, as they travelled; None if any is missing or damaged, or if it
         was made from another model."""
         record = self._read(number)
@@ -68,9 +68,9 @@ class Shelf:
     def _path(self, number: int) -> Path:
         return self._folder / f"round-{number:04d}.msgpack"
 
-    def _read(self, number: int) -> Record | None:
+    def _read(self, number: int) -> PublishedModel | None:
         try:
-            record = msgspec.msgpack.decode(self._path(number).read_bytes(), type=Record)
+            record = msgspec.msgpack.decode(self._path(number).read_bytes(), type=PublishedModel)
         except (OSError, *MALFORMED):
             return None
         return record if record.run == self.run else None

@@ -14,7 +14,7 @@ from server.storage import tables
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodProgress:
     """Where a method stands (:class:`server.coordinator.states.State`): completed exchanges, last closed round, who
     must take part."""
 
@@ -40,24 +40,24 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
         row["deadline"],
         row["goal"],
         assignments,
-        standing(connection, run).position,
+        progress(connection, run).position,
         row["whole"],
     )
 
 
-def standing(connection: Connection, run: str) -> Standing:
+def progress(connection: Connection, run: str) -> MethodProgress:
     """Where the run's method stands: what was closed since the last round that ended with the mark ``restart``."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.whole, columns.restart).where(columns.run == run)
     rows = connection.execute(query.order_by(columns.round)).all()
     if not rows:
-        return Standing()
+        return MethodProgress()
     began = max((row.round for row in rows if row.restart and row.state != "open"), default=0)
     closed = [row.round for row in rows if row.state == "closed"]
     position = sum(1 for number in closed if number > began)
     last = rows[-1]
     members = _devices_of(connection, run, last.round) if last.whole and last.round > began else ()
-    return Standing(position, max(closed, default=0), members)
+    return MethodProgress(position, max(closed, default=0), members)
 
 
 def answer(connection: Connection, run: str, number: int, device: str, status: str, reason: str = "") -> None:

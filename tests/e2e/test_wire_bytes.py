@@ -17,7 +17,7 @@ from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import DeviceSeen, RoundClosed
-from server.run_spec import DownlinkPlan, Plan, TierPlan
+from server.run_spec import DownlinkSpec, RunSpec, TierSpec
 from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent
@@ -57,16 +57,16 @@ class Watched:
     reported: list[DeviceSeen]
 
 
-def plan(federation: str, limits: Limits, downlink: DownlinkPlan, form: Form, engine: str) -> Plan:
+def plan(federation: str, limits: Limits, downlink: DownlinkSpec, form: Form, engine: str) -> RunSpec:
     bundle = tiny.make_bundle(codec=form.codec) if engine == "onnx" else tiny_pte.make_bundle()
     placement, weights = Placement({"head.w": None}), tiny.weights()
-    return Plan(
+    return RunSpec(
         federation=federation,
         digest="d" * 64,
         rules=Rules(
             run="", seed=7, rounds=ROUNDS, tiers=(TierRule("weak", (DEVICE,)),), deadline_s=PATIENCE_S
         ),
-        tiers={"weak": TierPlan(bundle, lambda _weights, _number: placement, form)},
+        tiers={"weak": TierSpec(bundle, lambda _weights, _number: placement, form)},
         units=tuple(weights),
         initial={name: array for unit in weights.values() for name, array in unit.items()},
         hyper={"lr": 0.1},
@@ -85,7 +85,7 @@ def watched(
     limits = msgspec.structs.replace(limits, chunk_bytes=600)
     tap = Tap(broker.address)
     down, form, engine = request.param
-    downlink = DownlinkPlan(down, 10, "none" if down == "float32" else "zstd")
+    downlink = DownlinkSpec(down, 10, "none" if down == "float32" else "zstd")
     made = plan(federation, limits, downlink, form, engine)
     server = RunningServer.start(made, tap.address, tmp_path / "out")
     agent = RunningAgent(federation, tap.address, tmp_path, limits, until_done=True, engine=engine)

@@ -39,7 +39,7 @@ from edgefl.wire.tensors import Arrays
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import Event
-from server.run_spec import Place, Plan, TierPlan
+from server.run_spec import Place, RunSpec, TierSpec
 from server.service import Service
 
 PATIENCE_S = 50.0
@@ -89,15 +89,15 @@ def placed(tier: str) -> Place:
     return lambda _weights, _number: placement
 
 
-def plan_for(federation: str, limits: Limits, **rules: Any) -> Plan:
+def plan_for(federation: str, limits: Limits, **rules: Any) -> RunSpec:
     """Two rounds for one strong device unless ``rules`` say otherwise."""
     tiers = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
     chosen = Rules(**{"run": "", "seed": 7, "rounds": 2, "tiers": tiers, "deadline_s": PATIENCE_S, **rules})
-    return Plan(
+    return RunSpec(
         federation=federation,
         digest="d" * 64,
         rules=chosen,
-        tiers={tier: TierPlan(bundle(tier), placed(tier)) for tier in HELD},
+        tiers={tier: TierSpec(bundle(tier), placed(tier)) for tier in HELD},
         units=UNITS,
         initial=WEIGHTS,
         hyper={"lr": 0.1},
@@ -106,7 +106,7 @@ def plan_for(federation: str, limits: Limits, **rules: Any) -> Plan:
     )
 
 
-def needing_carry(tiers: Mapping[str, TierPlan]) -> dict[str, TierPlan]:
+def needing_carry(tiers: Mapping[str, TierSpec]) -> dict[str, TierSpec]:
     """The tiers with manifests that say so."""
     made = {}
     for name, tier in tiers.items():
@@ -279,7 +279,7 @@ class RunningServer:
     thread: threading.Thread | None = None
 
     @classmethod
-    def start(cls, plan: Plan, address: Address, out: Path, **options: Any) -> RunningServer:
+    def start(cls, plan: RunSpec, address: Address, out: Path, **options: Any) -> RunningServer:
         events: queue.Queue[Event] = queue.Queue()
         running = cls(Service(plan, address, out, emit=events.put, **options), events)
         running.thread = threading.Thread(target=running._run, daemon=True)

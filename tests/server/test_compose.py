@@ -30,7 +30,7 @@ from exporters.memory.recompute import Budget
 from server.compose import _rules, compose
 from server.coordinator.roster import tier_of
 from server.events import Event, Warned
-from server.run_spec import DownlinkPlan, Plan
+from server.run_spec import DownlinkSpec, RunSpec
 
 DATASET = digits().limited(train=40, test=70)
 
@@ -55,11 +55,11 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan(out: Path) -> Plan:
+def plan(out: Path) -> RunSpec:
     return compose(federation(), DATASET, out)
 
 
-def test_a_plan_holds_what_the_file_says(plan: Plan) -> None:
+def test_a_plan_holds_what_the_file_says(plan: RunSpec) -> None:
     rules = plan.rules
     assert (rules.seed, rules.rounds, rules.min_devices, rules.weighted) == (3, 10, 2, True)
     assert [(tier.name, tier.patterns, tier.memory_bytes) for tier in rules.tiers] == [
@@ -72,18 +72,18 @@ def test_a_plan_holds_what_the_file_says(plan: Plan) -> None:
     assert {name.partition(".")[0] for name in plan.initial} <= set(plan.units)
 
 
-def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan: Plan) -> None:
+def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan: RunSpec) -> None:
     rates = [plan.hyper_at(number, 0)["lr"] for number in range(1, 11)]
     np.testing.assert_allclose(rates, [0.2] * 5 + [0.02] * 3 + [0.002] * 2)
 
 
-def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rounds(plan: Plan) -> None:
+def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rounds(plan: RunSpec) -> None:
     scheduled = replace(plan, schedule=lambda position, rounds: {"lr": 1.0, "left": float(rounds - position)})
     assert scheduled.hyper_at(1, 0)["left"] == 10.0 and scheduled.hyper_at(9, 3)["left"] == 7.0
     assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what a program schedules is not decayed beside it"
 
 
-def test_bundles_are_kept_and_made_once(plan: Plan, out: Path) -> None:
+def test_bundles_are_kept_and_made_once(plan: RunSpec, out: Path) -> None:
     said: list[Event] = []
     again = compose(federation(), DATASET, out, emit=said.append)
     assert not said
@@ -141,7 +141,7 @@ def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
     assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1
 
 
-def test_a_damaged_bundle_is_made_again(plan: Plan, out: Path) -> None:
+def test_a_damaged_bundle_is_made_again(plan: RunSpec, out: Path) -> None:
     path = out / "bundles" / "weak.efl"
     path.write_bytes(path.read_bytes()[:100])
     said: list[Event] = []
@@ -155,12 +155,12 @@ def test_a_plan_knows_how_weights_go_down_and_which_of_them_training_changes(tmp
     model = {"name": "resnet8", "options": {"widths": [4, 4, 4]}}
     config = federation(downlink=told, model=model, tiers={"weak": {"cut": 0}})
     made = compose(config, DATASET, tmp_path)
-    assert made.downlink == DownlinkPlan("int8", 7, "none")
+    assert made.downlink == DownlinkSpec("int8", 7, "none")
     kept = {name.rpartition(".")[2] for name in made.initial.keys() - made.trained}
     assert kept == {"running_mean", "running_var"} and made.trained < made.initial.keys()
 
 
-def test_the_seed_decides_the_initial_weights(plan: Plan) -> None:
+def test_the_seed_decides_the_initial_weights(plan: RunSpec) -> None:
     same = build_model(federation(), DATASET).weights
     other = build_model(federation(federation={"seed": 4}), DATASET).weights
     assert all(np.array_equal(plan.initial[name], same[name].numpy()) for name in same)
@@ -288,7 +288,9 @@ def test_a_batch_norm_mode_that_the_model_does_not_have_is_named() -> None:
             build_model(federation(model={"name": name, "bn": "static", "options": {}}), DATASET)
 
 
-def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(plan: Plan, tmp_path: Path) -> None:
+def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(
+    plan: RunSpec, tmp_path: Path
+) -> None:
     tables = {
         "plain": TierTable(),
         "by_memory": TierTable(memory_bytes=5),

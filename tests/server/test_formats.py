@@ -20,7 +20,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
 from exporters.front.folder import bundle_name
 from server.events import Declined, RoundClosed
-from server.run_spec import Plan, TierPlan
+from server.run_spec import RunSpec, TierSpec
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, bundle, fetch, placed, plan_for, retained
 from tests.server.service.served import MakeDevice
@@ -34,12 +34,12 @@ def written(tier: str, format: str) -> Bundle:
     return Bundle(msgspec.structs.replace(made.manifest, graphs=(graph,)), made.blobs)
 
 
-def plan_with(federation: str, limits: Limits, formats: dict[str, tuple[str, ...]], **rules: Any) -> Plan:
+def plan_with(federation: str, limits: Limits, formats: dict[str, tuple[str, ...]], **rules: Any) -> RunSpec:
     """The plan of two tiers with bundles in these formats."""
     tiers = {}
     for tier, names in formats.items():
         first, *others = (written(tier, name) for name in names)
-        tiers[tier] = TierPlan(first, placed(tier), further=tuple(others))
+        tiers[tier] = TierSpec(first, placed(tier), further=tuple(others))
     return replace(plan_for(federation, limits, **rules), tiers=tiers)
 
 

@@ -95,7 +95,8 @@ class Delivery:
 class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
-    ``clean``: the broker forgets us when we leave; for a client id that does not come again.
+    ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
+    on the network thread, in place of :attr:`inbox`; it must not wait.
     """
 
     def __init__(
@@ -107,8 +108,10 @@ class Session:
         will: Will | None = None,
         clean: bool = False,
         jitter: Callable[[], float] = random.random,
+        deliver: Callable[[Event], None] | None = None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._deliver = self.inbox.put if deliver is None else deliver
         self.received_bytes = 0
         self.sent_bytes = 0
         self._address = address
@@ -177,7 +180,7 @@ class Session:
                 return
             attempt = 0 if was_up else attempt + 1
             pause = self._pause(attempt)
-            self.inbox.put(Down(reason, pause))
+            self._deliver(Down(reason, pause))
             self._stopping.wait(pause)
 
     def _pause(self, attempt: int) -> float:
@@ -224,12 +227,12 @@ class Session:
             # Even in a resumed session: the process may be new and know nothing of what is retained, or the
             # connection may have broken before these were asked for. Subscribing twice changes nothing else.
             self._enqueue(list(self._standing.items()))
-        self.inbox.put(Up(resumed))
+        self._deliver(Up(resumed))
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload)
         self.received_bytes += len(payload)
-        self.inbox.put(Incoming(message.topic, payload))
+        self._deliver(Incoming(message.topic, payload))
 
     def _on_subscribe(self, *_: object) -> None:
         with self._lock:

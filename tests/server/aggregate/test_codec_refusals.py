@@ -19,7 +19,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, Sparse, Values
 from server.events import Rejected, RoundClosed
-from server.run_spec import Plan
+from server.run_spec import RunSpec
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -217,7 +217,7 @@ CASES: list[tuple[str, Form, Answer, str, str]] = [
 ]
 
 
-def coded(plan: Plan, form: Form) -> Plan:
+def coded(plan: RunSpec, form: Form) -> RunSpec:
     """The plan in which the strong devices send updates of ``form``."""
     tier = plan.tiers["strong"]
     port = Port(name="update.mask", role="update", dtype="uint8", shape=(-(-MASK_BITS // 8),), mask=MASK_BITS)

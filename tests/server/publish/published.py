@@ -20,8 +20,8 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from server.publish.downlink import Downlink, Part
 from server.publish.publisher import Publisher
-from server.run_spec import DownlinkPlan
-from server.storage.published import Shelf
+from server.run_spec import DownlinkSpec
+from server.storage.published import PublishedModels
 from tests.server.fleet import bundle
 
 LIMIT = 1 << 24
@@ -40,9 +40,9 @@ class Server:
         self, folder: Path, encoding: Any = "int8", every: int = 4, run: str = "run", **settings: Any
     ) -> None:
         self.folder = folder
-        self.plan = DownlinkPlan(encoding, every, **settings)
+        self.plan = DownlinkSpec(encoding, every, **settings)
         self.publisher = Publisher(Nobody(), Topics("demo"), 1000, self.plan.compression)
-        self.downlink = Downlink(self.plan, self.publisher, Shelf(folder, run), LIMIT)
+        self.downlink = Downlink(self.plan, self.publisher, PublishedModels(folder, run), LIMIT)
 
     def again(self) -> Server:
         return Server(self.folder, self.plan.encoding, self.plan.keyframe_every)

@@ -17,7 +17,7 @@ from edgefl.wire.mqtt.messages import Round, Task
 from edgefl.wire.mqtt.session import Address
 from edgefl.wire.tensors import Arrays
 from server.events import RoundClosed
-from server.run_spec import AggregatePlan, DownlinkPlan, Plan
+from server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
 from server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import UNITS, WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for
@@ -29,7 +29,7 @@ SOUGHT = {name: np.full(array.shape, 0.25, np.float32) for name, array in WEIGHT
 Trained = Callable[[Arrays], Arrays]
 
 
-def one_round(make: MakeDevice, mosquitto: Mosquitto, out: Path, plan: Plan, trained: Trained) -> Arrays:
+def one_round(make: MakeDevice, mosquitto: Mosquitto, out: Path, plan: RunSpec, trained: Trained) -> Arrays:
     """The model after one device sent what it ``trained`` from the weights in float16."""
 
     def answer(device: ScriptedDevice, task: Task, opened: Round) -> None:
@@ -37,7 +37,7 @@ def one_round(make: MakeDevice, mosquitto: Mosquitto, out: Path, plan: Plan, tra
         device.report(task, opened, tensors=tensors.dump(sent))
 
     make("strong-0", answer)
-    rounded = replace(plan, trained=frozenset(WEIGHTS), downlink=DownlinkPlan("float16"))
+    rounded = replace(plan, trained=frozenset(WEIGHTS), downlink=DownlinkSpec("float16"))
     server = RunningServer.start(rounded, mosquitto.address, out)
     assert server.wait_for(RoundClosed).reports == 1
     server.join()
@@ -47,7 +47,7 @@ def one_round(make: MakeDevice, mosquitto: Mosquitto, out: Path, plan: Plan, tra
 def test_an_update_is_shortened_towards_the_weights_that_the_device_was_given(
     device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
-    plan = replace(plan_for(federation, limits, rounds=1), aggregate=AggregatePlan(clip_norm=LIMIT))
+    plan = replace(plan_for(federation, limits, rounds=1), aggregate=AggregateSpec(clip_norm=LIMIT))
     model = one_round(
         device, mosquitto, tmp_path, plan, lambda given: {n: a + SOUGHT[n] for n, a in given.items()}
     )
@@ -76,23 +76,23 @@ def test_an_entry_that_comes_back_as_it_was_given_does_not_count_as_changed(
 def test_a_second_run_in_a_folder_publishes_its_own_weights(
     federation: str, limits: Limits, tmp_path: Path, same_weights: bool
 ) -> None:
-    plan = replace(plan_for(federation, limits), trained=frozenset(WEIGHTS), downlink=DownlinkPlan("int8"))
+    plan = replace(plan_for(federation, limits), trained=frozenset(WEIGHTS), downlink=DownlinkSpec("int8"))
     other = {name: array + np.float32(not same_weights) for name, array in WEIGHTS.items()}
     for initial, database in ((WEIGHTS, "one"), (other, "two")):
         started = start(replace(plan, initial=initial), tmp_path, database)
     again = start(replace(plan, initial=other), tmp_path, "two")
 
     for service in (started, again):
-        rounds = service._rounds
+        told = service._rounds.announcements
         found: Arrays = {}
-        for (ref,) in rounds._downlink.units.values():
-            data = unpacked(ref, rounds.publisher.travelling(ref.sha256), 1 << 20)
+        for ref in told.published:
+            data = unpacked(ref, told.publisher.travelling(ref.sha256), 1 << 20)
             found |= tensors.load(data)
-        assert len(rounds._downlink.units) == len(UNITS)
+        assert len(told.published) == len(UNITS)
         assert all(found[name].tobytes() == other[name].tobytes() for name in other)
     assert again._rounds.resumed
 
 
-def start(plan: Plan, out: Path, database: str) -> Any:
+def start(plan: RunSpec, out: Path, database: str) -> Any:
     where = f"sqlite:///{out / database}.sqlite"
     return Service(plan, Address("127.0.0.1", 1), out, emit=lambda _: None, database=where)

@@ -20,7 +20,7 @@ from edgefl.wire.mqtt.session import Address
 from edgefl.wire.update.form import DENSE, Form
 from server.events import Rejected, RoundClosed
 from server.publish.downlink import check_counting
-from server.run_spec import DownlinkPlan, Plan
+from server.run_spec import DownlinkSpec, RunSpec
 from server.service import Service
 from server.storage.journal import MOST_REJECTED
 from tests.server.fleet import (
@@ -179,12 +179,12 @@ def test_refusals_are_recorded_in_bounded_number_and_size(
 NOBODY = Address("127.0.0.1", 1)
 
 
-def rounding_apart(plan: Plan) -> Plan:
+def rounding_apart(plan: RunSpec) -> RunSpec:
     """The plan with counted changes, whose weak tier has a part of its own, rounded by itself."""
     weak = plan.tiers["weak"]
     manifest = msgspec.structs.replace(weak.bundle.manifest, suffix=("weak/submodel",))
     tiers = {**plan.tiers, "weak": replace(weak, bundle=replace(weak.bundle, manifest=manifest))}
-    return replace(plan, tiers=tiers, count="nonzero", downlink=DownlinkPlan("int8"))
+    return replace(plan, tiers=tiers, count="nonzero", downlink=DownlinkSpec("int8"))
 
 
 def test_who_counts_changes_by_comparing_must_know_what_was_sent(

@@ -14,7 +14,7 @@ from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator import machine as c
 from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
 from server.storage.journal import Journal, Run
-from server.storage.round_rows import Standing
+from server.storage.round_rows import MethodProgress
 from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
 
 
@@ -63,7 +63,7 @@ class Server:
     @property
     def resumed(self) -> State:
         """What another process would begin with, for what the journal has of it."""
-        found, run = self.journal.standing("run"), self.journal.latest_run()
+        found, run = self.journal.progress("run"), self.journal.latest_run()
         assert run is not None
         opened = self.journal.current_round("run")
         fields = {"position": found.position, "base": found.base, "members": found.members, "round": opened}
@@ -105,17 +105,17 @@ def test_a_decline_survives_and_the_round_it_ends_ends_after_the_restart(losing:
 def test_the_method_begins_again_when_the_round_ends_and_not_before(losing: Server) -> None:
     before = losing.resumed
     losing.journal.begin_again("run", 3)
-    assert losing.resumed == before and losing.journal.standing("run") == Standing(2, 2, NAMES)
+    assert losing.resumed == before and losing.journal.progress("run") == MethodProgress(2, 2, NAMES)
     losing.journal.end_round("run", 3, state="abandoned", outcome={})
-    assert losing.journal.standing("run") == Standing(0, 2, ())
+    assert losing.journal.progress("run") == MethodProgress(0, 2, ())
 
 
 def test_a_round_that_was_closed_with_the_mark_of_an_earlier_one_counts_from_there(losing: Server) -> None:
     losing.take(decline(losing.state, "b"))
     for name in NAMES:
         losing.take(c.Answered(name, accepted=True))
-    assert losing.journal.standing("run") == Standing(1, 4, NAMES)
+    assert losing.journal.progress("run") == MethodProgress(1, 4, NAMES)
 
 
 def test_another_run_of_the_federation_stands_at_its_own_beginning(losing: Server) -> None:
-    assert losing.journal.standing("other") == Standing()
+    assert losing.journal.progress("other") == MethodProgress()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.contract import server_state as memory
+from edgefl.contract import server_state
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import StepError
 from edgefl.wire.regions import Block, Placement
-from server.run_spec import ExchangePlan, Plan, TierPlan
+from server.run_spec import ExchangeSpec, RunSpec, TierSpec
 
 WEIGHTS = {
     "conv.weight": np.ones((2, 3), np.float32),
@@ -32,10 +32,10 @@ def _step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
 
 
 def test_memory_has_a_tensor_for_each_trained_parameter_in_units_of_its_own() -> None:
-    made = memory.initial({"m": 0.0, "v": 0.25}, WEIGHTS, TRAINED)
+    made = server_state.initial({"m": 0.0, "v": 0.25}, WEIGHTS, TRAINED)
     assert sorted(made) == ["m/conv.weight", "m/head.weight", "v/conv.weight", "v/head.weight"]
     assert made["v/conv.weight"].shape == (2, 3) and (made["v/conv.weight"] == 0.25).all()
-    assert memory.units_of(["m", "v"], ["stem", "conv", "head"], TRAINED) == (
+    assert server_state.units_of(["m", "v"], ["stem", "conv", "head"], TRAINED) == (
         "m/conv",
         "m/head",
         "v/conv",
@@ -44,15 +44,15 @@ def test_memory_has_a_tensor_for_each_trained_parameter_in_units_of_its_own() ->
 
 
 def test_the_model_is_what_is_left_without_the_memory() -> None:
-    both = WEIGHTS | memory.initial({"m": 0.0}, WEIGHTS, TRAINED)
-    assert memory.model_of(both, ("m",)).keys() == WEIGHTS.keys()
-    assert memory.memories(["head.weight", "m/head.weight", "m/conv.weight"], ("m", "v")) == ("", "m")
+    both = WEIGHTS | server_state.initial({"m": 0.0}, WEIGHTS, TRAINED)
+    assert server_state.model_of(both, ("m",)).keys() == WEIGHTS.keys()
+    assert server_state.states_of(["head.weight", "m/head.weight", "m/conv.weight"], ("m", "v")) == ("", "m")
 
 
 def test_memory_lies_in_an_update_where_the_weights_lie() -> None:
     part = Block.leading(1, 3)
     placement = Placement({"conv.weight": part, "conv.running_mean": Block.leading(1)})
-    found = memory.regions_of(placement, ["", "m"], TRAINED)
+    found = server_state.regions_of(placement, ["", "m"], TRAINED)
     assert (
         found.keys() == {"conv.weight", "conv.running_mean", "m/conv.weight"}
         and found["m/conv.weight"] is part
@@ -61,16 +61,16 @@ def test_memory_lies_in_an_update_where_the_weights_lie() -> None:
 
 def test_what_is_averaged_may_hold_more_than_what_travelled() -> None:
     opening = ServerOpt("opening", {"m": 0.0, "v": 0.0}, unfold=_squares)
-    assert memory.gives(opening, ("m",), sorted(TRAINED)) == ("m", "v")
-    found = memory.unfolded(opening, {"m/head.weight": np.array([1.0, -3.0], np.float32)})
+    assert server_state.states_given(opening, ("m",), sorted(TRAINED)) == ("m", "v")
+    found = server_state.unfolded(opening, {"m/head.weight": np.array([1.0, -3.0], np.float32)})
     np.testing.assert_array_equal(found["v/head.weight"], [1.0, 9.0])
-    assert memory.gives(MEAN, ("", "m"), sorted(TRAINED)) == ("", "m")
+    assert server_state.states_given(MEAN, ("", "m"), sorted(TRAINED)) == ("", "m")
 
 
 def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None:
-    before = WEIGHTS | memory.initial({"m": 0.0}, WEIGHTS, TRAINED)
+    before = WEIGHTS | server_state.initial({"m": 0.0}, WEIGHTS, TRAINED)
     mean = before | {"m/head.weight": np.ones(4, np.float32), "conv.running_mean": np.ones(2, np.float32)}
-    after = memory.stepped(ServerOpt("sgd", {"m": 0.0}, _step), before, mean, {"eta": 0.5})
+    after = server_state.stepped(ServerOpt("sgd", {"m": 0.0}, _step), before, mean, {"eta": 0.5})
     np.testing.assert_array_equal(after["head.weight"], np.full(4, 1.5))
     np.testing.assert_array_equal(after["conv.running_mean"], np.ones(2))
     np.testing.assert_array_equal(before["head.weight"], np.full(4, 2.0), "the step changed its input")
@@ -79,7 +79,7 @@ def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None
 def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
     broken = ServerOpt("broken", step=lambda before, *_: {"head.weight": before["head.weight"] * torch.inf})
     with pytest.raises(StepError, match=r"'broken' made head.weight NaN, infinite or larger than 1048576"):
-        memory.stepped(broken, WEIGHTS, WEIGHTS, {})
+        server_state.stepped(broken, WEIGHTS, WEIGHTS, {})
 
 
 @pytest.mark.parametrize(
@@ -93,22 +93,22 @@ def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
 )
 def test_a_step_that_gives_what_is_no_model_is_an_error(step: Any, told: str) -> None:
     with pytest.raises(StepError, match=told):
-        memory.stepped(ServerOpt("wrong", step=step), WEIGHTS, WEIGHTS, {})
+        server_state.stepped(ServerOpt("wrong", step=step), WEIGHTS, WEIGHTS, {})
 
 
 def test_a_step_in_double_precision_leaves_the_model_as_it_was_stored() -> None:
     wide = ServerOpt("wide", step=lambda before, *_: {"head.weight": before["head.weight"].double() / 3})
-    assert memory.stepped(wide, WEIGHTS, WEIGHTS, {})["head.weight"].dtype == np.float32
+    assert server_state.stepped(wide, WEIGHTS, WEIGHTS, {})["head.weight"].dtype == np.float32
 
 
 def test_an_update_is_unfolded_also_where_the_names_stay() -> None:
     squares = ServerOpt("squares", unfold=lambda update: {name: tensor**2 for name, tensor in update.items()})
-    tier, placement = {"t": TierPlan(None, None)}, Placement(dict.fromkeys(WEIGHTS))  # type: ignore[arg-type]
-    assert ExchangePlan(tier, {}, server=squares).reading("t", placement, TRAINED).unfolds
-    assert not ExchangePlan(tier, {}).reading("t", placement, TRAINED).unfolds
+    tier, placement = {"t": TierSpec(None, None)}, Placement(dict.fromkeys(WEIGHTS))  # type: ignore[arg-type]
+    assert ExchangeSpec(tier, {}, server=squares).reading("t", placement, TRAINED).unfolds
+    assert not ExchangeSpec(tier, {}).reading("t", placement, TRAINED).unfolds
 
 
 def test_exchanges_open_once_and_then_take_turns() -> None:
-    opening, ahead = ExchangePlan({}, {"lr": 1.0}), ExchangePlan({}, {"lr": 2.0})
-    plan = Plan("f", "", None, {}, (), {}, {"lr": 3.0}, opening=(opening,), ahead=(ahead,))  # type: ignore[arg-type]
+    opening, ahead = ExchangeSpec({}, {"lr": 1.0}), ExchangeSpec({}, {"lr": 2.0})
+    plan = RunSpec("f", "", None, {}, (), {}, {"lr": 3.0}, opening=(opening,), ahead=(ahead,))  # type: ignore[arg-type]
     assert [plan.exchange(position).hyper["lr"] for position in range(6)] == [1.0, 2.0, 3.0, 2.0, 3.0, 2.0]

@@ -1,0 +1,133 @@
+"""One round while its updates come in: made when it opens, handed to whoever takes updates, and used up when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgefl.contract.server import MEAN
+from edgefl.contract.server_state import stepped, unfolded
+from edgefl.wire import tensors
+from edgefl.wire.errors import ProtocolError, UpdateRejected
+from edgefl.wire.mqtt.messages import Update
+from edgefl.wire.regions import Entries, Region
+from edgefl.wire.tensors import Arrays
+from server.aggregate.accumulator import Accumulator
+from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
+from server.coordinator.states import OpenRound
+from server.publish.model import Model
+from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
+
+Received = Callable[[], Arrays]
+"""The weights as devices have them: worked out only where it matters."""
+
+
+@dataclass(frozen=True)
+class CheckedUpdate:
+    """An update whose every name, shape, dtype and value is as it should be: as it was sent, and what is added of it."""
+
+    sent: Checked
+    added: Checked
+
+
+@dataclass(frozen=True)
+class ActiveRound:
+    """Round ``number``: the exchange that it is, how each tier's updates are read, and what they are added to.
+
+    ``sent_bytes`` is what the server had sent in all when the round began.
+    """
+
+    number: int
+    exchange: ExchangeSpec
+    readings: Mapping[str, UpdateReading]
+    aggregator: Aggregator
+    sent_bytes: int = 0
+
+    def check(self, update: Update) -> CheckedUpdate:
+        """UpdateRejected unless the update's tensors are what its tier sends."""
+        reading = self.readings[update.tier]
+        try:
+            arrays = tensors.load(update.tensors, max_bits=reading.tier.mask_bits)
+        except ProtocolError as error:
+            raise UpdateRejected("malformed", error.message) from error
+        sent = self.aggregator.check(arrays, reading.sent, reading.tier.form)
+        if not reading.unfolds:
+            return CheckedUpdate(sent, sent)
+        unfolded_arrays = unfolded(self.exchange.server, sent.named)
+        return CheckedUpdate(
+            sent, self.aggregator.check(unfolded_arrays, reading.averaged, reading.tier.form)
+        )
+
+
+def active_round(
+    spec: RunSpec,
+    opened: OpenRound,
+    model: Model,
+    *,
+    received: Received,
+    device: str,
+    sums: Accumulator | None,
+    sent_bytes: int,
+) -> ActiveRound:
+    """Ready for the updates of ``opened``, which begins from ``model``. ``sums`` are those of an earlier round, to use
+    again where they fit; ``device`` is where updates are summed."""
+    exchange = spec.exchange(opened.position)
+    readings = {
+        tier: exchange.reading(tier, placement, spec.trained) for tier, placement in model.placements.items()
+    }
+    names = {name for each in readings.values() for name in _global_names({**each.sent, **each.averaged})}
+    weights = {name: array for name, array in model.weights.items() if name in names}
+    aggregate, nonzero = spec.aggregate, spec.count == "nonzero"
+    base = received() if nonzero or aggregate.clip_norm else {}
+    # Moving statistics are not trained: they say nothing about how far an update goes.
+    untrained = frozenset(weights) - spec.trained
+    layout = layout_of(weights)
+    aggregator = Aggregator(
+        layout,
+        weight_limit=opened.weight_limit,
+        device=device,
+        threads=aggregate.threads,
+        base=base if nonzero else None,
+        rule=aggregate.rule,
+        sums=sums if sums is not None and sums.size == layout.size else None,
+        clip=Clip(aggregate.clip_norm, base, untrained) if aggregate.clip_norm else None,
+    )
+    return ActiveRound(opened.number, exchange, readings, aggregator, sent_bytes)
+
+
+def concluded(
+    spec: RunSpec, ended: OpenRound, active: ActiveRound, model: Model, *, received: Received, devices: int
+) -> Arrays:
+    """The model and the server's state after the round's updates, of ``devices`` that the method is about.
+
+    StepError if the server's step gives none.
+    """
+    reports = len(ended.with_status("accepted"))
+    hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
+    weights, exchange = model.weights, active.exchange
+    # Whoever measures how far updates went has to begin where the devices began (server.publish.downlink).
+    began = weights if _exact(spec, exchange) else received()
+    mean = {**began, **active.aggregator.result(began)}
+    after = stepped(exchange.server, began, mean, hyper)
+    if began is weights:
+        return after
+    # What nobody moved keeps the digits that its way to the devices had rounded off.
+    return {name: np.where(array == began[name], weights[name], array) for name, array in after.items()}
+
+
+def _exact(spec: RunSpec, exchange: ExchangeSpec) -> bool:
+    """Whether the mean may be taken as it is: devices began with these very weights, or send changes of them, or nobody
+    looks at where they began."""
+    rounded = spec.downlink.encoding != "float32"
+    return not rounded or exchange.server is MEAN or any(tier.form.change for tier in exchange.tiers.values())
+
+
+def _global_names(regions: Mapping[str, Region]) -> set[str]:
+    """The global tensors that local ones lie in."""
+    return {
+        part
+        for name, region in regions.items()
+        for part in (region.names if isinstance(region, Entries) else (name,))
+    }

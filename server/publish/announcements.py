@@ -1,0 +1,136 @@
+"""Everything that the devices of a run are told: its bundles, the model's parts, where it is, and their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle import manifest as manifests
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.mqtt.messages import Offer, Round, Task, encode
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.tensors import Arrays
+from server.coordinator.states import Assignment, OpenRound, State
+from server.publish.downlink import Downlink
+from server.publish.model import Model
+from server.publish.publisher import Publisher
+from server.run_spec import ExchangeSpec, RunSpec
+from server.storage.published import PublishedModels
+
+Sign = Callable[[str], bytes]
+"""The signature of a manifest's digest; empty for none."""
+
+
+class Announcements:
+    """Publishes for one run, whose bundles are offered from the start. ``folder`` keeps what devices were given."""
+
+    def __init__(
+        self, spec: RunSpec, run: str, session: Session, folder: Path, *, sign: Sign = lambda _: b""
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._session = session
+        self._topics = Topics(spec.federation)
+        limits, downlink = spec.limits, spec.downlink
+        self.publisher = Publisher(
+            session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes
+        )
+        self._downlink = Downlink(
+            downlink, self.publisher, PublishedModels(folder, run), limits.max_blob_bytes
+        )
+        self._offers = [self._offer(exchange, sign) for exchange in spec.exchanges]
+        self._bundles = frozenset(self.publisher.live)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all messages so far."""
+        return self._session.sent_bytes
+
+    @property
+    def published(self) -> list[BlobRef]:
+        """Every blob of the current weights."""
+        return [ref for refs in self._downlink.units.values() for ref in refs]
+
+    def publish(self, model: Model) -> None:
+        """Offer the parts of a new model."""
+        self._downlink.publish(model.number, model.version, model.parts(self._spec))
+
+    def resume(self, model: Model) -> None:
+        """Offer the parts of a model as a killed process did."""
+        self._downlink.resume(model.number, model.version, model.parts(self._spec))
+
+    def received(self, model: Model) -> Arrays:
+        """The weights of ``model`` as devices have them, rounded on their way."""
+        return self._downlink.given(model.weights, model.parts(self._spec))
+
+    def clear(self, refs: Iterable[BlobRef]) -> None:
+        """Take blobs off the broker that an earlier process published."""
+        for ref in refs:
+            self.publisher.clear(ref)
+
+    def announce(self, state: State, model_version: str) -> None:
+        """Say where the run is, then clear the blobs that this no longer names. Its blobs have been offered before."""
+        current, spec = state.round, self._spec
+        number = current.number if current else max(0, state.next_round - 1)
+        # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
+        position = current.position if current else spec.next_main(state.position)
+        message = Round(
+            run=self._run,
+            round=number,
+            state=_public_state(state),
+            model_version=model_version,
+            offers=self._offers[spec.index(position)],
+            units=self._downlink.units,
+            hyper=spec.hyper_at(max(1, number), position),
+            base=state.base,
+            deadline=current.deadline if current else 0.0,
+        )
+        self.publisher.announce(message)
+        self.publisher.keep_only(self._bundles | {ref.sha256 for ref in self.published})
+
+    def send_task(self, opened: OpenRound, assignment: Assignment) -> None:
+        task = Task(
+            run=self._run,
+            round=opened.number,
+            tier=assignment.tier,
+            seed=assignment.seed,
+            nonce=assignment.nonce,
+            samples=self._spec.rules.samples,
+        )
+        self._session.publish(self._topics.device(assignment.device).tasks, encode(task))
+
+    def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
+        """The bundles of an exchange, by format and tier."""
+        refs: dict[str, dict[str, BlobRef]] = {}
+        for tier, spec in exchange.tiers.items():
+            for format, bundle in spec.bundles.items():
+                refs.setdefault(format, {})[tier] = self._offer_bundle(bundle)
+        return {format: _signed(bundles, sign) for format, bundles in refs.items()}
+
+    def _offer_bundle(self, bundle: Bundle) -> BlobRef:
+        """The manifest names what travels: compressed graphs, where that pays. It itself travels as it is, so that the
+        reference's digest, which is signed, is the manifest's."""
+        graphs = tuple(
+            msgspec.structs.replace(
+                graph, blob=self.publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)
+            )
+            for graph in bundle.manifest.graphs
+        )
+        manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
+        return self.publisher.offer(manifests.encode(manifest), plain=True)
+
+
+def _signed(bundles: Mapping[str, BlobRef], sign: Sign) -> Offer:
+    signatures = {tier: sign(ref.sha256) for tier, ref in bundles.items()}
+    return Offer(bundles=dict(bundles), signatures={tier: each for tier, each in signatures.items() if each})
+
+
+def _public_state(state: State) -> Literal["open", "closed", "done"]:
+    if state.round is not None:
+        return "open"
+    return "done" if state.phase == "done" else "closed"
