@@ -154,7 +154,7 @@ class _Coding:
             assert isinstance(encoding, Codes)
             scale = encoding.scale if coded.scale is None else change.spread(coded.scale)
             assert scale is not None
-            return coded.levels * scale
+            return coded.levels.to(change.value.dtype) * scale
         assert isinstance(encoding, Sparse)
         return flat(_largest_only(part, encoding) for part in change.value.split(change.sizes))
 
@@ -174,4 +174,4 @@ def _finite(x: Tensor) -> Tensor:
 
 def _largest_only(part: Tensor, sparse: Sparse) -> Tensor:
     kept = largest(part, sparse.kept(part.numel()))
-    return torch.zeros(part.shape).scatter(0, kept, part.index_select(0, kept))
+    return torch.zeros(part.shape, dtype=part.dtype).scatter(0, kept, part.index_select(0, kept))

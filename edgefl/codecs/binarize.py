@@ -28,13 +28,13 @@ _NEAR = 1e-4
 
 
 def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
-    """The sign of S(m, alpha): +1.0 where ``zeta < (alpha + m) / (2 alpha)``, else -1.0; of m's shape (eq. 6, 7).
+    """The sign of S(m, alpha): +1.0 where ``zeta < (alpha + m) / (2 alpha)``, else -1.0; m's shape and dtype (eq. 6, 7).
 
     ``alpha`` () or m's shape, at least 0; ``zeta`` uniform in [0, 1). S is ``alpha * draw``. Beyond +-alpha the threshold
     leaves [0, 1], which makes the sign certain, and at x = +-alpha no rounding gives anything but +-1 (2.2).
     """
     chance = (alpha + m) / (2 * above_zero(alpha))
-    return torch.where(zeta < chance, 1.0, -1.0)
+    return torch.where(zeta < chance, 1.0, -1.0).to(m.dtype)
 
 
 def inside(m: Tensor, alpha: Tensor) -> Tensor:
@@ -118,9 +118,9 @@ class StepSize:
         allowed = torch.maximum(torch.minimum(wanted, most), least)
         # To the last bits: alpha_e is what the limit is divided by rho.
         at = (allowed >= most - _NEAR) | (allowed <= least + _NEAR)
-        rho = torch.as_tensor(self.rho, dtype=torch.float32)
+        rho = torch.as_tensor(self.rho, dtype=scale.dtype)
         moved = torch.where((wanted != allowed) & (rho > 0), allowed / above_zero(rho), moved)
-        return moved, (at & (alpha > 0)).to(torch.float32).sum()
+        return moved, (at & (alpha > 0)).to(scale.dtype).sum()
 
     def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
         """() how far learning has driven alpha: exp(max |log(alpha / what it began with)|), 1 where none has moved.

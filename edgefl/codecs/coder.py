@@ -72,7 +72,7 @@ class Change:
 
     def zeros(self) -> Tensor:
         """() how many held entries did not change."""
-        return self.entries.sum() - (self.value != 0).to(torch.float32).sum()
+        return self.entries.sum() - (self.value != 0).to(self.value.dtype).sum()
 
     def sums(self, each: Tensor) -> Tensor:
         """The sum over each tensor of ``each``, which is of the shape of ``value``."""

@@ -26,8 +26,10 @@ class TensorSpec:
     def of(cls, tensor: Tensor) -> TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype)
 
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype)
+    def zeros(self, floats: torch.dtype | None = None) -> Tensor:
+        """Zeros of the port; those of floats in the dtype ``floats``, where one is given."""
+        other = floats is not None and self.dtype.is_floating_point
+        return torch.zeros(self.shape, dtype=floats if other else self.dtype)
 
     def rows(self, count: int) -> TensorSpec:
         """``count`` of these with a batch dimension in front, for a spec of one sample."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
@@ -14,6 +16,11 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
     payload = {name: tensors[f"weights.{name}"] for name in objective.carrier.payload}
     weights, gates = objective.carrier.unpack(payload)
     return prefixed("state.weights", weights) | prefixed("state.gate", gates)
+
+
+def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
+    """In which dtype a step computes: that of ``state.weights.*``, which in a simulation may be float64."""
+    return state[f"state.weights.{objective.trainable[0]}"].dtype
 
 
 def finish(objective: Objective) -> Function:

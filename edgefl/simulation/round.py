@@ -63,7 +63,7 @@ def run_round(
         name: torch.tensor(value, dtype=dtype) for name, value in {**program.hyper, **(hyper or {})}.items()
     }
     ports = {**program.start.inputs, **program.finish.inputs}
-    kept = {name: spec.zeros() for name, spec in ports.items() if role_of(name) == "carry"}
+    kept = {name: spec.zeros(dtype) for name, spec in ports.items() if role_of(name) == "carry"}
     kept |= prefixed("carry", carry or {})
     common = prefixed("hyper", scalars) | kept | prefixed("weights", weights)
     state, step, metrics = _role("state", _run(program.start, common)), 0, []

@@ -9,7 +9,7 @@ from edgefl.contract.ranges import above_zero, below_one, counts
 from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
 from edgefl.programs.baselines.steps import descent, remembered, root, trained_specs, weight_ports
 
 
@@ -66,7 +66,9 @@ class _Local:
         state = prefixed("state.m", select(tensors, "carry.m"))
         state |= prefixed("state.v", select(tensors, "carry.v"))
         state |= prefixed("state.scale", {name: root(value, self.eps) for name, value in vhat.items()})
-        return begun(self.objective, tensors) | state | {"state.moves": torch.full((), self.steps - 1.0)}
+        state |= begun(self.objective, tensors)
+        moves = torch.full((), self.steps - 1.0, dtype=dtype_of(self.objective, state))
+        return state | {"state.moves": moves}
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         """m / sqrt(vhat), or 0 in the last step of the round; and the new m and v."""

@@ -9,7 +9,7 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports
 from edgefl.programs.baselines.steps import descent, root, trained_specs, weight_ports
 
 
@@ -72,7 +72,7 @@ class _AdamW:
         """The weights, and what was kept of the optimizer, or zeros."""
         state = begun(self.objective, tensors)
         # Of the scalars too, so that models in float64 are trained in it.
-        dtype = state[f"state.weights.{self.objective.trainable[0]}"].dtype
+        dtype = dtype_of(self.objective, state)
         kept = select(tensors, "carry.adam") or {name: spec.zeros() for name, spec in self.specs.items()}
         return state | prefixed("state.adam", {name: value.to(dtype) for name, value in kept.items()})
 

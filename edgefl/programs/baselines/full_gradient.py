@@ -12,7 +12,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.loss import Loss
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, step_ports
+from edgefl.objective.parts import SCALAR, dtype_of, step_ports
 from edgefl.programs.baselines.steps import trained_specs
 
 
@@ -43,9 +43,10 @@ def full_ports(objective: Objective) -> dict[str, TensorSpec]:
     return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
 
 
-def none_yet(objective: Objective) -> Tensors:
-    """Its values before the first batch."""
-    return {name: spec.zeros() for name, spec in full_ports(objective).items()}
+def none_yet(objective: Objective, state: Tensors) -> Tensors:
+    """Its values before the first batch, in the dtype of ``state.weights.*``."""
+    dtype = dtype_of(objective, state)
+    return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
 
 
 def mean_of(tensors: Tensors) -> Tensors:

@@ -8,7 +8,7 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import at_least_zero, counts
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
 from edgefl.programs.baselines.steps import descent, weight_ports
 
 
@@ -39,7 +39,7 @@ def local(
 
     def finish(tensors: Tensors) -> Tensors:
         left = prefixed("carry.model", select(tensors, "state.weights"))
-        return left | {"carry.begun": torch.ones(())}
+        return left | {"carry.begun": torch.ones((), dtype=dtype_of(objective, tensors))}
 
     ports = weight_ports(objective) | prefixed("carry.model", objective.weights) | begun_port
     return Program(

@@ -127,7 +127,8 @@ class _Adam:
 
     def gathering(self, tensors: Tensors) -> Tensors:
         """Before the full gradient: the weights, and nothing seen yet."""
-        return begun(self.objective, tensors) | none_yet(self.objective)
+        state = begun(self.objective, tensors)
+        return state | none_yet(self.objective, state)
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
         """x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
@@ -140,7 +141,8 @@ class _Adam:
     def start_lite(self, tensors: Tensors) -> Tensors:
         """The pull is beta1 m."""
         pull = prefixed("state.pull", self._momentum(tensors))
-        return begun(self.objective, tensors) | pull | self._scale(tensors) | none_yet(self.objective)
+        state = begun(self.objective, tensors)
+        return state | pull | self._scale(tensors) | none_yet(self.objective, state)
 
     def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         """((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""

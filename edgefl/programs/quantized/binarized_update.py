@@ -77,7 +77,7 @@ class Binarized:
 
     def mean_sizes(self, m: Tensors, held: Tensors) -> Tensor:
         """||m||_1 / d of each group, [groups], over the entries that the tier holds."""
-        counts = {name: self._count(name, held) for name in self.parts.coded}
+        counts = {name: self._count(name, held, m[name].dtype) for name in self.parts.coded}
         return self._norms(m) / self.groups.sums(counts).clamp(min=1.0)
 
     def step_sizes(self, tensors: Tensors) -> Tensor:
@@ -94,10 +94,10 @@ class Binarized:
     def _norms(self, m: Tensors) -> Tensor:
         return self.groups.sums({name: m[name].abs().sum() for name in self.parts.coded})
 
-    def _count(self, name: str, held: Tensors) -> Tensor:
+    def _count(self, name: str, held: Tensors, dtype: torch.dtype) -> Tensor:
         if name in held:
-            return held[name].sum().to(torch.float32)
-        return torch.full((), float(self.entries[name]))
+            return held[name].sum().to(dtype)
+        return torch.full((), float(self.entries[name]), dtype=dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, batch_ports, evaluate
+from edgefl.objective.parts import SCALAR, batch_ports, dtype_of, evaluate
 from edgefl.programs.quantized.binarized_update import Binarized, Upload, UploadMode
 from edgefl.wire.errors import ModelError
 
@@ -151,7 +151,8 @@ class _Training:
         if self.momentum:
             state |= prefixed("state.momentum", zeros)
         scalars = self.update.size_state | (self.update.sent_ports if self.keeps_draw else {})
-        return state | {name: spec.zeros() for name, spec in scalars.items()}
+        dtype = dtype_of(objective, state)
+        return state | {name: spec.zeros(dtype) for name, spec in scalars.items()}
 
     @property
     def ports(self) -> dict[str, TensorSpec]:
@@ -171,7 +172,9 @@ class _Training:
         if self.update.learned:
             held = self.update.objective.carrier.held(select(tensors, "state.gate"))
             state["state.scale"] = self.update.mean_sizes(select(state, "state.change"), held)
-            state |= {"metric.alpha_growth": torch.ones(()), "metric.clamped": torch.zeros(())}
+            dtype = dtype_of(self.update.objective, tensors)
+            state["metric.alpha_growth"] = torch.ones((), dtype=dtype)
+            state["metric.clamped"] = torch.zeros((), dtype=dtype)
         return state
 
     @property
