@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from edgefl.contract.program import Function
 from edgefl.wire.errors import ExportError
 from exporters.capture.locate import locate
+from exporters.capture.nodes import schema_arguments
 
 # A tensor found in the closure of a function is a constant only while it is clearly no weight.
 MAX_CONSTANT_ELEMENTS = 4096
@@ -47,7 +48,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
 
 def _is_told_not_to(node: fx.Node) -> bool:
     """Whether an op that draws in training only runs in inference."""
-    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)) | node.kwargs
+    given = dict(zip((a.name for a in schema_arguments(node)), node.args, strict=False)) | node.kwargs
     return given.get("training", given.get("train")) is False
 
 
@@ -90,7 +91,7 @@ def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
             if not all(_is_only_written(item, writes) for item in same):
                 raise ExportError(
                     f"function {function.name!r} changes a tensor that is not among its inputs ({node.target}, shape "
-                    f"{tuple(getattr(module, constant.target).shape)}) and reads it; make it an input and return the "
+                    f"{tuple(getattr(module, str(constant.target)).shape)}) and reads it; make it an input and return the "
                     "new value",
                     function=function.name,
                 )

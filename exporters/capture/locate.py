@@ -120,8 +120,8 @@ def _bare(op: str) -> str:
 def _decomposes_into(op: str) -> Wanted:
     """An op that our rules or PyTorch's rewrite into ``op``, among others; each op is tried once."""
     decided: dict[object, bool] = {}
-    rules = {**torch._decomp.decomposition_table, **core_table()}
-    rules = {func: rule for func, rule in rules.items() if str(func) != op}
+    known = [*torch._decomp.decomposition_table.items(), *core_table().items()]
+    rules: dict[Any, Callable[..., object]] = {func: rule for func, rule in known if str(func) != op}
 
     def wanted(func: Any, args: Any, kwargs: Any) -> bool:
         if func not in decided:
@@ -145,7 +145,7 @@ class _Watch(TorchDispatchMode):
     """Runs ops and remembers where the first one comes from that is ``wanted`` or whose result is ``made``."""
 
     def __init__(self, wanted: Wanted = _nothing, made: Callable[[object], bool] = _nothing) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.place = Place()
         self._wanted = wanted
         self._made = made

@@ -34,8 +34,9 @@ from edgefl.contract.program import INPUT_ROLES, OUTPUT_ROLES, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
-from exporters.capture.cached_tables import changed
 from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
+from exporters.capture.nodes import copy_of, fake_value, results
+from exporters.capture.patches import patched
 from exporters.decompositions import HIDDEN_MUTATIONS, core_table
 
 _aten = torch.ops.aten
@@ -90,7 +91,7 @@ def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]
         return tuple(result.values())
 
     arguments = tuple(example.values())
-    with changed(), plain_attention():
+    with patched(), plain_attention():
         joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
     check_ops(function, joint)
     drop_outside_writes(function, joint)
@@ -124,12 +125,10 @@ def exported_program(captured: Captured) -> ExportedProgram:
     Built directly rather than by ``torch.export.export``, which would trace the graph once more. Every output is
     a USER_OUTPUT: exporters drop gradients and losses that carry any other kind, without a word.
     """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(captured.module.graph, mapping := {}))
+    graph, _ = copy_of(captured.module.graph)
     constants = _constants_to_placeholders(graph, captured.module)
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    results = [mapping[node] for node in captured.module.graph.output_node().args[0]]
-    graph.output_node().args = (tuple(results),)
+    outputs = results(graph)
     signature = ExportGraphSignature(
         input_specs=[
             InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), constants[node.name])
@@ -138,7 +137,7 @@ def exported_program(captured: Captured) -> ExportedProgram:
             for node in nodes
         ],
         output_specs=[
-            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in results
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs
         ],
     )
     values = {target: getattr(captured.module, target) for target in constants.values()}
@@ -148,7 +147,7 @@ def exported_program(captured: Captured) -> ExportedProgram:
         graph_signature=signature,
         state_dict={},
         range_constraints={},
-        module_call_graph=[_call_entry(signature, len(captured.inputs), len(results))],
+        module_call_graph=[_call_entry(signature, len(captured.inputs), len(outputs))],
         constants=values,
     )
 
@@ -235,21 +234,21 @@ def _separate_outputs(module: fx.GraphModule) -> None:
     """Give an output that is an input, a constant or another output a copy of its own."""
     graph = module.graph
     output = graph.output_node()
-    results: list[fx.Node] = []
-    for node in output.args[0]:
-        if node.op == "call_function" and node not in results:
-            results.append(node)
+    separate: list[fx.Node] = []
+    for node in results(graph):
+        if node.op == "call_function" and node not in separate:
+            separate.append(node)
             continue
         with graph.inserting_before(output):
             copy = graph.call_function(_aten.clone.default, (node,))
         copy.meta["val"] = node.meta["val"]
-        results.append(copy)
-    output.args = (tuple(results),)
+        separate.append(copy)
+    output.args = (tuple(separate),)
 
 
 def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
     """Whether a copy may be dropped: one that makes its input contiguous is needed by a following view."""
-    return bool(copy.meta["val"].stride() == source.meta["val"].stride())
+    return fake_value(copy).stride() == fake_value(source).stride()
 
 
 def _drop_unused_inputs(module: fx.GraphModule, names: tuple[str, ...]) -> tuple[str, ...]:

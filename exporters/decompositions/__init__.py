@@ -7,10 +7,8 @@ holds the formula. Ops without a rule here follow PyTorch's own decomposition to
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
-from torch._ops import OpOverload
 
 from exporters.decompositions import (
     activation,
@@ -27,8 +25,9 @@ from exporters.decompositions import (
     strided,
     views,
 )
+from exporters.decompositions.rule import Rules
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     **activation.RULES,
     **convolution.RULES,
     **indexing.RULES,
@@ -45,15 +44,15 @@ RULES: dict[OpOverload, Callable[..., object]] = {
 }
 
 # Ops whose schema hides that they write to an argument: rewritten first, or the write is lost.
-HIDDEN_MUTATIONS: dict[OpOverload, Callable[..., object]] = normalization.HIDDEN_MUTATIONS
+HIDDEN_MUTATIONS: Rules = normalization.HIDDEN_MUTATIONS
 
 
-def core_table() -> dict[OpOverload, Callable[..., object]]:
+def core_table() -> Rules:
     """The table of the second pass: PyTorch's core decompositions, ours in front."""
     return {**_of_pytorch(), **RULES}
 
 
 @functools.cache
-def _of_pytorch() -> dict[OpOverload, Callable[..., object]]:
+def _of_pytorch() -> Rules:
     """Collected once, which takes longer than to trace a layer; ops registered later decompose by themselves."""
     return dict(torch.export.default_decompositions())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import Rules
+
 _aten = torch.ops.aten
 
 
@@ -37,7 +39,7 @@ def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx:
     return torch.cat([dgrad * s + grad * slope * db, bent], dim)
 
 
-RULES = {
+RULES: Rules = {
     _aten.glu_jvp.default: glu_jvp,
     _aten.glu_backward_jvp.default: glu_backward_jvp,
     _aten.threshold_backward.default: threshold_backward,

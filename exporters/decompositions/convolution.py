@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions import depthwise
+from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
 
@@ -47,13 +48,13 @@ def convolution(
     rank = w.dim() - 2
     stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
     if transposed or x.dim() != w.dim():
-        return NotImplemented
+        return DECLINED
     outputs = [
         (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1
         for i in range(rank)
     ]
     if not depthwise.fits(x, w, outputs, groups):
-        return NotImplemented
+        return DECLINED
     planes = _planes(x.shape, outputs, w.shape, stride, padding, dilation)
     y = depthwise.forward(x, w, planes)
     return y if bias is None else y + bias.view(-1, *[1] * rank)
@@ -122,7 +123,9 @@ def _input_gradient_of_transposed(
     groups: int,
 ) -> Tensor:
     """Adjoint of the transposed convolution: the convolution with the same kernel."""
-    found = _aten.convolution(grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
+    found: Tensor = _aten.convolution(
+        grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups
+    )
     for axis, size in enumerate(x.shape[2:], 2):  # with an output padding it may reach further than the input
         found = found.narrow(axis, 0, size) if found.shape[axis] > size else found
     return found
@@ -146,12 +149,16 @@ def _input_gradient(
     if plain and not large:
         flipped = _flip_and_swap(w, groups)
         rest = [r - p for r, p in zip(reach, padding, strict=True)]
-        return _aten.convolution(grad, flipped, None, stride, rest, dilation, False, zeros, groups)
+        by_flipped: Tensor = _aten.convolution(
+            grad, flipped, None, stride, rest, dilation, False, zeros, groups
+        )
+        return by_flipped
     extra = [
         x.shape[2 + i] - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach[i] + 1)
         for i in range(len(stride))
     ]
-    return _aten.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
+    transposed: Tensor = _aten.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
+    return transposed
 
 
 def _flip_and_swap(w: Tensor, groups: int) -> Tensor:
@@ -279,7 +286,7 @@ def _by_correlation(
     images = x.view(batch, groups, per_group, *x.shape[2:]).permute(2, 1, 0, *range(3, x.dim() + 1))
     images = images.reshape(per_group, groups * batch, *x.shape[2:])
     zeros = [0] * len(stride)
-    found = _aten.convolution(images, kernels, None, dilation, padding, stride, False, zeros, groups)
+    found: Tensor = _aten.convolution(images, kernels, None, dilation, padding, stride, False, zeros, groups)
     for axis, size in enumerate(shape[2:], start=2):
         found = found.narrow(axis, 0, size)  # a stride that does not divide the input leaves extra offsets
     return found.transpose(0, 1).reshape(out, *shape[1:])
@@ -291,7 +298,8 @@ def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
         return x
     behind = x.dim() - first_axis - len(padding)
     pads = [0, 0] * behind + [amount for pad in reversed(padding) for amount in (pad, pad)]
-    return _aten.constant_pad_nd(x, pads, 0.0)
+    padded: Tensor = _aten.constant_pad_nd(x, pads, 0.0)
+    return padded
 
 
 def _window(
@@ -312,9 +320,12 @@ def _window(
     return padded
 
 
-def per_axis(values: list[int], rank: int) -> list[int]:
+def per_axis(values: Sequence[int], rank: int) -> list[int]:
     """One value per axis; the trace gives a single one for all alike."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
-RULES = {_aten.convolution.default: convolution, _aten.convolution_backward.default: convolution_backward}
+RULES: Rules = {
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import DECLINED, Rules
+
 _aten = torch.ops.aten
 
 # Up to this many rows a matrix product adds faster than a scatter.
@@ -19,7 +21,7 @@ PRODUCT_ROWS = 128
 def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """x[indices], None standing for a whole axis: rows picked from a table, see :func:`_table`."""
     if any(index is not None and index.dtype == torch.bool for index in indices):
-        return NotImplemented
+        return DECLINED
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if len(given) == 1:
@@ -36,12 +38,13 @@ def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulat
     """x with ``values`` added (or written) at x[indices]; None stands for a whole axis."""
     given = [index for index in indices if index is not None]
     if any(index.dtype == torch.bool for index in given):
-        return NotImplemented
+        return DECLINED
     if not accumulate:
         if not any(index.dtype == torch.int32 for index in given):
-            return NotImplemented
+            return DECLINED
         wide = [index if index is None else index.long() for index in indices]  # ONNX scatters by int64 only
-        return _aten.index_put(x, wide, values)
+        written: Tensor = _aten.index_put(x, wide, values)
+        return written
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     table, rest, order = _table(x, axes)
     row = _row(given, [x.shape[axis] for axis in axes])
@@ -104,7 +107,7 @@ def scatter_reduce(
 ) -> Tensor:
     """Means, which ONNX lacks: sums divided by counts. x[p] takes part if ``include_self``, or if nothing meets p."""
     if reduce != "mean":
-        return NotImplemented
+        return DECLINED
     met = torch.zeros(x.shape, dtype=x.dtype).scatter_add(dim, index, torch.ones(index.shape, dtype=x.dtype))
     if include_self:
         return x.scatter_add(dim, index, source) / (met + 1.0)
@@ -134,9 +137,9 @@ def slice_backward(grad: Tensor, sizes: list[int], dim: int, start: int, end: in
     start, stop, step = slice(start, end, step).indices(sizes[dim])
     if step > 1:
         return slice_scatter(torch.zeros(sizes, dtype=grad.dtype), grad, dim, start, stop, step)
-    return _aten.constant_pad_nd(
-        grad, _pads(len(sizes), dim, start, sizes[dim] - start - grad.shape[dim]), 0.0
-    )
+    pads = _pads(len(sizes), dim, start, sizes[dim] - start - grad.shape[dim])
+    padded: Tensor = _aten.constant_pad_nd(grad, pads, 0.0)
+    return padded
 
 
 def select_backward(grad: Tensor, sizes: list[int], dim: int, index: int) -> Tensor:
@@ -188,7 +191,7 @@ def _inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-RULES = {
+RULES: Rules = {
     _aten.embedding_dense_backward.default: embedding_backward,
     _aten.index_add.default: index_add,
     _aten.index.Tensor: index,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import Rules
+
 _aten = torch.ops.aten
 
 
@@ -44,7 +46,7 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     return split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)], dim)
 
 
-RULES = {
+RULES: Rules = {
     _aten.copy.default: copy,
     _aten.fill.Scalar: fill,
     _aten.split.Tensor: split,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import Rules
+
 _aten = torch.ops.aten
 _NONE, _MEAN = 0, 1
 
@@ -65,7 +67,7 @@ def _chosen(
     return counts, place, share
 
 
-RULES = {
+RULES: Rules = {
     _aten._log_softmax_backward_data.default: log_softmax_backward,
     _aten._softmax_backward_data.default: softmax_backward,
     _aten.nll_loss_forward.default: nll_loss_forward,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import Rules
+
 _aten = torch.ops.aten
 
 
@@ -98,6 +100,6 @@ def _channels(value: Tensor, like: Tensor) -> Tensor:
     return value.view(-1, *([1] * (like.dim() - 2)))
 
 
-HIDDEN_MUTATIONS = {_aten.native_batch_norm.default: native_batch_norm}
+HIDDEN_MUTATIONS: Rules = {_aten.native_batch_norm.default: native_batch_norm}
 
-RULES = {_aten.native_batch_norm_backward.default: native_batch_norm_backward}
+RULES: Rules = {_aten.native_batch_norm_backward.default: native_batch_norm_backward}

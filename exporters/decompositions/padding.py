@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import DECLINED, Rules
+
 _aten = torch.ops.aten
 
 
@@ -27,7 +29,7 @@ def _each_axis(
     grad: Tensor, x: Tensor, padding: list[int], fold: Callable[[Tensor, int, int, int, int], Tensor]
 ) -> Tensor:
     if min(padding) < 0:
-        return NotImplemented
+        return DECLINED
     for index in range(len(padding) // 2):
         left, right = padding[2 * index : 2 * index + 2]
         axis = grad.dim() - 1 - index
@@ -59,10 +61,10 @@ def _fold_mirror(grad: Tensor, axis: int, size: int, left: int, right: int) -> T
 
 def _kept(x: Tensor, padding: list[int]) -> Tensor:
     """No rule: the op has an ONNX form of its own, better than PyTorch's decomposition."""
-    return NotImplemented
+    return DECLINED
 
 
-RULES = {
+RULES: Rules = {
     _aten.reflection_pad1d.default: _kept,
     _aten.reflection_pad2d.default: _kept,
     _aten.reflection_pad3d.default: _kept,

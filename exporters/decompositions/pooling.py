@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.rule import DECLINED, Rules
 from exporters.decompositions.separable import along, column, windows
 
 _aten = torch.ops.aten
@@ -31,7 +32,7 @@ def max_pool2d(
     sizes = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
     ends = [end_padding(*axis, ceil_mode) for axis in sizes]
     if all(end < k for end, k in zip(ends, kernel, strict=True)):
-        return NotImplemented
+        return DECLINED
     below, right = (end - begin for end, begin in zip(ends, padding, strict=True))
     padded = _aten.constant_pad_nd(x, [0, max(right, 0), 0, max(below, 0)], -math.inf)
     values, place = _aten.max_pool2d_with_indices(padded, kernel, stride, padding, dilation)
@@ -70,7 +71,8 @@ def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tens
     height, width = x.shape[-2:]
     if height % output_size[0] == 0 and width % output_size[1] == 0:
         kernel = [height // output_size[0], width // output_size[1]]
-        return _aten.max_pool2d_with_indices(x, kernel, kernel)
+        pooled_evenly: tuple[Tensor, Tensor] = _aten.max_pool2d_with_indices(x, kernel, kernel)
+        return pooled_evenly
     spans = [_adaptive_windows(x.shape[i - 2], output_size[i]) for i in range(2)]
     tall, wide = (max(stop - start for start, stop in axis) for axis in spans)
     rows, columns = (
@@ -102,10 +104,11 @@ def avg_pool2d(
     """y = A_H x A_W^T / count with 0/1 window matrices, where ONNX cannot say it: a divisor of one's own, or
     windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
     if not divisor and not ceil_mode:
-        return NotImplemented
-    moves = (per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0]))
-    axes = zip(x.shape[-2:], *moves, strict=True)
-    size = torch.Size(pooled(*axis, 1, ceil_mode) for axis in axes)
+        return DECLINED
+    axes = zip(
+        x.shape[-2:], *(per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0])), strict=True
+    )
+    size = torch.Size(pooled(length, k, s, p, 1, ceil_mode) for length, k, s, p in axes)
     rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
     return _sandwich(rows, x, columns.t()) * scale
 
@@ -205,7 +208,7 @@ def _adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
     return windows(spans, size, like.dtype) / lengths
 
 
-RULES = {
+RULES: Rules = {
     _aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
     _aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
     _aten.avg_pool2d.default: avg_pool2d,

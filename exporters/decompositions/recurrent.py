@@ -137,7 +137,8 @@ def _turned(x: Value) -> Value:
 
 
 def _column(bias: Value) -> Value:
-    return op.Unsqueeze(bias, op.Constant(value_ints=[1]))
+    axis: Value = op.Constant(value_ints=[1])
+    return op.Unsqueeze(bias, axis)
 
 
 def _present(d_states: Value | None) -> Values:

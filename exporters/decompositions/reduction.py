@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import DECLINED, Rules
+
 _aten = torch.ops.aten
 
 
@@ -32,14 +34,14 @@ def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(x: Tensor, *arguments: Any, **options: Any) -> Any:
         if x.dtype != torch.bool:
-            return NotImplemented
+            return DECLINED
         found = op(x.to(torch.int32), *arguments, **options)
         return found.bool() if isinstance(found, Tensor) else (found[0].bool(), found[1])
 
     return rule
 
 
-RULES = {
+RULES: Rules = {
     _aten.var_mean.correction: var_mean,
     **{op: of_booleans(op) for op in (_aten.amax.default, _aten.amin.default, _aten.max.dim, _aten.min.dim)},
 }

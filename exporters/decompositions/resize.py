@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import DECLINED, Rules
 from exporters.decompositions.separable import along, taps
 
 _aten = torch.ops.aten
@@ -114,7 +115,7 @@ def _forward(
     """A_H x A_W^T, contiguous, where the steps are others than the sizes tell; otherwise the op stays."""
     axes = list(zip(x.shape[2:], output_size, steps, strict=True))
     if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
-        return NotImplemented
+        return DECLINED
     return _product(x, output_size, steps, row)
 
 
@@ -200,7 +201,7 @@ def _cubic(d: float) -> float:
     return ((d - 5) * d + 8) * d * CUBIC - 4 * CUBIC
 
 
-RULES = {
+RULES: Rules = {
     _aten.upsample_nearest1d.default: nearest,
     _aten.upsample_nearest2d.default: nearest,
     _aten.upsample_nearest3d.default: nearest,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.indexing import slice_scatter
+from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
 
@@ -48,7 +49,7 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
     """Entries of contiguous x at flat positions offset + sum_i k_i stride_i; slices where that says the same."""
     start = _start(x, size, stride, offset)
     if start is None:
-        return NotImplemented
+        return DECLINED
     cuts = _cuts(x, size, stride, start)
     if cuts is None:
         return x.reshape(-1).index_select(0, _flat(size, stride, start)).view(size)
@@ -63,7 +64,7 @@ def as_strided_scatter(
     """Contiguous x with what :func:`as_strided` reads replaced by ``source``."""
     start = _start(x, size, stride, offset)
     if start is None:
-        return NotImplemented
+        return DECLINED
     cuts = _cuts(x, size, stride, start)
     if cuts is None:
         return x.reshape(-1).scatter(0, _flat(size, stride, start), source.reshape(-1)).view(x.shape)
@@ -115,7 +116,7 @@ def _flat(size: list[int], stride: list[int], offset: int) -> Tensor:
     return places
 
 
-RULES = {
+RULES: Rules = {
     _aten.as_strided.default: as_strided,
     _aten.as_strided_scatter.default: as_strided_scatter,
     _aten.diagonal_backward.default: diagonal_backward,

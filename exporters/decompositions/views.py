@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exporters.decompositions.rule import DECLINED, Rules
+
 _aten = torch.ops.aten
 
 
@@ -14,7 +16,7 @@ def view(x: Tensor, size: list[int]) -> Tensor:
     A rule may give its result other strides than the op had (a channels-last convolution becomes matrix products),
     and a view that was recorded behind it then fits no more. ONNX knows no strides, so the copy costs nothing there.
     """
-    return NotImplemented if x.is_contiguous() else x.contiguous().view(size)
+    return DECLINED if x.is_contiguous() else x.contiguous().view(size)
 
 
-RULES = {_aten.view.default: view}
+RULES: Rules = {_aten.view.default: view}

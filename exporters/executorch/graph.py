@@ -7,6 +7,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from exporters.capture.nodes import copy_of, fake_value, node_argument, results
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.executorch.rules.kernels import FORMS
@@ -43,10 +44,7 @@ FOLDED_BYTES = 1 << 16
 
 def lowered(captured: Captured) -> fx.GraphModule:
     """A copy of the captured graph with the forms above; every node has its fake value in ``meta["val"]``."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(captured.module.graph, mapping := {}))
-    results = [mapping[node] for node in captured.module.graph.output_node().args[0]]
-    graph.output_node().args = (tuple(results),)
+    graph, _ = copy_of(captured.module.graph)
     module = fx.GraphModule(captured.module, graph)
     _drop_copies(module.graph)
     _rewrite(module.graph)
@@ -57,16 +55,12 @@ def lowered(captured: Captured) -> fx.GraphModule:
     return module
 
 
-def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    return tuple(graph.output_node().args[0])  # type: ignore[arg-type]
-
-
 def _drop_copies(graph: fx.Graph) -> None:
     kept = set(results(graph))
     for node in list(graph.nodes):
         if node.op != "call_function" or not (node.target in SAME or _is_nothing(node)):
             continue
-        source = node.args[0]
+        source = node_argument(node, 0)
         if node in kept and (source in kept or source.op != "call_function"):
             continue  # an output has memory of its own
         if node in kept and any(user.target is operator.getitem for user in source.users):
@@ -81,7 +75,7 @@ def _is_nothing(node: fx.Node) -> bool:
     """A view, an expansion or a conversion to what it is already."""
     if node.target not in VIEWS and node.target not in (_aten.expand.default, _aten._to_copy.default):
         return False
-    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    before, after = fake_value(node.args[0]), fake_value(node)
     return before.shape == after.shape and before.dtype == after.dtype
 
 
@@ -125,7 +119,7 @@ def _fold(module: fx.GraphModule) -> None:
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         name = f"folded_{len(values)}"
-        values_here = node.target(*args, **kwargs).contiguous().clone()  # type: ignore[operator]
+        values_here = node.target(*args, **kwargs).contiguous().clone()
         module.register_buffer(name, values_here)
         with module.graph.inserting_before(node):
             new = module.graph.get_attr(name)

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import role_of
+from exporters.capture.nodes import fake_value, int_argument, ints_argument
 from exporters.capture.trace import Captured
 from exporters.memory.arena import Arena
 from exporters.memory.usage import PRODUCTS, has_many, rewritable, size, timeline, workspace
@@ -204,14 +205,14 @@ def _buffers(node: fx.Node) -> list[int]:
     """
     if node.target is not _aten.convolution.default:
         return [workspace(node) // 2] * 2 if workspace(node) else []
-    weight, stride, padding = node.args[1], node.args[3], node.args[4]
-    filters, depth, *window = weight.meta["val"].shape  # type: ignore[union-attr]
+    weight, stride, padding = node.args[1], ints_argument(node, 3), ints_argument(node, 4)
+    filters, depth, *window = fake_value(weight).shape
     if node.args[6]:  # transposed: its weight counts the channels of the input first
-        positions = math.prod(node.args[0].meta["val"].shape[2:])  # type: ignore[union-attr]
+        positions = math.prod(fake_value(node.args[0]).shape[2:])
         return [_FLOAT * depth * math.prod(window) * positions]
-    if {*window, *stride} == {1} and not any(padding):  # type: ignore[misc,arg-type]
+    if {*window, *stride} == {1} and not any(padding):
         return []
-    places, groups = math.prod(node.meta["val"].shape[2:]), int(node.args[8])  # type: ignore[call-overload]
+    places, groups = math.prod(node.meta["val"].shape[2:]), int_argument(node, 8)
     whole = places * depth * math.prod(window)
     return [_FLOAT * whole if filters // groups > places else _CONVOLUTION_SLICE]
 

@@ -235,7 +235,7 @@ def flops(node: fx.Node) -> float:
     def shaped(item: Any) -> Any:
         return item.meta["val"] if isinstance(item, fx.Node) else item
 
-    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), shaped)  # type: ignore[misc]
+    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), shaped)
     return float(count(*args, **kwargs, out_val=node.meta["val"]))
 
 

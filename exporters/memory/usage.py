@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
+from exporters.capture.nodes import node_argument, results
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 
@@ -78,7 +79,7 @@ def timeline(module: fx.GraphModule) -> Timeline:
     owner: dict[fx.Node, fx.Node] = {}
     reads: dict[fx.Node, list[int]] = {}
     for index, node in enumerate(nodes):
-        owner[node] = owner[node.args[0]] if _shares(node) else node  # type: ignore[index]
+        owner[node] = owner[node_argument(node, 0)] if _shares(node) else node
         reads[node] = []
         for value in node.all_input_nodes:
             reads[owner[value]].append(index)
@@ -113,10 +114,9 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
     that does not read the old value. And what onnxruntime may fuse with the last node, so that one kernel reads the old
     value and writes the new one, goes entry by entry.
     """
-    [result] = [node for node in captured.module.graph.nodes if node.op == "output"]
     nodes = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
     given = dict(zip(captured.inputs, nodes, strict=True))
-    made: dict[str, fx.Node] = dict(zip(captured.outputs, result.args[0], strict=True))  # type: ignore[arg-type]
+    made = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
     both = [name for name in given if role_of(name) == "state" and name in made]
     return tuple(
         name

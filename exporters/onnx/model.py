@@ -8,13 +8,9 @@ optimizer of torch.onnx stays off, because it folds and renames; the few clean-u
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import logging
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
@@ -23,30 +19,17 @@ from onnx_ir.passes import PassManager
 from onnx_ir.passes import common as passes
 from torch.export import ExportedProgram
 
-try:
-    from torch.onnx._internal.exporter import _decomp
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-except ImportError:  # private, so they may move
-    _decomp = ONNXRegistry = None
-
 from edgefl.wire.errors import ExportError
-from exporters.capture.cached_tables import Change, changed
+from exporters.capture.patches import patched
 from exporters.capture.trace import Captured, exported_program
 from exporters.capture.unsupported import check_complex, check_floats, unsupported
+from exporters.onnx import op_tables
 from exporters.onnx.ops import OPSET, TRANSLATIONS
 from exporters.onnx.peephole import merge_chains
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
 REWRITTEN = ".next"
-
-# What torch.onnx works out again for each export; private, so each may move.
-_COLLECT = "create_onnx_friendly_decomposition_table"
-_OpSignature = getattr(getattr(ir, "schemas", None), "OpSignature", None)
-_collect = getattr(_decomp, _COLLECT, None)
-_from_torchlib = getattr(ONNXRegistry, "from_torchlib", None)
-_from_op_schema = getattr(_OpSignature, "from_op_schema", None)
-_signatures: dict[tuple[str, str, int], Any] = {}
 
 
 def to_onnx(captured: Captured) -> bytes:
@@ -80,10 +63,10 @@ def _translate(captured: Captured) -> ir.Model:
 
 def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
     if decomposed:
-        program.run_decompositions = lambda table=None: program  # type: ignore[method-assign]
+        program.run_decompositions = lambda table=None: program
     else:
         del program.run_decompositions
-    with changed(*_known(decomposed)), _quiet():
+    with patched(*op_tables.patches(decomposed)), _without_warnings():
         exported = torch.onnx.export(
             program,
             opset_version=OPSET,
@@ -96,7 +79,7 @@ def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _without_warnings() -> Iterator[None]:
     """torch.onnx warns about every missing package and node annotation; none of it concerns the user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -107,41 +90,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _known(decomposed: bool) -> Iterator[Change]:
-    """torch.onnx reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's
-    time. A graph of core ops needs none of the decompositions that it collects, and no op that came with a later import.
-    """
-    yield Change(_OpSignature, "from_op_schema", staticmethod(_signature))
-    if decomposed:
-        yield Change(ONNXRegistry, "from_torchlib", staticmethod(_registry))
-        yield Change(_decomp, _COLLECT, _no_decompositions(threading.get_ident()))
-
-
-def _no_decompositions(thread: int) -> Callable[[object], object]:
-    """For the thread that exports; what else runs in this process collects its own."""
-    return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
-
-
-def _registry(**options: int) -> Any:
-    """A registry for one export, which adds translations to it."""
-    known = _torchlib(**options)
-    own = copy.copy(known)
-    own.functions = {op: list(functions) for op, functions in known.functions.items()}
-    return own
-
-
-@functools.cache
-def _torchlib(**options: int) -> Any:
-    return _from_torchlib(**options)
-
-
-def _signature(schema: onnx.defs.OpSchema) -> Any:
-    key = (schema.domain, schema.name, schema.since_version)
-    if key not in _signatures:
-        _signatures[key] = _from_op_schema(schema)
-    return _signatures[key]
 
 
 def _clean(model: ir.Model) -> None:
@@ -172,7 +120,7 @@ def _separate_outputs(graph: ir.Graph) -> None:
     for index, value in enumerate(graph.outputs):
         if value in seen or value in graph.inputs:
             copy = ir.node("Identity", [value])
-            copy.outputs[0].dtype, copy.outputs[0].shape = value.dtype, value.shape
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
             graph.append(copy)
             graph.outputs[index] = copy.outputs[0]
         seen.add(graph.outputs[index])

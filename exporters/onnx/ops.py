@@ -27,14 +27,14 @@ Value = Any  # a tensor of the graph under construction
 
 
 def _ints(values: Sequence[int]) -> Value:
-    return op.Constant(
-        value_ints=ir.AttrInt64s("value_ints", list(values))
-    )  # typed, as the list may be empty
+    attribute: Any = ir.AttrInt64s("value_ints", list(values))  # typed, as the list may be empty
+    return op.Constant(value_ints=attribute)
 
 
 def _scalar(like: Value, value: float) -> Value:
     """A number in the dtype of ``like``."""
-    return op.Constant(value=ir.tensor(value, dtype=like.dtype))
+    number: Any = ir.tensor(value, dtype=like.dtype)
+    return op.Constant(value=number)
 
 
 def _pads(x: Value, padding: Sequence[int]) -> list[int]:
@@ -121,7 +121,7 @@ def max_pool2d(
 
     Never in ceil mode, which runtimes take to let a window begin behind the input: padded to aten's size instead.
     """
-    kernel, padding, dilation = (per_axis(v, 2) for v in (kernel, padding, dilation))
+    kernel, padding, dilation = per_axis(kernel, 2), per_axis(padding, 2), per_axis(dilation, 2)
     stride = per_axis(stride, 2) if stride else kernel
     *planes, height, width = x.shape
     count, area = math.prod(planes), height * width
@@ -135,7 +135,8 @@ def max_pool2d(
     )
     if len(planes) == 1:
         out, place = op.Squeeze(out, _ints([0])), op.Squeeze(place, _ints([0]))
-    starts = op.Range(*(op.Constant(value_int=number) for number in (0, count * area, area)))
+    bounds: list[Value] = [op.Constant(value_int=number) for number in (0, count * area, area)]
+    starts: Value = op.Range(*bounds)
     return out, op.Sub(place, op.Reshape(starts, _ints([*planes, 1, 1])))
 
 

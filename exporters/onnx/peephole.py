@@ -60,7 +60,7 @@ def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     shape = ir.node("Add", [_constant(graph, node, sizes), delay])
     view = ir.node("Reshape", [before.inputs[0], shape.outputs[0]])
-    view.outputs[0].dtype, view.outputs[0].shape = result.dtype, result.shape
+    view.outputs[0].type, view.outputs[0].shape = result.type, result.shape
     graph.insert_before(node, [shape, view])
     result.replace_all_uses_with(view.outputs[0], replace_graph_outputs=True)
     graph.remove(node, safe=True)

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from torch import fx
+from torch import Tensor, fx
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.compression import packed
+from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
 from exporters.memory.recompute import flops
 from exporters.sources.attribution import Nodes, Op
@@ -153,8 +154,7 @@ def graph_nodes(captured: Captured, graph: fx.Graph) -> dict[str, Node]:
     ports = [node for node in graph.nodes if node.op == "placeholder"]
     names = {node: name for node, name in zip(ports, captured.inputs, strict=True)}
     ops = tuple(_graph_op(node, names) for node in graph.nodes if node.op == "call_function")
-    results = graph.output_node().args[0]
-    outputs = {port: node.name for port, node in zip(captured.outputs, results, strict=True)}
+    outputs = {port: node.name for port, node in zip(captured.outputs, results(graph), strict=True)}
     return Nodes(ops, outputs).attributed()
 
 
@@ -168,7 +168,7 @@ def _graph_op(node: fx.Node, names: Mapping[fx.Node, str]) -> Op:
         reads=tuple(names.get(each, each.name) for each in node.all_input_nodes),
         makes=(node.name,),
         macs=int(flops(node)) // 2,
-        nbytes=sum(value.nbytes for value in values if hasattr(value, "nbytes")),
+        nbytes=sum(value.nbytes for value in values if isinstance(value, Tensor)),
         elementwise=op in _ELEMENTWISE,
         moves=op in _MOVES,
     )

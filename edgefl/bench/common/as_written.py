@@ -119,7 +119,7 @@ def _batch_norm(old: BatchNorm) -> nn.Module:
 
 def _last_of_both(old: BiLstm) -> LastOfBoth:
     new = LastOfBoth(old.features, old.hidden, old.drop_in.rate)
-    state = {}
+    state: dict[str, Tensor] = {}
     for end, cell in zip(("", "_reverse"), old.directions, strict=True):
         state |= {f"weight_ih_l0{end}": cell.kernel, f"weight_hh_l0{end}": cell.recurrent}
         # Torch has two biases, which it adds.

@@ -21,7 +21,7 @@ Found = dict[str, dict[str, object]]
 
 def installed(names: list[str]) -> Found:
     """Sizes by package; PackageNotFoundError if one of ``names`` itself is not there."""
-    left_out = {canonicalize_name(name[1:]) for name in names if name.startswith("-")}
+    left_out = {str(canonicalize_name(name[1:])) for name in names if name.startswith("-")}
     found: Found = {}
     for name in names:
         if not name.startswith("-"):

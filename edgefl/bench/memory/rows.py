@@ -107,7 +107,7 @@ def _row(what: tuple[str, str, int, str], runs: Sequence[_Round], over: int, sha
     seen, planned = [run.reports[tier] for run in runs], runs[0].planned.get(tier, 0)
 
     def median(key: str) -> float:
-        return statistics.median(item[key] for item in seen)
+        return float(statistics.median(item[key] for item in seen))
 
     return MemoryRow(
         engine=_NAMES[engine],

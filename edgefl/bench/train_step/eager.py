@@ -46,7 +46,7 @@ def stepper(
         x, y = next(data)
         sgd.zero_grad(set_to_none=True)
         value = loss(module(x), y)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         sgd.step()
         return float(value.detach())
 

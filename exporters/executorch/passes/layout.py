@@ -9,9 +9,19 @@ the edges of the graph, and where a product wants its left factor the other way 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, fx
+
+from exporters.capture.nodes import (
+    broadcast_shape,
+    fake_value,
+    int_argument,
+    ints_argument,
+    node_argument,
+    nodes_argument,
+)
 
 _aten = torch.ops.aten
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
@@ -87,7 +97,7 @@ def _merge(graph: fx.Graph, node: fx.Node) -> None:
 
 def _order(node: fx.Node) -> list[int]:
     rank = node.meta["val"].dim()
-    return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr, operator]
+    return [dim % rank for dim in ints_argument(node, 1)]
 
 
 def _turned(value: object) -> tuple[fx.Node, list[int]] | None:
@@ -148,10 +158,10 @@ def _broadcast(node: fx.Node) -> None:
     for arg in node.all_input_nodes:
         if arg.target is not _aten.expand.default:
             continue
-        before = arg.args[0].meta["val"]  # type: ignore[union-attr]
-        others = [read.meta["val"].shape for read in node.all_input_nodes if read is not arg]
-        if torch.broadcast_shapes(before.shape, *others) == node.meta["val"].shape:
-            node.replace_input_with(arg, arg.args[0])  # type: ignore[arg-type]
+        before = node_argument(arg, 0)
+        others = [fake_value(read) for read in node.all_input_nodes if read is not arg]
+        if broadcast_shape(fake_value(before), *others) == fake_value(node).shape:
+            node.replace_input_with(arg, before)
 
 
 def _turn(graph: fx.Graph, arg: fx.Node, dims: list[int]) -> fx.Node:
@@ -171,8 +181,8 @@ def _reduction(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     if (found := _channels_first(node.args[0])) is None or len(node.args) < 2 or node.args[1] is None:
         return None
     source, dims = found
-    axes = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
-    axes = [axis % len(dims) for axis in axes] or list(range(len(dims)))  # type: ignore[operator]
+    named = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
+    axes = [axis % len(dims) for axis in cast(Sequence[int], named)] or list(range(len(dims)))
     keep = len(node.args) > 2 and bool(node.args[2])
     given = [dims[axis] for axis in axes]
     first = given if isinstance(node.args[1], (list, tuple)) else given[0]
@@ -185,11 +195,11 @@ def _reduction(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _cat(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    parts = [_channels_first(part) for part in node.args[0]]  # type: ignore[union-attr]
+    parts = [_channels_first(part) for part in nodes_argument(node, 0)]
     if parts[0] is None or any(part is None or part[1] != parts[0][1] for part in parts):
         return None
     dims = parts[0][1]
-    axis = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[call-overload]
+    axis = int(int_argument(node, 1)) if len(node.args) > 1 else 0
     new = _call(graph, node.target, ([part[0] for part in parts if part], dims[axis % len(dims)]))  # type: ignore[arg-type]
     return _back(graph, new, dims)
 
@@ -198,7 +208,7 @@ def _slice(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     if (found := _channels_first(node.args[0])) is None:
         return None
     source, dims = found
-    axis = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[call-overload]
+    axis = int(int_argument(node, 1)) if len(node.args) > 1 else 0
     new = _call(graph, node.target, (source, dims[axis % len(dims)], *node.args[2:]))  # type: ignore[arg-type]
     return _back(graph, new, dims)
 
@@ -207,7 +217,7 @@ def _pad(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     if (found := _channels_first(node.args[0])) is None:
         return None
     source, dims = found
-    pads: list[int] = list(node.args[1])  # type: ignore[arg-type, assignment]
+    pads = list(ints_argument(node, 1))
     moved = [0, 0] * len(dims)
     for index in range(len(pads) // 2):
         place = 2 * (len(dims) - 1 - dims[len(dims) - 1 - index])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from exporters.capture.nodes import copy_of
 from exporters.capture.trace import Captured
 from exporters.executorch.passes.finite import VARIANCE
 from exporters.executorch.passes.layout import transpositions_moved
@@ -17,10 +18,7 @@ def rewritten(captured: Captured) -> Captured:
 
     Values count as contiguous whatever strides the trace gave them, as they are in ExecuTorch.
     """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(captured.module.graph, mapping := {}))
-    results = tuple(mapping[node] for node in captured.module.graph.output_node().args[0])
-    graph.output_node().args = (results,)
+    graph, _ = copy_of(captured.module.graph)
     for name, node in zip(captured.inputs, graph.find_nodes(op="placeholder"), strict=True):
         node.meta[VARIANCE] = name.endswith(".running_var")
     module = fx.GraphModule(captured.module, graph)

@@ -8,11 +8,13 @@ only what :mod:`.finite` knows to be finite is rewritten.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+from exporters.capture.nodes import broadcast_shape, fake_value, node_argument
 from exporters.executorch.passes.finite import LARGEST, Kind, guess_of, kinds_of
 from exporters.executorch.passes.origins import inputs_of, spread
 
@@ -52,7 +54,7 @@ class _Rewriter:
     def run(self) -> None:
         for node in list(self._graph.nodes):
             if node.target is _aten.where.self and _is_float(node) and self._is_step(node.args[0]):
-                self._rewrite(node, *node.args)  # type: ignore[arg-type]
+                self._rewrite(node, *(node_argument(node, place) for place in range(3)))
         self._graph.eliminate_dead_code()
 
     def _rewrite(self, node: fx.Node, condition: fx.Node, chosen: fx.Node, other: fx.Node) -> None:
@@ -64,10 +66,7 @@ class _Rewriter:
             return
         if not self._is_finite(kept) or self._may_guard(condition, kept):
             return
-        if (
-            torch.broadcast_shapes(*(value.meta["val"].shape for value in (condition, kept)))
-            != node.meta["val"].shape
-        ):
+        if broadcast_shape(fake_value(condition), fake_value(kept)) != fake_value(node).shape:
             return  # the zeros are what makes it larger
         with self._graph.inserting_before(node):
             new = self._product(kept, condition, negated)
@@ -88,7 +87,7 @@ class _Rewriter:
 
     def _mask(self, condition: fx.Node, negated: bool) -> fx.Node:
         """1.0 where the condition holds (or fails), else 0.0: the ceiling of a distance that is clamped to [0, 1]."""
-        sign, inverted = _COMPARISONS[condition.target]
+        sign, inverted = _COMPARISONS[cast(OpOverload, condition.target)]
         first, second = condition.args[:2] if sign > 0 else condition.args[1::-1]
         if second == 0:
             distance = first
@@ -132,7 +131,7 @@ class _Rewriter:
     def _is_zero(self, value: fx.Node) -> bool:
         if value.op == "get_attr":
             return not getattr(self._module, str(value.target)).any()
-        return value.target in _ZEROS and value.args[_ZEROS[value.target]] == 0
+        return value.target in _ZEROS and bool(value.args[_ZEROS[value.target]] == 0)
 
     def _is_finite(self, value: fx.Node) -> bool:
         return self._kinds[value] >= Kind.FINITE and _is_float(value)

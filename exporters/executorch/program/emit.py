@@ -13,7 +13,8 @@ from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
 from torch import Tensor, fx
 
-from exporters.executorch.graph import VIEWS, results
+from exporters.capture.nodes import results
+from exporters.executorch.graph import VIEWS
 from exporters.executorch.program.kernels import arguments_of, kernel_of, results_of
 from exporters.executorch.program.missing import LEAVING, TYPES
 from exporters.executorch.program.partition import Step
@@ -213,7 +214,7 @@ class _Writer:
             slot = self._aliases.get(key) if isinstance(key, fx.Node) else (key[0], max(key[1], LEFT))
             if slot in offsets:
                 offset = offsets[slot]
-                self.values[index].val.allocation_info = schema.AllocationDetails(  # type: ignore[union-attr]
+                self.values[index].val.allocation_info = schema.AllocationDetails(
                     memory_id=1, memory_offset_low=offset & 0xFFFFFFFF, memory_offset_high=offset >> 32
                 )
         return total

@@ -8,8 +8,9 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import role_of
+from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
-from exporters.executorch.graph import VIEWS, results
+from exporters.executorch.graph import VIEWS
 from exporters.executorch.program.partition import Step
 from exporters.memory.usage import is_pointwise
 

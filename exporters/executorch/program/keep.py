@@ -16,8 +16,9 @@ import networkx
 from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
+from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
-from exporters.executorch.graph import VIEWS, results
+from exporters.executorch.graph import VIEWS
 from exporters.executorch.xnnpack.region import costs, supported
 
 HELD = "edgefl_after"

@@ -5,12 +5,10 @@ They stand in front of those for ONNX (:mod:`exporters.decompositions`), which h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch._ops import OpOverload
 
 from exporters.decompositions import core_table
+from exporters.decompositions.rule import Rules
 from exporters.executorch.rules import (
     activation,
     convolution,
@@ -28,7 +26,7 @@ _aten = torch.ops.aten
 # Products: XNNPACK takes a right factor that is transposed as it is.
 _AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     **activation.RULES,
     **convolution.RULES,
     **indexing.RULES,
@@ -42,7 +40,7 @@ RULES: dict[OpOverload, Callable[..., object]] = {
 }
 
 
-def table() -> dict[OpOverload, Callable[..., object]]:
+def table() -> Rules:
     """The table of the second pass of :func:`exporters.capture.trace.capture` for ExecuTorch."""
     kept = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
     return {**kept, **RULES}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
 # Below this, and not at minus infinity, no logit is.
@@ -42,7 +42,8 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
     size = x.abs().clamp_min(TINY)
     below = (_aten.gelu(size) / size - 0.5) * (x / size) + 0.5
     density = (x * x * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))
-    return grad * (below + x * density)
+    gradient: Tensor = grad * (below + x * density)
+    return gradient
 
 
 def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -56,11 +57,12 @@ def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax, and 0 at minus infinity also where a whole row is: torch's softmax with a mask."""
     if dtype not in (None, torch.float32) or x.dtype != torch.float32:
-        return NotImplemented
-    return _aten._softmax(x.clamp_min(LOWEST), dim, False) * (x - LOWEST).clamp(0.0, 1.0)
+        return DECLINED
+    shares: Tensor = _aten._softmax(x.clamp_min(LOWEST), dim, False)
+    return shares * (x - LOWEST).clamp(0.0, 1.0)
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten._safe_softmax.default: safe_softmax,
     _aten.gelu_backward.default: gelu_backward,
     _aten.hardtanh_backward.default: hardtanh_backward,

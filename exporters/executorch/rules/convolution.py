@@ -6,14 +6,12 @@ two-dimensional with one row. Transposed ones are input gradients. What is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from exporters.decompositions import convolution as plain
 from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.rule import Rules
 from exporters.executorch.rules import dense, depthwise, thin
 from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import join
@@ -149,7 +147,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: Moves, g
     return join([dense.weight_gradient(*pair, kernel, moves) for pair in pairs], 0)
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
 }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from exporters.decompositions import indexing as plain
+from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
 
@@ -25,4 +23,4 @@ def _from_the_start(places: Tensor | None, size: int) -> Tensor | None:
     return torch.where(wide < 0, wide + size, wide)
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {_aten.index.Tensor: index}
+RULES: Rules = {_aten.index.Tensor: index}

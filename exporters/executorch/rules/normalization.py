@@ -6,11 +6,12 @@ The formulas are those of :mod:`exporters.decompositions.normalization`, with im
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
 
@@ -145,7 +146,7 @@ def layer_norm_backward(
     return dx, dw, db
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten._native_batch_norm_legit.no_stats: batch_statistics_norm,
     _aten._native_batch_norm_legit_no_training.default: frozen_norm,
     _aten.native_batch_norm_backward.default: batch_norm_backward,

@@ -6,14 +6,14 @@ A maximum's gradient goes to the first entry of the window that equals it, as in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from exporters.decompositions import pooling as plain
 from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.rule import Rules
 from exporters.executorch.rules.activation import step
 from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import place, taps, total
@@ -151,7 +151,7 @@ def _maximum(parts: list[list[Tensor]]) -> Tensor:
     return first
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten.avg_pool2d.default: avg_pool2d,
     _aten.avg_pool2d_backward.default: avg_pool2d_backward,
     _aten.max_pool2d_with_indices.default: max_pool2d,

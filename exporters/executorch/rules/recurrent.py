@@ -6,14 +6,14 @@ The formulas are those of the operators. The graph grows with the sequence: :dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 import edgefl.models.layers.cells  # noqa: F401 - registers the operators
 from edgefl.wire.errors import ExportError
+from exporters.decompositions.rule import Rules
 
 STEPS = 512
 """Longest sequence that is written out. A step of an LSTM, forward and back, is some 45 nodes of the graph, and 128 of them
@@ -28,7 +28,7 @@ def lstm(
     h, c = h.t(), c.t()
     rows: list[tuple[Tensor, ...]] = []
     for t in _order("LSTM", x, reverse):
-        p_i, p_f, p_g, p_o = (projected[t] + recurrent @ h).split(hidden)
+        p_i, p_f, p_g, p_o = torch.split(projected[t] + recurrent @ h, hidden)
         i, f, g, o = torch.sigmoid(p_i), torch.sigmoid(p_f), torch.tanh(p_g), torch.sigmoid(p_o)
         before, c = c, f * c + i * g
         squashed = torch.tanh(c)
@@ -80,8 +80,8 @@ def gru(
     h, column = h.t(), inner.unsqueeze(1)
     rows: list[tuple[Tensor, ...]] = []
     for t in _order("GRU", x, reverse):
-        a_r, a_z, a_n = projected[t].split(hidden)
-        p_r, p_z, p_n = (recurrent @ h + column).split(hidden)
+        a_r, a_z, a_n = torch.split(projected[t], hidden)
+        p_r, p_z, p_n = torch.split(recurrent @ h + column, hidden)
         r, z = torch.sigmoid(a_r + p_r), torch.sigmoid(a_z + p_z)
         n = torch.tanh(a_n + r * p_n)
         away = h - n
@@ -155,7 +155,7 @@ def _turned(sequence: Tensor) -> Tensor:
 
 _ops = torch.ops.edgefl
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _ops.lstm_cells.default: lstm,
     _ops.lstm_cells_backward.default: lstm_backward,
     _ops.gru_cells.default: gru,

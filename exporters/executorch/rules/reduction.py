@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
 
@@ -22,7 +23,7 @@ def vector_norm(
 ) -> Tensor:
     """(sum |x|^p)^(1/p) over ``dim``, all axes if none are given; the largest or smallest |x| for p = inf or -inf."""
     if dtype not in (None, x.dtype):
-        return NotImplemented
+        return DECLINED
     axes = list(range(x.dim())) if dim is None else list(dim)
     if order == 2:
         return (x * x).sum(axes, keepdim).sqrt()
@@ -41,7 +42,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is None and not x.is_floating_point():
         x = x.to(torch.int64)
     if dtype not in (None, x.dtype) or not x.dim():
-        return NotImplemented
+        return DECLINED
     length, shift = x.shape[dim], 1
     while shift < length:
         head = x.narrow(dim, 0, shift)
@@ -50,7 +51,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return x
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten.cumprod.default: cumprod,
     _aten.linalg_vector_norm.default: vector_norm,
 }

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch._ops import OpOverload
 
 from exporters.decompositions.resize import cubic_product, linear_product
+from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten.upsample_linear1d.default: linear_product,
     _aten.upsample_bilinear2d.default: linear_product,
     _aten.upsample_trilinear3d.default: linear_product,

@@ -18,7 +18,8 @@ def pad(x: Tensor, axis: int, before: int, behind: int) -> Tensor:
     before, behind = max(before, 0), max(behind, 0)
     if not before and not behind:
         return x
-    return _aten.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - axis) + [before, behind], 0.0)
+    padded: Tensor = _aten.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - axis) + [before, behind], 0.0)
+    return padded
 
 
 def cut(x: Tensor, axis: int, start: int, stop: int) -> Tensor:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from exporters.decompositions import strided as plain
+from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
 
@@ -25,7 +23,7 @@ def as_strided_scatter(
     return plain.as_strided_scatter(x.contiguous(), source, size, stride, offset)
 
 
-RULES: dict[OpOverload, Callable[..., object]] = {
+RULES: Rules = {
     _aten.as_strided.default: as_strided,
     _aten.as_strided_scatter.default: as_strided_scatter,
 }

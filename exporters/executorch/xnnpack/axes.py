@@ -9,8 +9,10 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
-from exporters.executorch.xnnpack.builder import NONE, Builder, Value
+from exporters.capture.nodes import int_argument, ints_argument, nodes_argument
+from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.emitter import Emitter, argument, shape_of
+from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten
 
@@ -24,12 +26,13 @@ def _permute(builder: Builder, node: fx.Node) -> None:
 
 def _order(node: fx.Node, rank: int) -> list[int]:
     if node.target is _aten.permute.default:
-        return [axis % rank for axis in node.args[1]]  # type: ignore[union-attr]
+        return [axis % rank for axis in ints_argument(node, 1)]
     order = list(range(rank))
     if not rank:
         return order
-    first, second = (0, 1) if node.target is _aten.t.default else node.args[1:3]
-    order[first], order[second] = order[second], order[first]  # type: ignore[index]
+    swapped = (0, 1) if node.target is _aten.t.default else (int_argument(node, 1), int_argument(node, 2))
+    first, second = swapped
+    order[first], order[second] = order[second], order[first]
     return order
 
 
@@ -53,9 +56,9 @@ def _slice(builder: Builder, node: fx.Node) -> None:
 
 def _select(builder: Builder, node: fx.Node) -> None:
     shape = shape_of(node.args[0])
-    axis = node.args[1] % len(shape)  # type: ignore[operator]
+    axis = int_argument(node, 1) % len(shape)
     offsets = [0] * len(shape)
-    offsets[axis] = node.args[2] % shape[axis]  # type: ignore[operator]
+    offsets[axis] = int_argument(node, 2) % shape[axis]
     sizes = [1 if index == axis else size for index, size in enumerate(shape)]
     part = builder.value(sizes)
     builder.add(xnn.XNNStaticSlice(len(shape), offsets, sizes, builder.id(node.args[0]), part.id, 0))
@@ -64,7 +67,7 @@ def _select(builder: Builder, node: fx.Node) -> None:
 
 
 def _pad(builder: Builder, node: fx.Node) -> None:
-    rank, padding = len(shape_of(node)), list(node.args[1])  # type: ignore[arg-type]
+    rank, padding = len(shape_of(node)), list(ints_argument(node, 1))
     before, after = [0] * rank, [0] * rank
     for pair in range(len(padding) // 2):
         before[rank - 1 - pair], after[rank - 1 - pair] = padding[2 * pair], padding[2 * pair + 1]
@@ -74,7 +77,7 @@ def _pad(builder: Builder, node: fx.Node) -> None:
 
 
 def _is_growth(node: fx.Node) -> bool:
-    return all(count >= 0 for count in node.args[1])  # type: ignore[union-attr]
+    return all(count >= 0 for count in ints_argument(node, 1))
 
 
 _CONCATENATIONS = {
@@ -88,7 +91,7 @@ _CONCATENATIONS = {
 def _cat(builder: Builder, node: fx.Node) -> None:
     shape = shape_of(node)
     axis = argument(node, "dim") % len(shape)
-    parts = [(builder.id(part), shape_of(part)[axis]) for part in node.args[0]]  # type: ignore[union-attr]
+    parts = [(builder.id(part), shape_of(part)[axis]) for part in nodes_argument(node, 0)]
     while len(parts) > 5:
         joined = []
         for start in range(0, len(parts), 5):
@@ -124,7 +127,7 @@ def _join(builder: Builder, ids: list[int], axis: int, out: int) -> None:
 
 
 def _is_cat(node: fx.Node) -> bool:
-    shapes = {len(shape_of(part)) for part in node.args[0]}  # type: ignore[union-attr]
+    shapes = {len(shape_of(part)) for part in nodes_argument(node, 0)}
     return shapes == {len(shape_of(node))}
 
 

@@ -9,6 +9,7 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
+from exporters.capture.nodes import int_argument
 from exporters.executorch.xnnpack.builder import Builder
 from exporters.executorch.xnnpack.emitter import Emitter, argument, shape_of
 
@@ -34,7 +35,7 @@ def _is_binary(node: fx.Node) -> bool:
     """Operands that are tensors or numbers, and no factor beside them."""
     numbers = all(isinstance(item, (fx.Node, int, float)) for item in node.args[:2])
     factor = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
-    return numbers and factor == 1 and not node.kwargs.get("rounding_mode")
+    return numbers and bool(factor == 1) and not node.kwargs.get("rounding_mode")
 
 
 def _unary(op: Any) -> Emitter:
@@ -95,7 +96,7 @@ def _gelu(builder: Builder, node: fx.Node) -> None:
 
 def _is_softmax(node: fx.Node) -> bool:
     rank = len(shape_of(node))
-    return rank > 0 and node.args[1] % rank == rank - 1 and node.args[2] is False  # type: ignore[operator]
+    return rank > 0 and int_argument(node, 1) % rank == rank - 1 and node.args[2] is False
 
 
 def _bounds(node: fx.Node) -> tuple[Any, Any]:

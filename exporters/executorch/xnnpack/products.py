@@ -8,8 +8,9 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
-from exporters.executorch.xnnpack.builder import NONE, Builder, Value
+from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.emitter import TRANSPOSE, Emitter, argument, shape_of
+from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten
 
@@ -55,7 +56,7 @@ def _multiply_into(builder: Builder, left: Any, right: Value, bias: int, out: Va
 
 
 def _is_unscaled(node: fx.Node) -> bool:
-    return argument(node, "alpha") == 1 and argument(node, "beta") == 1
+    return bool(argument(node, "alpha") == 1 and argument(node, "beta") == 1)
 
 
 def _batched_product(builder: Builder, node: fx.Node) -> None:

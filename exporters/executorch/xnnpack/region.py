@@ -17,14 +17,14 @@ from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import se
 from executorch.exir._serialize import _dataclass
 from torch import Tensor, fx
 
-from exporters.capture.cached_tables import Change, changed
+from exporters.capture.patches import Patch, patched
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.ops import EMITTERS
 
 MAX_RANK = 6
 # The serializer resolves a class's annotations for each field of each node: a third of an export's time.
-_TYPES = Change(_dataclass, "get_type_hints", functools.cache(typing.get_type_hints))
+_TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hints))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def delegate(
     if room > builder.workspace():
         builder.reserve(room)
     graph, constants = builder.finish(len(inputs), outputs)
-    with changed(_TYPES):
+    with patched(_TYPES):
         data = serialize_xnnpack_binary(graph, constants)
     return Region(
         tuple(inputs),

@@ -9,8 +9,10 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
-from exporters.executorch.xnnpack.builder import NONE, Builder, Value
+from exporters.capture.nodes import ints_argument
+from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.emitter import Emitter, shape_of
+from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten
 
@@ -35,11 +37,10 @@ def _sum(builder: Builder, node: fx.Node) -> None:
 
 def _axes(node: fx.Node) -> list[int]:
     rank = len(shape_of(node.args[0]))
-    found = node.args[1] if len(node.args) > 1 else None
-    if not rank or found is None or found == []:
+    axes = node.args[1] if len(node.args) > 1 else None
+    if not rank or axes is None or axes == []:
         return list(range(rank))
-    found = [found] if isinstance(found, int) else found
-    return sorted(axis % rank for axis in found)  # type: ignore[union-attr]
+    return sorted(axis % rank for axis in ([axes] if isinstance(axes, int) else ints_argument(node, 1)))
 
 
 def _count(node: fx.Node) -> int:

@@ -74,7 +74,7 @@ class _Plan:
         return found.external_id == NONE and not found.constant_buffer_idx
 
     def _size(self, value: int) -> int:
-        return math.prod(self.values[value].dims) * FLOAT
+        return int(math.prod(self.values[value].dims)) * FLOAT
 
     def _reused(self, node: Any, out: int) -> int | None:
         if isinstance(node, _NOT_IN_PLACE):

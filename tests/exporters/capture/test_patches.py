@@ -13,7 +13,7 @@ import exporters.onnx.model
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.cached_tables import Change, changed
+from exporters.capture.patches import Patch, patched
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 
@@ -23,7 +23,7 @@ ROWS = TensorSpec((3, 4))
 def test_changes_last_as_long_as_the_context_also_when_it_fails() -> None:
     place = types.SimpleNamespace(name="theirs")
 
-    with pytest.raises(KeyError), changed(Change(place, "name", "ours")):
+    with pytest.raises(KeyError), patched(Patch(place, "name", "ours")):
         assert place.name == "ours"
         raise KeyError
 
@@ -33,7 +33,7 @@ def test_changes_last_as_long_as_the_context_also_when_it_fails() -> None:
 def test_what_a_library_has_moved_is_left_alone() -> None:
     place = types.SimpleNamespace()
 
-    with changed(Change(place, "name", "ours"), Change(None, "other", 1)):
+    with patched(Patch(place, "name", "ours"), Patch(None, "other", 1)):
         assert not vars(place)
 
     assert not vars(place)
@@ -45,7 +45,7 @@ def test_methods_of_classes_are_put_back_as_they_were() -> None:
         def name(cls) -> str:
             return cls.__name__
 
-    with changed(Change(Place, "name", staticmethod(lambda: "ours"))):
+    with patched(Patch(Place, "name", staticmethod(lambda: "ours"))):
         assert Place.name() == "ours"
 
     assert Place.name() == "Place"
@@ -56,12 +56,12 @@ def test_a_thread_that_changes_the_same_waits_for_the_other() -> None:
     inside, leave, entered = threading.Event(), threading.Event(), threading.Event()
 
     def first() -> None:
-        with changed(Change(place, "name", "first")):
+        with patched(Patch(place, "name", "first")):
             inside.set()
             leave.wait(60)
 
     def second() -> None:
-        with changed(Change(place, "name", "second")):
+        with patched(Patch(place, "name", "second")):
             entered.set()
 
     threads = [threading.Thread(target=each, daemon=True) for each in (first, second)]
@@ -88,7 +88,7 @@ def test_exports_are_the_same_without_what_they_are_spared(monkeypatch: pytest.M
 
     functions = [Function(fn.__name__, fn, {"batch.0.x": ROWS}) for fn in (core, beyond, core, beyond)]
     spared = [_exported(function) for function in functions]
-    monkeypatch.setattr(exporters.onnx.model, "changed", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(exporters.onnx.model, "patched", lambda *_: contextlib.nullcontext())
 
     assert [_exported(function) for function in functions] == spared
 

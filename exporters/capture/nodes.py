@@ -1,0 +1,57 @@
+"""Nodes of a graph read with types: torch.fx has one type for whatever an argument may be, and none for ``meta``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+
+def fake_value(argument: object) -> Tensor:
+    """The fake result of a node with one result: its shape, its dtype and its strides."""
+    return cast(Tensor, cast(fx.Node, argument).meta["val"])
+
+
+def node_argument(node: fx.Node, place: int) -> fx.Node:
+    """The positional argument of a place where the op takes a tensor."""
+    return cast(fx.Node, node.args[place])
+
+
+def nodes_argument(node: fx.Node, place: int) -> Sequence[fx.Node]:
+    """The positional argument of a place where the op takes several tensors."""
+    return cast(Sequence[fx.Node], node.args[place])
+
+
+def int_argument(node: fx.Node, place: int) -> int:
+    """The positional argument of a place where the op takes a whole number."""
+    return cast(int, node.args[place])
+
+
+def ints_argument(node: fx.Node, place: int) -> Sequence[int]:
+    """The positional argument of a place where the op takes several whole numbers."""
+    return cast(Sequence[int], node.args[place])
+
+
+def schema_arguments(node: fx.Node) -> list[Any]:
+    """What the schema of a node's op says of its arguments; a node of an op only."""
+    return list(cast(Any, node.target)._schema.arguments)
+
+
+def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """The nodes that a graph returns, in order."""
+    return tuple(nodes_argument(graph.output_node(), 0))
+
+
+def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy of ``graph`` that may be changed, and its node for each node of ``graph``."""
+    copy, mapping = fx.Graph(), dict[fx.Node, fx.Node]()
+    copy.output(copy.graph_copy(graph, mapping))
+    copy.output_node().args = (tuple(mapping[node] for node in results(graph)),)
+    return copy, mapping
+
+
+def broadcast_shape(*values: Tensor) -> tuple[int, ...]:
+    """The shape of a result that is computed entry by entry from these."""
+    return tuple(torch.broadcast_shapes(*(value.shape for value in values)))

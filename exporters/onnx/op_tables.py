@@ -1,0 +1,72 @@
+"""What torch.onnx works out again for each export, and for each node of it, worked out once.
+
+It reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
+core ops needs none of the decompositions that it collects, and no op that came with a later import.
+
+All of it is private to torch.onnx and onnx_ir and may move: then exports are slower, nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from exporters.capture.patches import Patch
+
+
+def _private(module: str) -> Any:
+    try:
+        return importlib.import_module(f"torch.onnx._internal.exporter.{module}")
+    except ImportError:
+        return None
+
+
+_COLLECT = "create_onnx_friendly_decomposition_table"
+_DECOMPOSITIONS = _private("_decomp")
+_REGISTRY: Any = getattr(_private("_registration"), "ONNXRegistry", None)
+_SIGNATURE: Any = getattr(getattr(ir, "schemas", None), "OpSignature", None)
+# The library's own, which stand behind the patches.
+_collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
+_from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
+_from_op_schema: Any = getattr(_SIGNATURE, "from_op_schema", None)
+_signatures: dict[tuple[str, str, int], Any] = {}
+
+
+def patches(decomposed: bool) -> Iterator[Patch]:
+    """For one export, which has its own registry; ``decomposed``: of a graph of core ops."""
+    yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
+    if decomposed:
+        yield Patch(_REGISTRY, "from_torchlib", staticmethod(_registry))
+        yield Patch(_DECOMPOSITIONS, _COLLECT, _no_decompositions(threading.get_ident()))
+
+
+def _no_decompositions(thread: int) -> Callable[[object], object]:
+    """For the thread that exports; what else runs in this process collects its own."""
+    return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
+
+
+def _registry(**options: int) -> Any:
+    """A registry for one export, which adds translations to it."""
+    known = _torchlib(**options)
+    own = copy.copy(known)
+    own.functions = {op: list(functions) for op, functions in known.functions.items()}
+    return own
+
+
+@functools.cache
+def _torchlib(**options: int) -> Any:
+    return _from_torchlib(**options)
+
+
+def _signature(schema: onnx.defs.OpSchema) -> Any:
+    key = (schema.domain, schema.name, schema.since_version)
+    if key not in _signatures:
+        _signatures[key] = _from_op_schema(schema)
+    return _signatures[key]
