@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +33,13 @@ from tests.e2e.shared import made_once
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 2
+_ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 TRUSTING = {"trusting-onnx": "onnx", "trusting-executorch": "executorch"}
 CONFIG = (
     TINY.replace('name = "e2e"', f'name = "by-hand"\nrounds = {ROUNDS}').replace(
         "[program]", '[program]\nname = "feddyn.py:feddyn"\noptions = { alpha = 0.05 }'
     )
+    + "offline_grace_s = 0\n"
     + """
 [export]
 formats = ["onnx", "executorch"]
@@ -97,13 +101,15 @@ def _run(folder: Path, python: Path, broker: str) -> None:
                 "--until-done",
             ]
             command += ["--data", str(folder / "data.npz"), "--store", str(folder / name), "--json"]
-            process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(command, cwd=folder, env=_ALONE, stdout=subprocess.PIPE, text=True)
             stack.callback(process.kill)
             return process
 
         devices = {name: start(name, engine, key) for name, engine in TRUSTING.items()}
         devices["doubting"] = start("doubting", "onnx", other)
         said = {name: [json.loads(_line(device))] for name, device in devices.items()}
+        doubting = threading.Thread(target=_kill_once_it_fails, args=(devices["doubting"], said["doubting"]))
+        doubting.start()
         sign = ("--sign-key", folder / "server.key")
         profiled = edgefl(
             *(
@@ -136,16 +142,29 @@ def _line(device: subprocess.Popen[str]) -> str:
     return device.stdout.readline()
 
 
+def _kill_once_it_fails(device: subprocess.Popen[str], said: list[dict[str, Any]]) -> None:
+    """A round waits for a device that is online; it need not wait for one that has shown what it does."""
+    assert device.stdout is not None
+    for line in device.stdout:
+        said.append(json.loads(line))
+        if said[-1]["event"] == "failed":
+            device.kill()
+            return
+
+
 def test_nothing_that_a_device_does_not_declare_is_there(python: Path, tmp_path: Path) -> None:
     names = "torch", "onnx", "sqlalchemy", "amqtt", "sklearn", "server", "exporters"
     code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
-    there = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    there = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=_ALONE
+    )
     ran = subprocess.run(
         [python, "-m", "edgefl", "run", "--out", str(tmp_path / "run")],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
+        env=_ALONE,
     )
 
     assert there.stdout.strip() == "[]"
@@ -198,7 +217,7 @@ def test_both_engines_measure_what_they_are_offered_and_who_doubts_the_key_does_
 
 def test_a_program_that_python_does_not_find_is_told_before_anything_starts(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
-    config.write_text(CONFIG.replace("feddyn.py:feddyn", "no_such_module:factory"))
+    config.write_text(CONFIG.replace("feddyn.py:feddyn", "no_such_module:factory") + "count = 1\n")
 
     ran = edgefl("run", config, "--out", tmp_path / "out", "--json", "--engine", "onnx")
 
