@@ -25,7 +25,9 @@ from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import build_model
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError, ModelError
+from exporters.front.tier import Tier
 from exporters.memory.recompute import Budget
 from server.compose import _rules, compose
 from server.coordinator.roster import tier_of
@@ -57,6 +59,16 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plan(out: Path) -> RunSpec:
     return compose(federation(), DATASET, out)
+
+
+@pytest.fixture
+def compiled(plan: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled: a tier's bundle is that of the tier of this name in ``plan``, whatever it should be."""
+
+    def bundle_of(_: Federation, __: Any, tier: Tier, *___: Any, **____: Any) -> Bundle:
+        return plan.tiers[tier.name].bundle
+
+    monkeypatch.setattr("server.compose.stored", bundle_of)
 
 
 def test_a_plan_holds_what_the_file_says(plan: RunSpec) -> None:
@@ -92,6 +104,7 @@ def test_bundles_are_kept_and_made_once(plan: RunSpec, out: Path) -> None:
         assert (out / "bundles" / f"{tier}.efl").exists()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_tier_that_asks_for_less_memory_than_its_graphs_need_is_told_with_both_numbers(
     tmp_path: Path,
 ) -> None:
@@ -106,6 +119,7 @@ def test_a_tier_that_asks_for_less_memory_than_its_graphs_need_is_told_with_both
     assert "asks devices for 5 bytes" in warned.text and f"needs {needed:,}" in warned.text
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_path: Path) -> None:
     config = federation(
         model={"options": {"hidden": [64, 16]}},
@@ -150,6 +164,7 @@ def test_a_damaged_bundle_is_made_again(plan: RunSpec, out: Path) -> None:
     assert again.tiers["weak"].bundle == plan.tiers["weak"].bundle
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_plan_knows_how_weights_go_down_and_which_of_them_training_changes(tmp_path: Path) -> None:
     told = {"encoding": "int8", "keyframe_every": 7, "compression": "none"}
     model = {"name": "resnet8", "options": {"widths": [4, 4, 4]}}
@@ -255,6 +270,7 @@ def test_a_memory_budget_is_another_bundle_of_its_tier_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_memory_budget_reaches_the_steps_of_its_tier(tmp_path: Path) -> None:
     config = federation(tiers={"strong": {"memory_budget": "64MiB"}})
 

@@ -9,9 +9,10 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from tests.conftest import Mosquitto
+from tests.server.aggregate import kill_member
 from tests.server.fleet import ScriptedDevice
-from tests.server.service.test_kill import Victim
 from tests.server.service.test_service_participation import declining, opened_rounds
+from tests.server.service.victim import Victim
 
 
 @pytest.fixture
@@ -29,13 +30,13 @@ def devices(mosquitto: Mosquitto, federation: str, limits: Limits) -> Iterator[l
 def test_a_server_that_is_killed_while_the_method_begins_again_goes_on_from_there(
     devices: list[ScriptedDevice], mosquitto: Mosquitto, federation: str, tmp_path: Path
 ) -> None:
-    victim = Victim(mosquitto.port, federation, tmp_path, module="tests.server.aggregate.kill_member")
+    victim = Victim(mosquitto.port, federation, tmp_path, serve=kill_member.serve)
     try:
         victim.kill_at(lambda event: event["event"] == "declined")
         victim.kill_at(lambda event: event["event"] == "warned")
         told, _ = victim.finish()
     finally:
-        victim.process.kill()
+        victim.kill()
     announced = {each.round: (each.base, each.hyper["lr"]) for each in opened_rounds(devices[0])}
     assert announced == {1: (0, 9.0), 2: (1, 0.1), 3: (1, 9.0), 4: (3, 0.1)}
     outcomes = {each["round"]: each["outcome"] for each in told}

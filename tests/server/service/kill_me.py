@@ -1,9 +1,8 @@
-"""A server of the tiny plan as a process, for tests that kill it: ``python -m tests.server.service.kill_me PORT NAME
-OUT``."""
+"""A server of the tiny plan in a process of its own, for tests that kill it."""
 
 from __future__ import annotations
 
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -11,18 +10,24 @@ import msgspec
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address
 from server.events import Event
+from server.run_spec import RunSpec
 from server.service import Service
 from tests.server.fleet import plan_for
 
+LIMITS = Limits(chunk_bytes=1024, reconnect_min_s=0.02, reconnect_max_s=0.1)
 
-def main(port: int, federation: str, out: Path) -> None:
+
+def serve(events: Connection, port: int, federation: str, out: Path) -> None:
+    """Three rounds of three devices, telling each event as JSON."""
+    run(plan_of(federation), events, port, out)
+
+
+def plan_of(federation: str) -> RunSpec:
+    return plan_for(federation, LIMITS, rounds=3, min_devices=3, deadline_s=60.0)
+
+
+def run(plan: RunSpec, events: Connection, port: int, out: Path) -> None:
     def emit(event: Event) -> None:
-        print(msgspec.json.encode(event).decode(), flush=True)
+        events.send_bytes(msgspec.json.encode(event))
 
-    limits = Limits(chunk_bytes=1024, reconnect_min_s=0.02, reconnect_max_s=0.1)
-    plan = plan_for(federation, limits, rounds=3, min_devices=3, deadline_s=60.0)
     Service(plan, Address("127.0.0.1", port), out, emit=emit).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
