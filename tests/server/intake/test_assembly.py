@@ -117,3 +117,98 @@ def test_an_impossible_chunk_is_refused(changes: dict[str, Any], reason: str) ->
     with pytest.raises(UpdateRejected) as refused:
         parts.add("d", UpdateChunk(**{**fields, **changes}))
     assert refused.value.reason == reason and parts.held_bytes == 0
+
+
+# -- at the edges ------------------------------------------------------------------------------------------------
+
+
+def test_an_update_as_large_as_the_limit_in_the_smallest_chunks_is_taken() -> None:
+    parts = Assembly(update_bytes=1024, most_bytes=1024)
+    pieces = chunks_of(bytes(1024), "n", 256)
+    assert len(pieces) == 4
+    assert [parts.add("d", chunk) for chunk in pieces[:3]] == [None] * 3
+    assert parts.held_bytes == 768
+    assert parts.add("d", pieces[3]) == Complete(pieces[0].sha256, bytes(1024))
+    assert parts.held_bytes == 0
+
+
+def test_a_last_chunk_may_be_short_and_a_count_may_be_one_more_than_whole_chunks() -> None:
+    parts, last = Assembly(update_bytes=1024, most_bytes=1024), chunks_of(bytes(1000), "n", 256)[-1]
+    assert len(last.data) == 232
+    assert parts.add("d", last) == Missing([0, 1, 2])
+    with pytest.raises(UpdateRejected, match="chunk 4 of 5 with 1000 bytes in all"):
+        parts.add("e", changed(last, index=4, count=5))
+
+
+def test_bytes_up_to_the_bound_are_held_and_one_device_alone_may_pass_it() -> None:
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=20)
+    parts.add("first", pieces[0])
+    parts.add("second", pieces[0])
+    assert parts.held_bytes == 20
+    alone = assembly(most_bytes=5)
+    assert [alone.add("d", chunk) for chunk in pieces[:2]] == [None, None] and alone.held_bytes == 20
+
+
+def test_the_device_that_was_fed_last_is_kept() -> None:
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=35)
+    for device in ("first", "second"):
+        parts.add(device, pieces[0])
+    parts.add("first", pieces[1])
+    parts.add("third", pieces[0])
+    assert parts.held_bytes == 30
+    assert parts.add("first", pieces[2]) == Complete(pieces[0].sha256, bytes(30))
+    assert parts.add("second", pieces[2]) == Missing([0, 1])
+
+
+def test_a_duplicate_neither_counts_nor_replaces_what_came_first() -> None:
+    pieces, parts = chunks_of(b"a" * 30, "n", 10), assembly()
+    parts.add("d", pieces[0])
+    parts.add("d", changed(pieces[0], data=b"b" * 10))
+    assert parts.held_bytes == 10
+    assert [parts.add("d", chunk) for chunk in pieces[1:]][-1] == Complete(pieces[0].sha256, b"a" * 30)
+
+
+@pytest.mark.parametrize("changes", [{"nonce": "m"}, {"sha256": "0" * 64}, {"count": 4}, {"size": 31}])
+def test_a_chunk_of_another_update_begins_anew(changes: dict[str, Any]) -> None:
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly()
+    parts.add("d", pieces[0])
+    assert parts.add("d", changed(pieces[1], **changes)) is None
+    assert parts.held_bytes == 10
+    assert parts.add("d", pieces[2]) == Missing([0, 1])
+
+
+def test_chunks_that_hold_more_or_fewer_bytes_than_the_update_has_are_refused() -> None:
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly()
+    parts.add("d", pieces[0])
+    with pytest.raises(UpdateRejected, match="hold more bytes than it has"):
+        parts.add("d", changed(pieces[1], data=bytes(21)))
+    assert parts.held_bytes == 0
+    for chunk in pieces[:2]:
+        parts.add("d", chunk)
+    with pytest.raises(UpdateRejected, match="should have 30 bytes, found 29"):
+        parts.add("d", changed(pieces[2], data=bytes(9)))
+    assert parts.held_bytes == 0
+
+
+@pytest.mark.parametrize(("missing", "named"), [(1024, [*range(1024)]), (1025, [*range(1023), 1025])])
+def test_as_many_gaps_are_named_as_fit_and_beyond_that_the_last_chunk(missing: int, named: list[int]) -> None:
+    last = chunks_of(bytes(missing + 1), "n", 1)[-1]
+    assert assembly(update_bytes=2000).add("d", last) == Missing(named)
+
+
+def test_after_the_round_nothing_is_known_of_partial_and_of_damaged_updates() -> None:
+    good, parts = chunks_of(b"a" * 20, "n", 10), assembly()
+    bad = [good[0], changed(good[1], data=b"b" * 10)]
+    for _ in range(MOST_DAMAGED):
+        assert [parts.add("d", chunk) for chunk in bad] == [None, Missing([0, 1])]
+    assert [parts.add("other", chunk) for chunk in bad] == [None, Missing([0, 1])], "each device has its own"
+    parts.add("d", good[0])
+    parts.clear()
+    assert parts.held_bytes == 0
+    assert parts.add("d", good[1]) == Missing([0])
+    parts.drop("d")
+    parts.drop("nobody")
+    assert parts.held_bytes == 0
+    for _ in range(MOST_DAMAGED):
+        assert [parts.add("d", chunk) for chunk in bad] == [None, Missing([0, 1])]
+    assert MOST_DAMAGED == 3
