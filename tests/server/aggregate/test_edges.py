@@ -1,4 +1,4 @@
-"""The sums at their edges: bits of the fixed point, weights at the limit, batches that are just full, numbers in messages."""
+"""The sums at their edges: bits of the fixed point, weights at the limit, batches that are just full, messages."""
 
 from __future__ import annotations
 
