@@ -2,7 +2,7 @@
 
 ::
 
-    choice = choose(store.carries(), RoundToBegin("run", "run/fafed/weak", 7, base=6), exchanges=1)
+    choice = choose(store.carries(), RoundToBegin("run", "run/program/weak", 7, base=6), exchanges=1)
     choice.carry        # the one to go on from, or None
     choice.void         # those that no round can ever go on from again, and why, for people
     choice.superseded   # those that an accepted one of a completed round took the place of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.lazy_modules import on_first_use
+from edgefl.system.lazy_modules import on_first_use
 
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:

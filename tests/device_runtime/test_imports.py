@@ -67,3 +67,28 @@ def test_the_runtime_names_no_method() -> None:
     ]
 
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("starts", "loaded"),
+    [
+        ("import edgefl.wire.mqtt.session", True),
+        (
+            "from device_runtime import process\n"
+            "from edgefl.wire.mqtt.address import Address\n"
+            "told = dict(federation='f', device='d', broker=Address('h', 1), data='/nonexistent', folder=sys.argv[1])\n"
+            "try: process.run(process.DeviceSettings(**told))\n"
+            "except Exception as error: assert 'training data' in str(error), error",
+            False,
+        ),
+    ],
+    ids=["an importer of the session", "a device"],
+)
+def test_only_a_device_does_without_what_speaks_http(tmp_path: Path, starts: str, loaded: bool) -> None:
+    script = f"import sys\n{starts}\nprint('paho.mqtt.client' in sys.modules, 'http.client' in sys.modules)"
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], check=True, timeout=300, capture_output=True, text=True
+    )
+
+    assert ran.stdout.split() == ["True", str(loaded)]

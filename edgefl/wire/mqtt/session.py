@@ -21,16 +21,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
 from edgefl.wire.errors import BrokerError
-from edgefl.wire.lazy_modules import on_first_use
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-
-# paho asks it for proxies, and only where a package for them is installed; it brings all that speaks HTTP and e-mail.
-on_first_use("urllib.request")
-
-import paho.mqtt.client as paho  # noqa: E402
-from paho.mqtt.enums import CallbackAPIVersion  # noqa: E402
 
 __all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", "Will"]
 

@@ -1,4 +1,4 @@
-"""Modules that a library imports and a device does not use."""
+"""Modules that a library imports and this process most often does not use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class _Unused(ModuleType):
 
 
 def on_first_use(name: str) -> None:
-    """Let ``import name`` cost nothing until it is used. Nothing happens where it is loaded already, or unknown."""
+    """Let ``import name`` cost nothing until it is used, for every importer in this process: to be called by what starts the
+    process. Nothing happens where the module is loaded already, or unknown."""
     spec = None if name in sys.modules else find_spec(name)
     if spec is None:
         return
