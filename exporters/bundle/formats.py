@@ -30,10 +30,10 @@ from exporters.memory.usage import rewritable
 from exporters.onnx.model import to_onnx
 from exporters.sources.blob import onnx_nodes
 from exporters.verify import graphs as checks
-from exporters.verify.graphs import Report
+from exporters.verify.graphs import Verification
 
 if TYPE_CHECKING:
-    from exporters.executorch.check.isolated import Apart
+    from exporters.executorch.check.isolated import IsolatedRunner
     from exporters.executorch.check.ports import TensorPort
 
 
@@ -61,7 +61,9 @@ class Format(Protocol):
         the smallest peak if none fits."""
         ...
 
-    def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+    def verify(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Verification:
         """Run ``model`` in the runtime of this format beside torch; ExportError if it strays (exporters.verify.graphs).
 
         The state ``in_place`` is written where it is read, if that runtime can be told to.
@@ -70,7 +72,7 @@ class Format(Protocol):
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
-    ) -> Report:
+    ) -> Verification:
         """:meth:`verify` for a model that was not written here just now: a damaged one is an ExportError, whatever it
         does to the runtime."""
         ...
@@ -98,12 +100,14 @@ class Onnx:
         count = budget.of(captured)
         return self.write(within(captured, count)), count
 
-    def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+    def verify(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Verification:
         return checks.verify(function, model, seed, in_place)
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
-    ) -> Report:
+    ) -> Verification:
         return self.verify(function, model, seed, in_place)
 
     def differs(self, graph: Graph, model: bytes) -> str:
@@ -128,7 +132,7 @@ class ExecuTorch:
     name: FormatName = "executorch"
 
     def __init__(self) -> None:
-        self._isolated: Apart | None = None
+        self._isolated: IsolatedRunner | None = None
         try:
             self.version = metadata.version("executorch")
         except metadata.PackageNotFoundError as error:
@@ -153,19 +157,21 @@ class ExecuTorch:
 
         return program_within(captured, budget)
 
-    def verify(self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+    def verify(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Verification:
         from exporters.executorch.check import programs
 
         return programs.verify(function, model, seed)
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
-    ) -> Report:
+    ) -> Verification:
         """In a process of its own, which lives as long as this format."""
         from exporters.executorch.check import isolated, programs
 
-        self._isolated = self._isolated or isolated.Apart()
-        return programs.verify_apart(function, model, seed, self._isolated)
+        self._isolated = self._isolated or isolated.IsolatedRunner()
+        return programs.verify_isolated(function, model, seed, self._isolated)
 
     def differs(self, graph: Graph, model: bytes) -> str:
         """Their names, which the writer left in the program, and what a device is told that stands at each place."""

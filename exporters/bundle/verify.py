@@ -12,7 +12,7 @@ from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import BundleError, ExportError
 from exporters.bundle.build import Prefix, batch_size, ports, trained_entries
 from exporters.bundle.formats import Format, format_of
-from exporters.verify.graphs import Report
+from exporters.verify.graphs import Verification
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GraphCheck:
     graph: str
     size: int
     problem: str = ""
-    report: Report | None = None
+    report: Verification | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.contract.program import Function
 from exporters.capture.trace import Captured, capture
-from exporters.executorch import silent_import as quiet  # noqa: F401 - first, so that the others are loaded in silence
+from exporters.executorch import silent_import  # noqa: F401 - first, so that the others are loaded in silence
 from exporters.executorch.passes.rewrite import rewritten
 from exporters.executorch.rules import table
 

@@ -10,9 +10,12 @@ import functools
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_one_at_a_time = threading.Lock()  # two that closed the error output at once would not find it again
 
 
 def _import_schema() -> None:
@@ -28,22 +31,23 @@ def _import_schema() -> None:
 @functools.cache
 def portable_lib() -> Any:
     """The runtime's bindings, its threads started: what counts cores tells how, in C++, to the error output."""
-    found = importlib.import_module("executorch.extension.pybindings.portable_lib")
-    with _no_error_output():
-        found._threadpool_get_thread_count()
-    return found
+    library = importlib.import_module("executorch.extension.pybindings.portable_lib")
+    with _one_at_a_time, _no_error_output():
+        library._threadpool_get_thread_count()
+    return library
 
 
 @contextmanager
 def _no_error_output() -> Iterator[None]:
-    kept = os.dup(2)
+    """The process's own error output is closed for a moment: C++ writes to it, which nothing of Python sees."""
+    original = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
         os.close(nowhere)
 
 

@@ -28,7 +28,7 @@ from edgefl.wire.errors import ConfigError, ExportError
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.predict import predicted_peak
-from exporters.memory.usage import Timeline, has_many, size, timeline
+from exporters.memory.usage import SMALL_BYTES, Timeline, has_many, size, timeline
 
 RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
@@ -37,8 +37,6 @@ Measured for graphs of some 2,500 nodes: 9 MiB for the first session, 12 for the
 arena's blocks and for the kernels' own memory.
 """
 
-# Values below this are never worth computing twice.
-SMALL_BYTES = 32 * 2**10
 # A value waits if no node reads it for this share of the timeline.
 WAITING = 0.03
 # Bytes of dropped values between two cuts, as shares of all bytes that wait: the plans that are tried.

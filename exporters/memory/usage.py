@@ -53,6 +53,9 @@ _SHAPED = frozenset(
     }
 )
 
+SMALL_BYTES = 32 * 2**10
+"""Values below this are never computed twice: their sums took long, and they take nothing."""
+
 
 @dataclass(frozen=True)
 class Timeline:

@@ -33,7 +33,7 @@ Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """Largest error of each output, relative to its largest magnitude: beside torch or, if that is more than the
     tolerance, beside a float64 run of the same function.
 
@@ -55,7 +55,7 @@ class Report:
         return max(self.errors.values(), default=0.0)
 
 
-def verify(function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Report:
+def verify(function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Verification:
     """Run ``model`` in onnxruntime on ``function.example(seed)`` and compare all outputs with torch.
 
     The state ``in_place`` is written where it is read, as on a device.
@@ -69,9 +69,9 @@ def verify(function: Function, model: bytes, seed: int, in_place: Collection[str
     return compare(function, _load(function, model, in_place), seed)
 
 
-def compare(function: Function, run: Run, seed: int) -> Report:
+def compare(function: Function, run: Run, seed: int) -> Verification:
     """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere."""
-    reports: list[Report] = []
+    reports: list[Verification] = []
     for attempt in range(seed, seed + ATTEMPTS):
         reports.append(_judged(function, run, attempt))
         if not reports[-1].rounding:
@@ -83,7 +83,7 @@ def compare(function: Function, run: Run, seed: int) -> Report:
     return replace(best, set_aside=tuple(report.seed for report in reports if report is not best))
 
 
-def _judged(function: Function, run: Run, seed: int) -> Report:
+def _judged(function: Function, run: Run, seed: int) -> Verification:
     example = function.example(seed)
     yardstick = Rounding(function, example)
     expected = yardstick.plain
@@ -107,15 +107,15 @@ def _judged(function: Function, run: Run, seed: int) -> Report:
     if wrong:
         wrong[0].details["worst"] = max(map(_relative, wrong))
         raise wrong[0]
-    return Report(function.name, seed, errors, rounding=rounding)
+    return Verification(function.name, seed, errors, rounding=rounding)
 
 
-def _unjudged(report: Report) -> list[str]:
+def _unjudged(report: Verification) -> list[str]:
     """Outputs that torch itself gets so wrong in float32 that they say nothing about the graph."""
     return [name for name, strayed in report.rounding.items() if strayed > CEILING]
 
 
-def _undecidable(function: Function, name: str, report: Report) -> ExportError:
+def _undecidable(function: Function, name: str, report: Verification) -> ExportError:
     strayed, error = report.rounding[name], report.errors[name]
     return ExportError(
         f"output {name!r} of function {function.name!r} differs from torch by {error:.3g} of its largest entry, and "

@@ -16,13 +16,13 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
 from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
-from exporters.verify.graphs import Report
+from exporters.verify.graphs import Verification
 
 NAMES = ("onnx", "executorch")
 on_both = pytest.mark.parametrize("form", NAMES)
 
 
-def checked(form: str, function: Function, seed: int) -> Report:
+def checked(form: str, function: Function, seed: int) -> Verification:
     """``function`` exported and compared with torch in the format's own runtime."""
     return format_of(form).verify(function, written(form, function), seed)
 

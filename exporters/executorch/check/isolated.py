@@ -31,7 +31,7 @@ START_S = 300.0
 MODEL, GIVEN, FOUND = "model.pte", "given.npz", "found.npz"
 
 
-class Apart:
+class IsolatedRunner:
     """One process for program after program: it starts with the first and, if one ends it, again with the next."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -40,7 +40,7 @@ class Apart:
 
     def run(self, name: str, model: bytes, arrays: Sequence[Array]) -> list[Array]:
         """Outputs of the program for these inputs. Raises ExportError if it fails, hangs or ends its process."""
-        with tempfile.TemporaryDirectory(prefix="edgefl-apart-") as folder:
+        with tempfile.TemporaryDirectory(prefix="edgefl-isolated-") as folder:
             (Path(folder) / MODEL).write_bytes(model)
             write(Path(folder) / GIVEN, arrays)
             problem = self._asked(folder)

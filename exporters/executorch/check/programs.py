@@ -8,24 +8,24 @@ import torch
 
 from edgefl.contract.program import Function
 from edgefl.wire.errors import ExportError
-from exporters.executorch.check.isolated import Apart
+from exporters.executorch.check.isolated import IsolatedRunner
 from exporters.executorch.check.ports import METHOD, read_ports
 from exporters.executorch.silent_import import portable_lib
-from exporters.verify.graphs import Report, Run, compare
+from exporters.verify.graphs import Run, Verification, compare
 from exporters.verify.rounding import Array
 
 
-def verify(function: Function, model: bytes, seed: int) -> Report:
+def verify(function: Function, model: bytes, seed: int) -> Verification:
     """:func:`exporters.verify.graphs.verify` with ExecuTorch in place of onnxruntime."""
     return compare(function, load(function, model), seed)
 
 
-def verify_apart(function: Function, model: bytes, seed: int, apart: Apart) -> Report:
-    """:func:`verify` for bytes that may be damaged: the program runs in the process ``apart``."""
+def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:
+    """:func:`verify` for bytes that may be damaged: the program runs in the process ``runner``."""
     names = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
-        return apart.run(function.name, model, [arrays[name] for name in names])
+        return runner.run(function.name, model, [arrays[name] for name in names])
 
     return compare(function, run, seed)
 

@@ -21,7 +21,7 @@ from exporters.executorch.xnnpack.emitter import argument
 _aten = torch.ops.aten
 
 
-class Kind(IntEnum):
+class Finiteness(IntEnum):
     """Sets of numbers, each within the one before it. BELOW: finite or minus infinity, as scores behind a mask."""
 
     ANY = 0
@@ -39,19 +39,19 @@ MOST_OF_EXPONENTS = 80.0
 LARGEST = 1e30
 """A number that what is finite is not compared with: beyond it a comparison finds what is not."""
 
-Look = Callable[[Any], Kind]
+Look = Callable[[Any], Finiteness]
 """The kind of an argument: of a node or of a number."""
-Rule = Callable[[fx.Node, Look], Kind]
+Rule = Callable[[fx.Node, Look], Finiteness]
 
 
-def kinds_of(module: fx.GraphModule) -> dict[fx.Node, Kind]:
+def kinds_of(module: fx.GraphModule) -> dict[fx.Node, Finiteness]:
     """The kind of each node's entries, of all its tensors if it makes several. An op without a rule makes ANY.
 
     Placeholders of running variances say so in ``meta[VARIANCE]``. Divisors are guessed: see :func:`guess_of`.
     """
-    found: dict[fx.Node, Kind] = {}
+    found: dict[fx.Node, Finiteness] = {}
 
-    def look(value: Any) -> Kind:
+    def look(value: Any) -> Finiteness:
         return found[value] if isinstance(value, fx.Node) else _of_number(value)
 
     for node in module.graph.nodes:
@@ -63,54 +63,54 @@ def kinds_of(module: fx.GraphModule) -> dict[fx.Node, Kind]:
     return found
 
 
-def guess_of(node: fx.Node, kinds: Mapping[fx.Node, Kind]) -> fx.Node | None:
+def guess_of(node: fx.Node, kinds: Mapping[fx.Node, Finiteness]) -> fx.Node | None:
     """What ``node`` divides by, if its kind holds only where that is not zero.
 
     A single number that is computed is mostly that of a mean over a batch of which some rows do not count.
     """
-    if node.target is not _aten.div.Tensor or kinds[node] < Kind.FINITE:
+    if node.target is not _aten.div.Tensor or kinds[node] < Finiteness.FINITE:
         return None
     divisor = node.args[1]
-    guessed = isinstance(divisor, fx.Node) and kinds[divisor] is not Kind.POSITIVE
+    guessed = isinstance(divisor, fx.Node) and kinds[divisor] is not Finiteness.POSITIVE
     return divisor if guessed else None  # type: ignore[return-value]
 
 
-def _of_type(node: fx.Node) -> Kind | None:
+def _of_type(node: fx.Node) -> Finiteness | None:
     """What dtype tells: None, nothing."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
     if value.dtype is torch.bool:
-        return Kind.NONNEGATIVE
+        return Finiteness.NONNEGATIVE
     if not value.is_floating_point():
-        return Kind.FINITE
+        return Finiteness.FINITE
     return None
 
 
-def _of_op(node: fx.Node, look: Look) -> Kind:
+def _of_op(node: fx.Node, look: Look) -> Finiteness:
     if node.op == "placeholder":
-        return Kind.FINITE
+        return Finiteness.FINITE
     rule = _RULES.get(node.target)
-    return rule(node, look) if rule else Kind.ANY
+    return rule(node, look) if rule else Finiteness.ANY
 
 
-def _of_number(value: Any) -> Kind:
+def _of_number(value: Any) -> Finiteness:
     if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
-        return Kind.ANY
+        return Finiteness.ANY
     if value == -math.inf:
-        return Kind.BELOW
-    return Kind.POSITIVE if value > 0 else Kind.NONNEGATIVE if value == 0 else Kind.FINITE
+        return Finiteness.BELOW
+    return Finiteness.POSITIVE if value > 0 else Finiteness.NONNEGATIVE if value == 0 else Finiteness.FINITE
 
 
-def _of_constant(data: Tensor) -> Kind:
+def _of_constant(data: Tensor) -> Finiteness:
     if not data.numel():
-        return Kind.FINITE
+        return Finiteness.FINITE
     return min(_of_number(data.amin().item()), _of_number(data.amax().item()))
 
 
-def _passed(node: fx.Node, look: Look) -> Kind:
+def _passed(node: fx.Node, look: Look) -> Finiteness:
     """Entries, sums and means of what is read are of its kind."""
-    return min(map(look, node.all_input_nodes), default=Kind.ANY)
+    return min(map(look, node.all_input_nodes), default=Finiteness.ANY)
 
 
 def _at(*places: int) -> Rule:
@@ -118,26 +118,26 @@ def _at(*places: int) -> Rule:
     return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
 
 
-def _computed(least: Kind, made: Kind) -> Rule:
+def _computed(least: Finiteness, made: Finiteness) -> Rule:
     """An op that makes ``made`` of ``least`` and of what lies within it."""
-    return lambda node, look: made if _passed(node, look) >= least else Kind.ANY
+    return lambda node, look: made if _passed(node, look) >= least else Finiteness.ANY
 
 
-def _at_least(floor: Kind, needed: Kind) -> Rule:
+def _at_least(floor: Finiteness, needed: Finiteness) -> Rule:
     """An op that keeps the kind of its first argument and lifts it to ``floor``, if it is within ``needed``."""
 
-    def rule(node: fx.Node, look: Look) -> Kind:
+    def rule(node: fx.Node, look: Look) -> Finiteness:
         found = look(node.args[0])
-        return max(found, floor) if found >= needed else Kind.ANY
+        return max(found, floor) if found >= needed else Finiteness.ANY
 
     return rule
 
 
-def _added(node: fx.Node, look: Look) -> Kind:
+def _added(node: fx.Node, look: Look) -> Finiteness:
     least, most = sorted(map(look, node.args[:2]))
     if node.kwargs:
-        return min(least, Kind.FINITE)
-    return most if least >= Kind.NONNEGATIVE or _is_variance(*node.args[:2]) else least
+        return min(least, Finiteness.FINITE)
+    return most if least >= Finiteness.NONNEGATIVE or _is_variance(*node.args[:2]) else least
 
 
 def _is_variance(first: Any, second: Any) -> bool:
@@ -146,75 +146,75 @@ def _is_variance(first: Any, second: Any) -> bool:
     return given and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
 
 
-def _subtracted(node: fx.Node, look: Look) -> Kind:
+def _subtracted(node: fx.Node, look: Look) -> Finiteness:
     first, second = map(look, node.args[:2])
-    return min(first, Kind.FINITE) if second >= Kind.FINITE else Kind.ANY
+    return min(first, Finiteness.FINITE) if second >= Finiteness.FINITE else Finiteness.ANY
 
 
-def _multiplied(node: fx.Node, look: Look) -> Kind:
+def _multiplied(node: fx.Node, look: Look) -> Finiteness:
     first, second = map(look, node.args[:2])
-    if min(first, second) < Kind.FINITE:
-        return Kind.ANY
-    return max(first, Kind.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
+    if min(first, second) < Finiteness.FINITE:
+        return Finiteness.ANY
+    return max(first, Finiteness.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
 
 
-def _divided(node: fx.Node, look: Look) -> Kind:
+def _divided(node: fx.Node, look: Look) -> Finiteness:
     first, second = map(look, node.args[:2])
-    if first < Kind.FINITE:
-        return Kind.ANY
-    if second is Kind.POSITIVE:
+    if first < Finiteness.FINITE:
+        return Finiteness.ANY
+    if second is Finiteness.POSITIVE:
         return first
     divisor = node.args[1]
     if isinstance(divisor, (int, float)):
-        return Kind.FINITE if divisor else Kind.ANY
-    if second < Kind.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
-        return Kind.ANY
+        return Finiteness.FINITE if divisor else Finiteness.ANY
+    if second < Finiteness.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
+        return Finiteness.ANY
     return min(first, second)
 
 
-def _powered(node: fx.Node, look: Look) -> Kind:
+def _powered(node: fx.Node, look: Look) -> Finiteness:
     found, exponent = look(node.args[0]), node.args[1]
-    if found is Kind.POSITIVE:
+    if found is Finiteness.POSITIVE:
         return found
-    if found < Kind.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
-        return Kind.ANY
+    if found < Finiteness.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
+        return Finiteness.ANY
     if exponent % 2 == 0:
-        return Kind.NONNEGATIVE
-    return found if found is Kind.NONNEGATIVE or exponent % 1 == 0 else Kind.ANY
+        return Finiteness.NONNEGATIVE
+    return found if found is Finiteness.NONNEGATIVE or exponent % 1 == 0 else Finiteness.ANY
 
 
 def _clamped(low: str) -> Rule:
-    def rule(node: fx.Node, look: Look) -> Kind:
+    def rule(node: fx.Node, look: Look) -> Finiteness:
         found, bound = look(node.args[0]), argument(node, low)
-        if found < Kind.BELOW or bound is None:
-            return min(found, Kind.FINITE)
-        return max(look(bound), Kind.FINITE)
+        if found < Finiteness.BELOW or bound is None:
+            return min(found, Finiteness.FINITE)
+        return max(look(bound), Finiteness.FINITE)
 
     return rule
 
 
-def _largest(node: fx.Node, look: Look) -> Kind:
+def _largest(node: fx.Node, look: Look) -> Finiteness:
     """A window of nothing but minus infinity is taken not to be."""
     found = [look(value) for value in node.all_input_nodes]
-    return max(*found, Kind.FINITE) if min(found) >= Kind.BELOW else Kind.ANY
+    return max(*found, Finiteness.FINITE) if min(found) >= Finiteness.BELOW else Finiteness.ANY
 
 
-def _selected(node: fx.Node, look: Look) -> Kind:
+def _selected(node: fx.Node, look: Look) -> Finiteness:
     """Of both, or of the first alone where the condition is that something finite is."""
     condition, first, second = node.args
     assert isinstance(condition, fx.Node)
     if condition.target in (_aten.le.Scalar, _aten.lt.Scalar):
         value, bound = condition.args
-        if look(value) >= Kind.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
+        if look(value) >= Finiteness.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
             return look(first)
     return min(look(first), look(second))
 
 
-def _exponential(node: fx.Node, look: Look) -> Kind:
+def _exponential(node: fx.Node, look: Look) -> Finiteness:
     """Finite of what is not far above zero: 89 is too much for float32. It may be 0 all the same."""
     read = node.args[0]
-    bounded = isinstance(read, fx.Node) and look(read) >= Kind.BELOW and _is_bounded(read, look)
-    return Kind.NONNEGATIVE if bounded else Kind.ANY
+    bounded = isinstance(read, fx.Node) and look(read) >= Finiteness.BELOW and _is_bounded(read, look)
+    return Finiteness.NONNEGATIVE if bounded else Finiteness.ANY
 
 
 def _is_bounded(node: fx.Node, look: Look) -> bool:
@@ -223,9 +223,11 @@ def _is_bounded(node: fx.Node, look: Look) -> bool:
     if node.target is _aten._log_softmax.default:
         return True
     if node.target is _aten.neg.default:
-        return look(node.args[0]) >= Kind.NONNEGATIVE
+        return look(node.args[0]) >= Finiteness.NONNEGATIVE
     if node.target in (_aten.mul.Tensor, _aten.mul.Scalar):
-        return look(node.args[0]) >= Kind.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
+        return (
+            look(node.args[0]) >= Finiteness.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
+        )
     if node.target is _aten.clamp.default:
         most = argument(node, "max")
         return isinstance(most, (int, float)) and most <= MOST_OF_EXPONENTS
@@ -234,9 +236,11 @@ def _is_bounded(node: fx.Node, look: Look) -> bool:
     return second.target is _aten.amax.default and second.args[0] is node.args[0]
 
 
-def _logarithm(node: fx.Node, look: Look) -> Kind:
-    found = look(node.args[0])
-    return Kind.FINITE if found is Kind.POSITIVE else Kind.BELOW if found is Kind.NONNEGATIVE else Kind.ANY
+def _logarithm(node: fx.Node, look: Look) -> Finiteness:
+    operand = look(node.args[0])
+    if operand is Finiteness.POSITIVE:
+        return Finiteness.FINITE
+    return Finiteness.BELOW if operand is Finiteness.NONNEGATIVE else Finiteness.ANY
 
 
 _RULES: dict[Any, Rule] = {
@@ -285,7 +289,9 @@ _RULES: dict[Any, Rule] = {
     _aten.scalar_tensor.default: _at(0),
     _aten.constant_pad_nd.default: _at(0, 2),
     _aten.where.self: _selected,
-    **dict.fromkeys((_aten.scatter.src, _aten.scatter_add.default), _computed(Kind.FINITE, Kind.FINITE)),
+    **dict.fromkeys(
+        (_aten.scatter.src, _aten.scatter_add.default), _computed(Finiteness.FINITE, Finiteness.FINITE)
+    ),
     **dict.fromkeys(
         (
             _aten.addmm.default,
@@ -307,22 +313,25 @@ _RULES: dict[Any, Rule] = {
             _aten.upsample_bilinear2d.vec,
             _aten.upsample_nearest2d.vec,
         ),
-        _computed(Kind.FINITE, Kind.FINITE),
+        _computed(Finiteness.FINITE, Finiteness.FINITE),
     ),
     # A row of nothing but minus infinity makes NaN.
-    _aten._log_softmax.default: _computed(Kind.FINITE, Kind.FINITE),
-    _aten._softmax.default: _computed(Kind.FINITE, Kind.NONNEGATIVE),
+    _aten._log_softmax.default: _computed(Finiteness.FINITE, Finiteness.FINITE),
+    _aten._softmax.default: _computed(Finiteness.FINITE, Finiteness.NONNEGATIVE),
     **dict.fromkeys(
-        (_aten.erf.default, _aten.sign.default, _aten.tanh.default), _computed(Kind.BELOW, Kind.FINITE)
+        (_aten.erf.default, _aten.sign.default, _aten.tanh.default),
+        _computed(Finiteness.BELOW, Finiteness.FINITE),
     ),
-    _aten.sigmoid.default: _computed(Kind.BELOW, Kind.NONNEGATIVE),
+    _aten.sigmoid.default: _computed(Finiteness.BELOW, Finiteness.NONNEGATIVE),
     _aten.exp.default: _exponential,
     _aten.log.default: _logarithm,
-    _aten.log1p.default: _at_least(Kind.NONNEGATIVE, Kind.NONNEGATIVE),
-    _aten.sqrt.default: _at_least(Kind.NONNEGATIVE, Kind.NONNEGATIVE),
-    **dict.fromkeys((_aten.reciprocal.default, _aten.rsqrt.default), _computed(Kind.POSITIVE, Kind.POSITIVE)),
-    _aten.abs.default: _at_least(Kind.NONNEGATIVE, Kind.FINITE),
-    _aten.relu.default: _at_least(Kind.NONNEGATIVE, Kind.BELOW),
+    _aten.log1p.default: _at_least(Finiteness.NONNEGATIVE, Finiteness.NONNEGATIVE),
+    _aten.sqrt.default: _at_least(Finiteness.NONNEGATIVE, Finiteness.NONNEGATIVE),
+    **dict.fromkeys(
+        (_aten.reciprocal.default, _aten.rsqrt.default), _computed(Finiteness.POSITIVE, Finiteness.POSITIVE)
+    ),
+    _aten.abs.default: _at_least(Finiteness.NONNEGATIVE, Finiteness.FINITE),
+    _aten.relu.default: _at_least(Finiteness.NONNEGATIVE, Finiteness.BELOW),
     **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
     **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _subtracted),
     **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _multiplied),

@@ -15,7 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from exporters.capture.nodes import broadcast_shape, fake_value, node_argument
-from exporters.executorch.passes.finite import LARGEST, Kind, guess_of, kinds_of
+from exporters.executorch.passes.finite import LARGEST, Finiteness, guess_of, kinds_of
 from exporters.executorch.passes.origins import inputs_of, spread
 
 _aten = torch.ops.aten
@@ -134,7 +134,7 @@ class _Rewriter:
         return value.target in _ZEROS and bool(value.args[_ZEROS[value.target]] == 0)
 
     def _is_finite(self, value: fx.Node) -> bool:
-        return self._kinds[value] >= Kind.FINITE and _is_float(value)
+        return self._kinds[value] >= Finiteness.FINITE and _is_float(value)
 
 
 def _is_whole(node: fx.Node) -> bool:

@@ -20,10 +20,9 @@ from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.xnnpack.region import costs, supported
+from exporters.memory.usage import SMALL_BYTES
 
 HELD = "edgefl_after"
-SMALL_BYTES = 32 * 2**10
-"""Values below this are kept: their sums took long, and they take nothing."""
 PRODUCT = 10.0
 """From this work on (:func:`.xnnpack.costs`) a node is not computed twice."""
 

@@ -1,9 +1,9 @@
 """The one place that talks to ExecuTorch's program format: captured graph in, bytes of a .pte out.
 
 The program is written directly, not by ``executorch.exir``, which would trace the graph three times more: our order
-of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`.xnnpack`), our memory plan (:mod:`.plan`). It has one
-method, ``forward``; inputs and outputs are those of the captured function, in order, in memory that the caller gives.
-Equal functions give equal bytes.
+of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`exporters.executorch.xnnpack`), our arena
+(:mod:`exporters.executorch.xnnpack.arena`). It has one method, ``forward``; inputs and outputs are those of the captured
+function, in order, in memory that the caller gives. Equal functions give equal bytes.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from edgefl.wire.bundle.manifest import BlobRef, Graph
 from edgefl.wire.errors import ExportError
 from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
-from exporters.executorch.check.isolated import Apart
+from exporters.executorch.check.isolated import IsolatedRunner
 from exporters.executorch.check.ports import TENSOR, read_ports
-from exporters.executorch.check.programs import verify_apart
+from exporters.executorch.check.programs import verify_isolated
 from tests.exporters.examples import step_of
 
 ROUNDS = 200
@@ -83,23 +83,23 @@ def test_a_byte_that_flips_is_told_or_changes_no_port(written: tuple[Function, G
 
 def test_a_damaged_program_ends_no_process_but_its_own(written: tuple[Function, Graph, bytes]) -> None:
     function, _, model = written
-    apart = Apart()
+    apart = IsolatedRunner()
     wild = model.replace(struct.pack("<f", 1.0), b"\xff" * 4).replace(b"mm", b"m?")
 
     with pytest.raises(ExportError, match="cannot read the program of function 'train'"):
-        verify_apart(function, model[:400], 1, apart)
+        verify_isolated(function, model[:400], 1, apart)
     with pytest.raises(ExportError, match="cannot run the program of function 'train'"):
         apart.run(function.name, model, [np.zeros((0, 4), np.float32)] * len(read_ports(model)[0]))
     with pytest.raises(ExportError):
-        verify_apart(function, wild, 1, apart)
-    assert verify_apart(function, model, 1, apart).worst < 1e-4
+        verify_isolated(function, wild, 1, apart)
+    assert verify_isolated(function, model, 1, apart).worst < 1e-4
 
 
 def test_a_program_that_does_not_end_is_given_up(written: tuple[Function, Graph, bytes]) -> None:
     function, _, model = written
 
     with pytest.raises(ExportError, match="not done after 0 seconds"):
-        verify_apart(function, model, 1, Apart(limit_s=0.0))
+        verify_isolated(function, model, 1, IsolatedRunner(limit_s=0.0))
 
 
 def crafted(axes: int, index: int) -> bytes:
@@ -162,11 +162,11 @@ def test_results_that_cannot_be_read_are_told(interpreter: Callable[[str], None]
     interpreter(LIE)
 
     with pytest.raises(ExportError, match="what it wrote cannot be read"):
-        Apart().run("train", b"", [])
+        IsolatedRunner().run("train", b"", [])
 
 
 def test_an_interrupted_run_leaves_no_process_for_the_next(interpreter: Callable[[str], None]) -> None:
-    apart = Apart(limit_s=20.0)
+    apart = IsolatedRunner(limit_s=20.0)
     interpreter("exec sleep 60")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
@@ -189,7 +189,7 @@ def test_a_process_apart_is_heard_beyond_the_1024th_open_file(interpreter: Calla
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         with pytest.raises(ExportError, match="what it wrote cannot be read"):
-            Apart().run("train", b"", [])
+            IsolatedRunner().run("train", b"", [])
     finally:
         for file in held:
             os.close(file)
