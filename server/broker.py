@@ -69,7 +69,7 @@ class LeanBroker(Broker):
         if known is session and old is not None and session.transitions.is_connected():
             self._replaced.add(old)
         session.keep_alive = int(session.keep_alive * _KEEPALIVE_GRACE)
-        handler.handle_read_timeout = lambda: self._spawn(handler.handle_connection_closed())  # type: ignore[method-assign]
+        handler.handle_read_timeout = lambda: self._spawn(handler.handle_connection_closed())
         self._greeting.add(session.client_id)
         return handler, session
 
@@ -107,14 +107,14 @@ class LeanBroker(Broker):
     # -- subscriptions ---------------------------------------------------------------------------------------
 
     async def add_subscription(self, subscription: tuple[str, int], session: Session) -> int:
-        code = await super().add_subscription(subscription, session)
+        code: int = await super().add_subscription(subscription, session)
         levels = subscription[0].split("/")
         if subscription[0] in self._subscriptions and ("+" in levels or "#" in levels):
             self._wildcards[subscription[0]] = levels
         return code
 
     def _del_subscription(self, a_filter: str, session: Session) -> int:
-        deleted = super()._del_subscription(a_filter, session)
+        deleted: int = super()._del_subscription(a_filter, session)
         if not self._subscriptions.get(a_filter, True):
             del self._subscriptions[a_filter]
             self._wildcards.pop(a_filter, None)

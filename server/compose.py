@@ -16,7 +16,7 @@ from edgefl.setup.bundles import stored
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import build_model, submodel_warnings
-from edgefl.setup.training import program_of, tier_tables, tiers_of
+from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.errors import ConfigError, ModelError
@@ -26,7 +26,7 @@ from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
 from server.aggregate.robust import Rule, buffered_bytes
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
-from server.events import Event, Exporting, Warned
+from server.events import Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting
 from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec
 
@@ -52,6 +52,8 @@ def compose(
     _check_counting(federation, tiers)
     trained = frozenset(trained_names(spec))
     initial = model | server_state.initial(method.memory, model, trained)
+    if text := replaced_program(federation):
+        emit(Noted(text=text))
     for warned in _warnings(federation, tiers, model, initial, aggregate):
         emit(warned)
     exchanges = [

@@ -36,6 +36,12 @@ class Warned(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Noted(Event, frozen=True, kw_only=True):
+    """What a run does that its file does not say in so many words; nothing is wrong."""
+
+    text: str
+
+
 class Waiting(Event, frozen=True, kw_only=True):
     """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known)."""
 

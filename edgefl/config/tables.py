@@ -45,7 +45,9 @@ class ModelTable(Table):
 
 
 class ProgramTable(Table):
-    """How a device trains."""
+    """How a device trains: the program, and its options by their names (`edgefl ls programs NAME` lists them)."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = Field(
         "sgd",
@@ -65,13 +67,11 @@ class ProgramTable(Table):
         ge=0,
         description="step size of a graph that adapts the model to one user; default: no such graph",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="other options of the program")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The options that were set: what ``edgefl.programs.build`` takes."""
-        told = self.model_dump(exclude={"name", "options"}, exclude_none=True)
-        return told | self.options
+        """The options that were set: what ``edgefl.programs.build`` takes, which refuses those that a program has not."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
 class OptimizerTable(Table):

@@ -39,16 +39,13 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
 
 def parse_program(text: str) -> dict[str, Any]:
     """Settings of a federation file's table ``program`` by dotted key, from ``name:lr=0.1,alpha=0.03``."""
-    from edgefl.config import ProgramTable
     from edgefl.programs.catalog import PROGRAMS
 
     own_factory = None if text.partition(":")[0].strip() in PROGRAMS else _OWN.fullmatch(text)
     name, options = (own_factory[1], own_factory[2]) if own_factory else (None, None)
     found = parse_named(text if name is None else "own" if options is None else f"own:{options}", "program")
-    own = {key: value for key, value in found["options"].items() if key in ProgramTable.model_fields}
-    others = {key: value for key, value in found["options"].items() if key not in own}
-    told = {f"program.{key}": value for key, value in own.items()}
-    return {"program.name": name or found["name"], **told, **({"program.options": others} if others else {})}
+    options_by_key = {f"program.{key}": value for key, value in found["options"].items()}
+    return {"program.name": name or found["name"], **options_by_key}
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.submodel import Submodel
-from exporters.front.program import coded_program
+from exporters.front.program import coded_program, trained_by
 from exporters.front.tier import Tier
 
 
@@ -24,6 +24,18 @@ def program_of(federation: Federation, submodel: Submodel) -> Program:
         codecs.build(federation.codec.name, **federation.codec.options),
         optimizer=optimizer.name,
         optimizer_options=optimizer.options,
+    )
+
+
+def replaced_program(federation: Federation) -> str:
+    """In words, that the codec's own local training is in place of the federation's program; empty where it is not."""
+    codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.program.name
+    trained_with, _ = trained_by(codec, name, {})
+    if trained_with == name:
+        return ""
+    return (
+        f"codec {codec.name!r} belongs to a local training of its own: devices train with program {trained_with!r} in place "
+        f"of {name!r}"
     )
 
 

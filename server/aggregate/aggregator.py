@@ -203,7 +203,7 @@ class Aggregator:
 
     def _dense(self, arrays: Mapping[str, Array], regions: Mapping[str, Region]) -> Checked:
         pieces = self.pieces(regions)
-        return Checked(pieces, tuple(np.require(arrays[n], np.float32, "CA") for n in pieces.sources))
+        return Checked(pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources))
 
     def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
         """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""

@@ -26,7 +26,9 @@ def checked(arrays: Mapping[str, Array], pieces: Pieces) -> Checked:
     _check_names(arrays, expected)
     for name, (dtype, shape) in expected.items():
         _check_array(name, arrays[name], dtype, shape)
-    update = Checked(pieces, tuple(np.require(arrays[name], requirements="CA") for name in pieces.sources))
+    update = Checked(
+        pieces, tuple(np.require(arrays[name], requirements=["C", "A"]) for name in pieces.sources)
+    )
     if not pieces.form.sections:
         for name, array in update.named.items():
             _check_floats(name, array, pieces.form)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.native import bytes_at, compiled, floats_at, shorts_at, words_at
+from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at, shorts_at, words_at
 
 BLOCK = 4096
 """Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
@@ -25,7 +25,7 @@ its scale, and first entry in the model; ``layout.size + i`` stands for the posi
 
 
 @compiled
-def _place(block, size, sums, scratch):  # type: ignore[no-untyped-def]
+def _place(block: Numbers, size: Number, sums: Numbers, scratch: Numbers) -> Numbers:
     """Where the block's sums go: its part of ``sums``, or zeroed scratch if its places are scattered."""
     at, count = block[TARGET], block[LENGTH]
     if at < size:
@@ -36,7 +36,7 @@ def _place(block, size, sums, scratch):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _spread(out, block, index, size, sums):  # type: ignore[no-untyped-def]
+def _spread(out: Numbers, block: Numbers, index: Numbers, size: Number, sums: Numbers) -> None:
     """Add ``out`` to the places of ``block``, if it is scratch."""
     if block[TARGET] >= size:
         at = block[TARGET] - size
@@ -46,14 +46,14 @@ def _spread(out, block, index, size, sums):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _few(addresses, first, source, few):  # type: ignore[no-untyped-def]
+def _few(addresses: Numbers, first: Number, source: Number, few: Numbers) -> None:
     """Fill ``few`` with the addresses of array ``source`` of the updates from ``first`` on, the last one repeated."""
     for k in range(few.shape[0]):
         few[k] = addresses[min(first + k, addresses.shape[0] - 1), source]
 
 
 @compiled
-def _fill_tables(low, high, row, tables):  # type: ignore[no-untyped-def]
+def _fill_tables(low: Numbers, high: Numbers, row: Number, tables: Numbers) -> None:
     """``tables`` [groups, 256]: entry c sums over eight updates ``high`` where c's bit is set and ``low`` elsewhere."""
     updates = low.shape[0]
     for group in range(tables.shape[0]):
@@ -66,14 +66,16 @@ def _fill_tables(low, high, row, tables):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _swap(a, b, shift, mask):  # type: ignore[no-untyped-def]
+def _swap(a: Number, b: Number, shift: Number, mask: Number) -> tuple[Number, Number]:
     """``a`` and ``b`` with the bits of ``a`` above ``shift`` exchanged for those of ``b`` that ``mask`` names."""
     moved = ((a >> np.uint64(shift)) ^ b) & np.uint64(mask)
     return a ^ (moved << np.uint64(shift)), b ^ moved
 
 
 @compiled
-def _transposed(a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+def _transposed(
+    a: Number, b: Number, c: Number, d: Number, e: Number, f: Number, g: Number, h: Number
+) -> tuple[Number, ...]:
     """Words i of the result: byte j has in bit k the bit i of byte j of word k, for eight bytes at once."""
     a, e = _swap(a, e, 4, 0x0F0F0F0F0F0F0F0F)
     b, f = _swap(b, f, 4, 0x0F0F0F0F0F0F0F0F)
@@ -91,7 +93,7 @@ def _transposed(a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _last(address, count):  # type: ignore[no-untyped-def]
+def _last(address: Number, count: Number) -> Number:
     """The ``count`` bytes (at most 7) at ``address`` as a word; what lies behind is not read."""
     word, held = np.uint64(0), bytes_at(address)
     for j in range(count):
@@ -100,7 +102,7 @@ def _last(address, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _turn(at, count, planes):  # type: ignore[no-untyped-def]
+def _turn(at: Numbers, count: Number, planes: Numbers) -> None:
     """``planes[i]``'s byte j: bit k is bit i of byte j at address ``at[k]``, of which there are eight.
 
     ``planes`` is uint64 [8, words].
@@ -124,7 +126,15 @@ def _turn(at, count, planes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_bits(addresses, low, high, blocks, index, size, sums):  # type: ignore[no-untyped-def]
+def add_bits(
+    addresses: Numbers,
+    low: Numbers,
+    high: Numbers,
+    blocks: Numbers,
+    index: Numbers,
+    size: Number,
+    sums: Numbers,
+) -> None:
     """One bit per entry: 0 adds ``low[k, row]`` and 1 ``high[k, row]`` (int64 [updates, rows]).
 
     The bits that eight updates have for an entry make one byte, which looks up their sum in a table of 256.
@@ -154,7 +164,7 @@ def add_bits(addresses, low, high, blocks, index, size, sums):  # type: ignore[n
 
 
 @compiled
-def _look_up_bits(tables, planes, skip, out):  # type: ignore[no-untyped-def]
+def _look_up_bits(tables: Numbers, planes: Numbers, skip: Number, out: Numbers) -> None:
     """Add to ``out`` what the codes of four groups find in their tables; entry i is bit ``skip + i`` of the block."""
     t0, t1, t2, t3 = tables[0], tables[1], tables[2], tables[3]
     words = 0 if skip else out.shape[0] >> 6
@@ -173,7 +183,7 @@ def _look_up_bits(tables, planes, skip, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _look_up(tables, codes, groups, out):  # type: ignore[no-untyped-def]
+def _look_up(tables: Numbers, codes: Numbers, groups: Number, out: Numbers) -> None:
     """Add to ``out[i]`` what ``codes[g, i]`` finds in ``tables[g]``, for each group g."""
     for first in range(0, groups, 4):
         t0, t1, t2, t3 = tables[first], tables[first + 1], tables[first + 2], tables[first + 3]
@@ -187,7 +197,15 @@ def _look_up(tables, codes, groups, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_codes(addresses, bits, values, blocks, index, size, sums):  # type: ignore[no-untyped-def]
+def add_codes(
+    addresses: Numbers,
+    bits: Number,
+    values: Numbers,
+    blocks: Numbers,
+    index: Numbers,
+    size: Number,
+    sums: Numbers,
+) -> None:
     """``bits`` (2 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
     updates = addresses.shape[0]
     tables = np.zeros((-(-updates // 4) * 4, 1 << bits), np.int64)
@@ -208,7 +226,7 @@ def add_codes(addresses, bits, values, blocks, index, size, sums):  # type: igno
 
 
 @compiled
-def _unpack(codes, first, bits, out):  # type: ignore[no-untyped-def]
+def _unpack(codes: Numbers, first: Number, bits: Number, out: Numbers) -> None:
     """The codes from bit ``first`` on."""
     if bits == 8:
         start = first >> 3
@@ -225,12 +243,14 @@ def _unpack(codes, first, bits, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _fixed(value, factor):  # type: ignore[no-untyped-def]
+def _fixed(value: Number, factor: Number) -> Number:
     return np.int64(np.rint(np.float64(value) * factor))
 
 
 @compiled
-def add_floats(addresses, factors, blocks, index, size, sums):  # type: ignore[no-untyped-def]
+def add_floats(
+    addresses: Numbers, factors: Numbers, blocks: Numbers, index: Numbers, size: Number, sums: Numbers
+) -> None:
     """float32 entries: x adds rint(float64(x) * factors[k]). Four updates at a time share each visit to the sums."""
     scratch, four = np.zeros(BLOCK, np.int64), np.zeros(4, np.uint64)
     own = np.zeros(addresses.shape[0] + 3, np.float64)  # 0 for the updates that are repeated to make four
@@ -245,7 +265,7 @@ def add_floats(addresses, factors, blocks, index, size, sums):  # type: ignore[n
 
 
 @compiled
-def _add_four_floats(addresses, factors, first, out):  # type: ignore[no-untyped-def]
+def _add_four_floats(addresses: Numbers, factors: Numbers, first: Number, out: Numbers) -> None:
     skipped = np.uint64(4 * first)
     a, b = floats_at(addresses[0] + skipped), floats_at(addresses[1] + skipped)
     c, d = floats_at(addresses[2] + skipped), floats_at(addresses[3] + skipped)
@@ -255,7 +275,15 @@ def _add_four_floats(addresses, factors, first, out):  # type: ignore[no-untyped
 
 
 @compiled
-def add_halves(addresses, widened, factors, blocks, index, size, sums):  # type: ignore[no-untyped-def]
+def add_halves(
+    addresses: Numbers,
+    widened: Numbers,
+    factors: Numbers,
+    blocks: Numbers,
+    index: Numbers,
+    size: Number,
+    sums: Numbers,
+) -> None:
     """16 bits per entry, whose value is ``widened`` (float32 [65536]), added as floats are."""
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
     for b in range(blocks.shape[0]):
@@ -272,7 +300,16 @@ def add_halves(addresses, widened, factors, blocks, index, size, sums):  # type:
 
 
 @compiled
-def add_kept(addresses, source, starts, factors, blocks, index, size, sums):  # type: ignore[no-untyped-def]
+def add_kept(
+    addresses: Numbers,
+    source: Number,
+    starts: Numbers,
+    factors: Numbers,
+    blocks: Numbers,
+    index: Numbers,
+    size: Number,
+    sums: Numbers,
+) -> None:
     """A mask's bit per entry: where it is 1, the next value of array ``source`` is added as a float, else nothing.
 
     ``starts`` (int64 [updates, blocks]) is the place in ``source`` of each block's first value.
@@ -296,7 +333,17 @@ def add_kept(addresses, source, starts, factors, blocks, index, size, sums):  # 
 
 
 @compiled
-def add_changed(addresses, factor, base, weight, blocks, index, size, sums, weights):  # type: ignore[no-untyped-def]
+def add_changed(
+    addresses: Numbers,
+    factor: Number,
+    base: Numbers,
+    weight: Number,
+    blocks: Numbers,
+    index: Numbers,
+    size: Number,
+    sums: Numbers,
+    weights: Numbers,
+) -> None:
     """One update's float32 entries and its ``weight``, where they differ from ``base`` (float32, the flat model)."""
     for b in range(blocks.shape[0]):
         block = blocks[b]
@@ -312,7 +359,7 @@ def add_changed(addresses, factor, base, weight, blocks, index, size, sums, weig
 
 
 @compiled
-def add_weight(weight, blocks, index, size, weights):  # type: ignore[no-untyped-def]
+def add_weight(weight: Number, blocks: Numbers, index: Numbers, size: Number, weights: Numbers) -> None:
     """Add ``weight`` to every entry that the blocks cover."""
     for b in range(blocks.shape[0]):
         block = blocks[b]

@@ -9,28 +9,37 @@ here, delete the ``__pycache__`` folder of the server.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy.typing as npt
 from numba import njit, types
 from numba.extending import intrinsic
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+Numbers = npt.NDArray[Any]
+"""An array that compiled code reads or fills; numba takes the element's type from the call."""
+Number = Any
+"""A number in compiled code, of Python or of numpy."""
+
+_pointer_to: Callable[[Any], Any] = types.CPointer
 
 
-def compiled(function: _F) -> _F:
+def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compiled at first use and kept on disk; where no folder can be written, compiled anew in each process."""
     try:
-        return cast(_F, njit(nogil=True, cache=True)(function))
+        return cast(Callable[_P, _R], njit(nogil=True, cache=True)(function))
     except RuntimeError:  # "cannot cache function: no locator available"
-        return cast(_F, njit(nogil=True)(function))
+        return cast(Callable[_P, _R], njit(nogil=True)(function))
 
 
 def pointer(element: Any) -> Any:
     """A function that compiled code calls to see an address (uint64) as an array of ``element``."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def at(typing_context: Any, address: Any) -> Any:
-        kind = types.CPointer(element)
+        kind = _pointer_to(element)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(kind))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.native import bytes_at, compiled, floats_at, shorts_at
+from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at, shorts_at
 
 
 @compiled
-def _ones(byte):  # type: ignore[no-untyped-def]
+def _ones(byte: Number) -> Number:
     """How many bits of a byte are set."""
     byte = byte - ((byte >> 1) & 0x55)
     byte = (byte & 0x33) + ((byte >> 2) & 0x33)
@@ -19,43 +19,43 @@ def _ones(byte):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def count_bits(address, firsts, lengths, counts):  # type: ignore[no-untyped-def]
+def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbers) -> None:
     """``counts[b]``: how many of the ``lengths[b]`` bits from bit ``firsts[b]`` on are set."""
     for b in range(firsts.shape[0]):
         first, stop = firsts[b], firsts[b] + lengths[b]
         mask = bytes_at(address)
-        found = 0
+        ones = np.int64(0)
         for byte in range(first >> 3, (stop + 7) >> 3):
-            found += np.int64(_ones(mask[byte]))
+            ones += np.int64(_ones(mask[byte]))
         if first & 7 and stop > first:
-            found -= np.int64(_ones(mask[first >> 3] & ((1 << (first & 7)) - 1)))
+            ones -= np.int64(_ones(mask[first >> 3] & ((1 << (first & 7)) - 1)))
         if stop & 7 and stop > first:
-            found -= np.int64(_ones(mask[stop >> 3] >> (stop & 7)))
-        counts[b] = found
+            ones -= np.int64(_ones(mask[stop >> 3] >> (stop & 7)))
+        counts[b] = ones
 
 
 @compiled
-def within(address, count, limit):  # type: ignore[no-untyped-def]
+def within(address: Number, count: Number, limit: Number) -> bool:
     """Whether ``count`` float32 lie in -limit..limit; NaN does not."""
     values = floats_at(address)
-    beyond = 0
+    beyond = np.int64(0)
     for i in range(count):
         beyond |= np.int64(not abs(values[i]) <= limit)
-    return beyond == 0
+    return bool(beyond == 0)
 
 
 @compiled
-def halves_within(address, count, most):  # type: ignore[no-untyped-def]
+def halves_within(address: Number, count: Number, most: Number) -> bool:
     """Whether the 15 bits below the sign of ``count`` patterns of 16 bits are all at most ``most``."""
     halves = shorts_at(address)
-    beyond = 0
+    beyond = np.int64(0)
     for i in range(count):
         beyond |= np.int64((halves[i] & 0x7FFF) > most)
-    return beyond == 0
+    return bool(beyond == 0)
 
 
 @compiled
-def mean(sums, weights, unit, old, change, new):  # type: ignore[no-untyped-def]
+def mean(sums: Numbers, weights: Numbers, unit: Number, old: Numbers, change: Number, new: Numbers) -> None:
     """``new``: sum / (weight * unit), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
 
     ``weights`` has one number per entry, or a single one for all.
@@ -73,7 +73,7 @@ def mean(sums, weights, unit, old, change, new):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mean_of_all(sums, share, old, change, new):  # type: ignore[no-untyped-def]
+def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
     """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
     if change:
         for i in range(sums.shape[0]):

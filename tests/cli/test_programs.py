@@ -74,3 +74,12 @@ def test_one_of_them_is_shown_with_its_options_and_another_name_says_what_there_
     assert told.exit_code == 0 and "option tau" in told.output and "0.01" in told.output
     wrong = runner().invoke(app, ["ls", "optimizers", "adam"])
     assert isinstance(wrong.exception, ConfigError) and "there are: fedadam" in wrong.exception.message
+
+
+def test_options_are_marked_as_compiled_in_or_as_scalars_of_the_task() -> None:
+    rows = _listed("programs")
+    assert rows["sgd"]["scalars"] == ["lr"] and rows["per_fedavg"]["scalars"] == ["alpha", "delta0", "lr"]
+    assert rows["fedbat"]["scalars"] == ["lr", "rho"]
+    told = runner().invoke(app, ["ls", "programs", "sgd"]).output
+    assert "option lr, scalar of the task" in told and "option batch, compiled in" in told
+    assert "compiled in" not in runner().invoke(app, ["ls", "optimizers", "fedadam"]).output

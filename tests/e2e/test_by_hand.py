@@ -37,7 +37,7 @@ _ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPA
 TRUSTING = {"trusting-onnx": "onnx", "trusting-executorch": "executorch"}
 CONFIG = (
     TINY.replace('name = "e2e"', f'name = "by-hand"\nrounds = {ROUNDS}').replace(
-        "[program]", '[program]\nname = "feddyn.py:feddyn"\noptions = { alpha = 0.05 }'
+        "[program]", '[program]\nname = "feddyn.py:feddyn"\nalpha = 0.05'
     )
     + "offline_grace_s = 0\n"
     + """

@@ -104,7 +104,7 @@ options = { base = "resnet8", widths = [4, 8, 16] }
 name = "multi_exit"
 batch = 8
 steps = 6
-options = { kd_weight = 0.05 }
+kd_weight = 0.05
 [data]
 name = "digits"
 train_samples = 240

@@ -110,8 +110,8 @@ def test_a_place_where_there_is_no_program_is_told(name: str, message: str) -> N
     [
         ("dir/a-b.py:f", {"program.name": "dir/a-b.py:f"}),
         ("../my rules.py:f:lr=0.1", {"program.name": "../my rules.py:f", "program.lr": 0.1}),
-        ("/a=1,b.py:f:alpha=2", {"program.name": "/a=1,b.py:f", "program.options": {"alpha": 2}}),
-        ("pack.mod:f:alpha=2", {"program.name": "pack.mod:f", "program.options": {"alpha": 2}}),
+        ("/a=1,b.py:f:alpha=2", {"program.name": "/a=1,b.py:f", "program.alpha": 2}),
+        ("pack.mod:f:alpha=2", {"program.name": "pack.mod:f", "program.alpha": 2}),
         ("fedavg:lr=0.1", {"program.name": "fedavg", "program.lr": 0.1}),
     ],
 )

@@ -23,15 +23,16 @@ from edgefl.setup.bundles import bundle_digest
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import build_model
+from edgefl.setup.training import replaced_program
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle import archive as bundles
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.front.tier import Tier
 from exporters.memory.recompute import Budget
-from server.compose import _rules, compose
+from server.compose import _rules, _scalars, compose
 from server.coordinator.roster import tier_of
-from server.events import Event, Warned
+from server.events import Event, Noted, Warned
 from server.run_spec import DownlinkSpec, RunSpec
 
 DATASET = digits().limited(train=40, test=70)
@@ -153,6 +154,30 @@ def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
         for _ in range(2):
             view.take(Said(event))
     assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1
+
+
+def test_a_codec_that_brings_its_own_training_says_once_what_it_replaces(tmp_path: Path) -> None:
+    said: list[Event] = []
+    compose(federation(codec={"name": "fedbat"}), DATASET, tmp_path, emit=said.append)
+    (noted,) = (event for event in said if isinstance(event, Noted))
+    assert "codec 'fedbat'" in noted.text and "'fedbat' in place of 'sgd'" in noted.text
+    assert not replaced_program(federation(codec={"name": "fedbat"}, program={"name": "fedbat"}))
+    assert not replaced_program(federation(codec={"name": "fedpaq"}))
+
+
+def test_an_option_that_a_program_has_not_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"program 'sgd' has no option 'stepz'; it takes batch, steps, lr"):
+        compose(federation(program={"stepz": 3}), DATASET, tmp_path)
+
+
+def test_a_scalar_that_tiers_do_not_agree_on_is_refused() -> None:
+    program = sgd(_objective(), lr=0.5)
+    assert _scalars({"strong": program, "weak": replace(program, hyper={"rho": 6.0})}) == {
+        "lr": 0.5,
+        "rho": 6.0,
+    }
+    with pytest.raises(ConfigError, match=r"lr = 0.25 in tier 'weak' and 0.5 in others"):
+        _scalars({"strong": program, "weak": replace(program, hyper={"lr": 0.25})})
 
 
 def test_a_damaged_bundle_is_made_again(plan: RunSpec, out: Path) -> None:

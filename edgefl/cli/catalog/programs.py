@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgefl.bench.programs.rows import ProgramRow
+    from edgefl.contract.program import Program
 
 _ROLE = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`")
 """A reference such as :func:`edgefl.programs.baselines.sgd.sgd`, of which people read the last name."""
@@ -47,9 +48,15 @@ def program_rows() -> list[dict[str, Any]]:
                 "kept": turn[-1].kept,
                 "everyone": made.whole,
                 "options": options_of(factory, 1),
+                "scalars": sorted(scalars_of(made) & options_of(factory, 1).keys()),
             }
         )
     return rows
+
+
+def scalars_of(program: Program) -> set[str]:
+    """The options that a round announces: all others are compiled into the graphs."""
+    return {name for exchange in program.exchanges for name in exchange.hyper}
 
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,12 +81,21 @@ def one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]
     known = {str(row["name"]): row for row in rows if "name" in row}
     if name not in known:
         raise ConfigError(f"`edgefl ls {what}` has no {name!r}; there are: {', '.join(known)}", name=name)
-    row = {key: value for key, value in known[name].items() if key != "options"}
-    options = known[name].get("options") or {}
+    row = {key: value for key, value in known[name].items() if key not in ("options", "scalars")}
+    options, scalars = known[name].get("options") or {}, known[name].get("scalars")
     told = [{"key": key, "value": value} for key, value in row.items()]
     if isinstance(options, dict):
-        return told + [{"key": f"option {key}", "value": value} for key, value in options.items()]
+        return told + [
+            {"key": f"option {key}{_bound(key, scalars)}", "value": value} for key, value in options.items()
+        ]
     return [*told, {"key": "options", "value": options}]
+
+
+def _bound(option: str, scalars: Collection[str] | None) -> str:
+    """When a program's option gets its value; nothing for what has no graphs."""
+    if scalars is None:
+        return ""
+    return ", scalar of the task" if option in scalars else ", compiled in"
 
 
 def optimizer_rows() -> list[dict[str, Any]]:

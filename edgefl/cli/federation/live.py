@@ -98,7 +98,7 @@ class View:
                 self._notes.append(_note(event))
             case "refused":  # the server's last words say why
                 self._stage = "the run ends unfinished"
-            case "warned":
+            case "warned" | "noted":
                 if event["text"] not in self._notes:  # a server that was started again says it again
                     self._notes.append(event["text"])
             case "finished":
