@@ -23,8 +23,6 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.decode import split
 from tests.cli.runner import runner
 
-pytestmark = pytest.mark.slow
-
 FIELDS = [
     *("codec", "device", "parameters", "clients", "updates_per_s", "flower_updates_per_s", "ratio"),
     "copy_fraction",
@@ -48,6 +46,7 @@ def invoke(*arguments: str) -> tuple[int, dict[str, object], str]:
     return ran.exit_code, json.loads(ran.stdout), " ".join(ran.stderr.split())
 
 
+@pytest.mark.slow
 def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(bare: Path) -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--codec", "fedbat", "--clients", "3"]
     code, told, problem = invoke(*arguments, "--repeat", "1", "--threads", "1", "--flower", str(bare))
@@ -64,6 +63,7 @@ def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(
     assert row["seconds"] < row["round_s"] and row["copy_fraction"] > 0
 
 
+@pytest.mark.slow
 @with_flower
 @pytest.mark.parametrize("codec", ["dense", "fedbat"])
 def test_beside_flower_both_make_the_same_weights(codec: str) -> None:
@@ -156,6 +156,7 @@ def test_an_interpreter_that_is_not_there_is_told() -> None:
         Settings(flower="no-such-python")
 
 
+@pytest.mark.slow
 def test_a_codec_that_does_not_exist_does_not_lose_the_others(bare: Path) -> None:
     arguments = ["--parameters", "3000", "--codec", "nope", "--codec", "dense", "--clients", "2"]
     code, told, problem = invoke(*arguments, "--repeat", "1", "--flower", str(bare))

@@ -16,8 +16,6 @@ from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
 from edgefl.models.layers.visible import visible
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
-pytestmark = pytest.mark.slow
-
 
 class Rows(nn.Module):
     """Rows of an image (B, 1, T, 6) -> the mean of torch's hidden states, and the last state of an LSTM or GRU."""
@@ -72,6 +70,7 @@ def test_a_users_recurrent_layers_stay_torchs_own(make: Callable[[], nn.Module])
     check_as_written(module, x)
 
 
+@pytest.mark.slow
 def test_a_users_recurrent_model_is_measured() -> None:
     options = {"classes": 3, "sample_shape": [1, 5, 6]}
 
@@ -97,6 +96,7 @@ def test_our_recurrent_layers_keep_their_values(module: nn.Module) -> None:
     check_as_written(nn.Sequential(module), torch.randn(3, 5, 6, generator=generator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet8", "bilstm"])
 def test_models_of_the_zoo_pass_the_check(model: str) -> None:
     submodel = built(model, {}, "strong")
@@ -152,6 +152,7 @@ def test_an_interpreter_that_is_not_there_is_told_before_anything_runs() -> None
         Settings(ort_training="/nope")
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_told_in_a_line_and_its_log_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "no number")
 

@@ -18,8 +18,6 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from exporters.bundle.formats import format_of
 
-pytestmark = pytest.mark.slow
-
 BATCH = 4
 
 
@@ -72,6 +70,7 @@ def test_both_methods_tiers_are_those_of_the_paper() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_forward_pass_alone_is_that_of_the_step() -> None:
     submodel = device_table.submodels_of(zoo.build("resnet8"))[EMBRACING, "weak"]
     objective = Objective.of(submodel)
@@ -85,6 +84,7 @@ def test_the_forward_pass_alone_is_that_of_the_step() -> None:
     assert moved and all(torch.equal(alone[name], whole[name]) for name in moved)
 
 
+@pytest.mark.slow
 def test_a_graph_is_run_by_turns_without_torch(tmp_path: Path) -> None:
     submodel = catalog.build(zoo.build("mlp", hidden=[8]), "width", ratio=1.0)
     objective = Objective.of(submodel)

@@ -18,12 +18,11 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
-pytestmark = pytest.mark.slow
-
 FIELDS = ["codec", "encode_ms", "step_ms", "ratio"]
 SMALL = zoo.build("mlp", size=4, hidden=[9])
 
 
+@pytest.mark.slow
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--repeat", "1", "--codec", "nope"]
     ran = runner().invoke(app, ["bench", "encode", *arguments, "--codec", "fedbat", "--json"])

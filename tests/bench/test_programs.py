@@ -13,8 +13,6 @@ from edgefl.programs.catalog import PROGRAMS
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
-pytestmark = pytest.mark.slow
-
 COUNTS = Settings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
 FEDDYN = "docs.examples.feddyn:feddyn"
 
@@ -93,6 +91,7 @@ def test_programs_are_written_with_their_options(text: str, name: str, options: 
     assert parsed(text) == (name, options)
 
 
+@pytest.mark.slow
 def test_the_command_times_steps_beside_fedavgs_and_goes_on_after_a_wrong_name() -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--steps", "2", "--samples", "8"]
     chosen = ["--program", "nope", "--program", "sgd", "--program", "stem", "--repeat", "1"]

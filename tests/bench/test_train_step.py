@@ -30,8 +30,6 @@ from edgefl.wire.errors import ConfigError, ModelError
 from exporters.bundle.formats import format_of
 from exporters.memory.recompute import Budget, beside_tensors, peak_bytes
 
-pytestmark = pytest.mark.slow
-
 FIELDS = [
     *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
     *("peak_over_idle_bytes", "eager_peak_over_idle_bytes"),
@@ -44,6 +42,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     ran = bench("--model", "mlp", "--batch", "4", "--repeat", "1", "--option", "size=8", "--json")
 
@@ -62,6 +61,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert f"mlp: {row['ms']:g} ms, torch {row['eager_ms']:g} ms" in ran.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_without_onnxruntime_training_costs_only_its_columns() -> None:
     settings = Settings(batch=2, repeat=1, options={"size": 4}, ort_training=sys.executable)
 
@@ -71,6 +71,7 @@ def test_an_environment_without_onnxruntime_training_costs_only_its_columns() ->
     assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
 
 
+@pytest.mark.slow
 def test_executorchs_own_training_export_stands_beside_the_step() -> None:
     row = measure("mlp", Settings(batch=2, repeat=1, options={"size": 4}, et_training=True))
 
@@ -78,6 +79,7 @@ def test_executorchs_own_training_export_stands_beside_the_step() -> None:
     assert 0 < (row.et_training_ms_min or 0) <= (row.et_training_ms or 0)
 
 
+@pytest.mark.slow
 def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tmp_path: Path) -> None:
     submodel = built("mlp", {"size": 4}, "strong")
     step = programs.build("sgd", Objective.of(submodel), batch=2).phases[0].function
@@ -108,6 +110,7 @@ def test_batch_norm_in_elementary_ops_is_batch_norm(affine: bool) -> None:
     torch.testing.assert_close(plain(x), module(x))
 
 
+@pytest.mark.slow
 def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -> None:
     """Here there is no batch to export it for."""
     said: list[str] = []
@@ -117,6 +120,7 @@ def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -
     assert worker is None and str(why).startswith("IndexError: ") and len(said) == 1
 
 
+@pytest.mark.slow
 def test_a_memory_budget_is_compiled_into_the_step() -> None:
     submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
     step = programs.build("sgd", Objective.of(submodel), batch=32).phases[0].function
@@ -135,6 +139,7 @@ def test_a_budget_that_is_no_size_is_told() -> None:
     assert ran.returncode == ConfigError.exit_code and "found 'much'" in " ".join(ran.stderr.split())
 
 
+@pytest.mark.slow
 def test_an_unknown_model_is_told_and_the_others_are_not_lost() -> None:
     ran = bench("--model", "resnet9", "--json")
 
@@ -197,6 +202,7 @@ def test_a_worker_that_ends_says_why() -> None:
     assert raised.value.log.startswith("Traceback")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet8", "cnn"])
 def test_the_eager_baseline_does_the_work_of_the_program(model: str) -> None:
     """Otherwise the comparison would be with something easier."""

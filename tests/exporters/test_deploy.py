@@ -160,6 +160,7 @@ def whole() -> tuple[ModelSpec, Dataset, Arrays]:
     return spec, dataset, {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_a_cut_with_statistics_of_its_own_beats_the_moving_ones(
     whole: tuple[ModelSpec, Dataset, Arrays],
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_cut_with_statistics_of_its_own_beats_the_moving_ones(
     assert made["batch"]["accuracy"] > made["moving"]["accuracy"] + 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["output_side", "importance", "width", "importance_structured"])
 def test_the_whole_model_keeps_its_moving_statistics(
     kind: str, whole: tuple[ModelSpec, Dataset, Arrays]
@@ -186,6 +188,7 @@ def test_the_whole_model_keeps_its_moving_statistics(
         np.testing.assert_array_equal(tensor.numpy(), weights[name])
 
 
+@pytest.mark.slow
 def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fixed_them(
     tmp_path: Path,
 ) -> None:
@@ -322,6 +325,7 @@ def test_the_command_writes_the_file_and_its_facts(tmp_path: Path) -> None:
     assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"]
 
 
+@pytest.mark.slow
 def test_a_compact_file_computes_the_same_with_less(tmp_path: Path) -> None:
     options = ["--weights", str(trained(tmp_path)), "--kind", "importance", "--gamma", "0.05"]
     options += ["--option", "strategy='model'", "--json"]
@@ -330,6 +334,7 @@ def test_a_compact_file_computes_the_same_with_less(tmp_path: Path) -> None:
     assert small["bytes"] < whole["bytes"] and small["accuracy"] == whole["accuracy"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_accuracy_beside_the_whole_model_s(tmp_path: Path) -> None:
     printed = command(tmp_path, "--weights", str(trained(tmp_path)), "--tier", "half", "--batch", "4")
     assert "whole model" in printed and len(re.findall(r"\d+\.\d\d%", printed)) == 2

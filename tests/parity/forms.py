@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 
 from device_runtime.engine.base import Engine
 from device_runtime.engine.select import open_engine
@@ -17,9 +16,9 @@ from edgefl.wire.bundle.manifest import Graph
 from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
 from exporters.verify.graphs import Verification
+from tests.pairs import FORMATS
 
-NAMES = ("onnx", "executorch")
-on_both = pytest.mark.parametrize("form", NAMES)
+NAMES = FORMATS
 
 
 def checked(form: str, function: Function, seed: int) -> Verification:

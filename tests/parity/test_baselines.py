@@ -20,10 +20,11 @@ from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, federated
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
-from tests.parity.forms import checked, on_both
+from tests.pairs import in_turn, pairs
+from tests.parity.forms import checked
 
-pytestmark = pytest.mark.slow
-
+MODELS = ["mlp", "cnn with batch norm"]
+ADAPTIVE = ["local_amsgrad", "mimeadam", "mimelite", "adamw"]
 TRAINING = {"batch": 4, "steps": 2, "lr": 0.05}
 OWN: Mapping[str, tuple[str, ...]] = {
     "fedprox": ("start", "train", "finish"),
@@ -85,9 +86,7 @@ def _recorded(program: Program, spec: ModelSpec) -> list[Seen]:
     return list(seen.values())
 
 
-@on_both
-@pytest.mark.parametrize("model", ["mlp", "cnn with batch norm"])
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(("name", "model", "form"), in_turn([], rare=pairs(list(OWN), MODELS)))
 def test_every_function_of_its_own_equals_torch(name: str, model: str, form: str) -> None:
     program = programs.build(name, Objective.of(kinds.build(_spec(model), "output_side")), **TRAINING)
 
@@ -95,9 +94,13 @@ def test_every_function_of_its_own_equals_torch(name: str, model: str, form: str
         _check(form, function)
 
 
-@on_both
-@pytest.mark.parametrize("model", ["mlp", "cnn with batch norm"])
-@pytest.mark.parametrize("name", ["local_amsgrad", "mimeadam", "mimelite", "adamw"])
+@pytest.mark.parametrize(
+    ("name", "model", "form"),
+    in_turn(
+        [("local_amsgrad", "mlp"), ("mimeadam", "mlp"), ("mimelite", "mlp"), ("adamw", "mlp")],
+        rare=[(name, "cnn with batch norm") for name in ADAPTIVE],
+    ),
+)
 def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: str, form: str) -> None:
     spec = _spec(model)
     options = {"keep": True} if name == "adamw" else {}
@@ -111,8 +114,7 @@ def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: 
         _check(form, function)
 
 
-@on_both
-@pytest.mark.parametrize("name", ["local_amsgrad", "mimeadam", "mimelite", "adamw"])
+@pytest.mark.parametrize(("name", "form"), in_turn([], rare=ADAPTIVE))
 def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: str, form: str) -> None:
     program = programs.build(name, Objective.of(kinds.build(_spec("mlp"), "output_side")), **TRAINING)
 
@@ -121,7 +123,7 @@ def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: 
             _check(form, function)
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_fedavg_with_its_step_for_one_user_equals_torch(form: str) -> None:
     submodel = kinds.build(_spec("mlp"), "output_side")
 
@@ -137,9 +139,13 @@ def _submodel(kind: str) -> Submodel:
     return kinds.build(_spec("cnn with batch norm"), kind, **options[kind])
 
 
-@on_both
-@pytest.mark.parametrize("kind", ["output_side", "width"])
-@pytest.mark.parametrize("name", ["fedprox", "scaffold"])
+@pytest.mark.parametrize(
+    ("name", "kind", "form"),
+    in_turn(
+        [("fedprox", "width"), ("scaffold", "output_side")],
+        rare=[("fedprox", "output_side"), ("scaffold", "width")],
+    ),
+)
 def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str, form: str) -> None:
     program = programs.build(name, Objective.of(_submodel(kind)), **TRAINING)
 
@@ -147,8 +153,7 @@ def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str, form: str
         _check(form, function)
 
 
-@on_both
-@pytest.mark.parametrize("kind", ["importance", "importance_structured"])
+@pytest.mark.parametrize(("kind", "form"), in_turn(["importance", "importance_structured"]))
 def test_fedprox_trains_what_an_importance_tier_holds(kind: str, form: str) -> None:
     submodel = kinds.build(_spec("mlp"), kind, gamma=0.5)
 

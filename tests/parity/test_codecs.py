@@ -28,11 +28,10 @@ from edgefl.wire.update.decode import decode
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from exporters.front.tier import fetched
+from tests.pairs import in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
-from tests.parity.forms import checked, engine_of, on_both
+from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
-
-pytestmark = pytest.mark.slow
 
 ALL = {
     "float16": {},
@@ -49,9 +48,6 @@ ALL = {
     "zerofl": {"sparsity": 0.8},
     "bifl": {},
 }
-MOST = ("bfloat16", "fedpaq", "scaled_sign", "topk")
-"""One of each way to lie in an update: floats, codes with noise, with a sum and noise, and a mask."""
-
 OPTIONS = [
     ("int8", {"feedback": True, "statistics": 32}),
     ("topk", {"feedback": True, "binarize_1d": False}),
@@ -77,24 +73,39 @@ def exported(form: str, codec: str, options: dict[str, object], kind: str) -> No
     assert not report.rounding or codec == "noisy_signsgd", "an erf of the engine's own decides a sign"
 
 
-@on_both
-@pytest.mark.parametrize("kind", ["output_side", "importance"])
-@pytest.mark.parametrize("codec", ALL)
+@pytest.mark.parametrize(
+    ("codec", "kind", "form"),
+    in_turn(
+        [(codec, ("output_side", "importance")[number // 2 % 2]) for number, codec in enumerate(ALL)],
+        rare=[(codec, ("importance", "output_side")[number // 2 % 2]) for number, codec in enumerate(ALL)],
+    ),
+)
 def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str, form: str) -> None:
     if kind == "importance" and codec in ("ef_signsgd", "bifl"):
         kind = "width"
     exported(form, codec, ALL[codec], kind)
 
 
-@on_both
-@pytest.mark.parametrize("kind", ["width", "importance_structured", "early_exit"])
-@pytest.mark.parametrize("codec", MOST)
+@pytest.mark.parametrize(
+    ("codec", "kind", "form"),
+    in_turn(
+        [("bfloat16", "early_exit"), ("fedpaq", "importance_structured")],
+        rare=[
+            *[
+                ("scaled_sign", "width"),
+                ("topk", "early_exit"),
+                ("bfloat16", "width"),
+                ("fedpaq", "early_exit"),
+            ],
+            *[("topk", "importance_structured"), ("scaled_sign", "importance_structured"), ("topk", "width")],
+        ],
+    ),
+)
 def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str, form: str) -> None:
     exported(form, codec, ALL[codec], kind)
 
 
-@on_both
-@pytest.mark.parametrize(("codec", "options"), OPTIONS)
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS))
 def test_options_of_a_codec_give_the_same_bytes_on_the_device(
     codec: str, options: dict[str, object], form: str
 ) -> None:
@@ -102,6 +113,16 @@ def test_options_of_a_codec_give_the_same_bytes_on_the_device(
 
 
 # -- whole rounds ----------------------------------------------------------------------------------------------
+
+
+ROUNDS = [
+    ("ef_signsgd", "output_side"),
+    ("fedpaq", "importance"),
+    ("topk", "importance_structured"),
+    ("fedbat", "output_side"),
+    ("fedbat", "importance"),
+    ("bfloat16", "width"),
+]
 
 
 class Tier:
@@ -205,18 +226,7 @@ class Tier:
         return decode(self.program.form, update, self.placement.regions, shapes)
 
 
-@on_both
-@pytest.mark.parametrize(
-    ("codec", "kind"),
-    [
-        ("ef_signsgd", "output_side"),
-        ("fedpaq", "importance"),
-        ("topk", "importance_structured"),
-        ("fedbat", "output_side"),
-        ("fedbat", "importance"),
-        ("bfloat16", "width"),
-    ],
-)
+@pytest.mark.parametrize(("codec", "kind", "form"), in_turn(ROUNDS[:2], rare=ROUNDS[2:]))
 def test_coded_rounds_on_the_device_equal_those_in_torch(
     tmp_path: Path, codec: str, kind: str, form: str
 ) -> None:
@@ -243,7 +253,7 @@ def test_coded_rounds_on_the_device_equal_those_in_torch(
     assert (manifest.codec, manifest.codec_version) == (tier.program.form.codec, 1)
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Path, form: str) -> None:
     tier = Tier(form, "ef_signsgd", {"sign0": "plus"}, "output_side")
     first = tier.on_device(11, {}, tmp_path)
@@ -260,7 +270,7 @@ def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Pa
         assert np.mean(np.sign(told) != np.sign(u)) <= 0.01, name
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_a_device_knows_objective_names_only_by_their_ports(form: str) -> None:
     tier = Tier(form, "ef_signsgd", {}, "output_side")
     finish = tier.bundle.manifest.graph(tier.bundle.manifest.finish)
@@ -269,7 +279,7 @@ def test_a_device_knows_objective_names_only_by_their_ports(form: str) -> None:
     assert {port.label for port in finish.outputs_of("carry")} == residuals
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_what_finish_measures_is_reported_as_it_is(tmp_path: Path, form: str) -> None:
     tier = Tier(form, "signsgd", {}, "output_side")
     result = tier.on_device(11, {}, tmp_path)

@@ -9,10 +9,9 @@ import torch
 from edgefl.contract.tensors import Tensors
 from edgefl.setup.training import program_of
 from edgefl.wire.update.decode import widen
+from tests.pairs import in_turn
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
-from tests.parity.forms import on_both, runner_of
-
-pytestmark = pytest.mark.slow
+from tests.parity.forms import runner_of
 
 FEEDBACK: list[tuple[str, dict[str, object]]] = [
     ("ef_signsgd", {}),
@@ -58,11 +57,9 @@ class Finish:
         return self.run(example)
 
 
-@on_both
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("codec", "options"), DIVERGING)
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(DIVERGING))
 def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
-    codec: str, options: dict[str, object], number: float, form: str
+    codec: str, options: dict[str, object], form: str
 ) -> None:
     """The server refuses such an update; it cannot where an engine's maximum or order passes over NaN."""
     finish = Finish(form, codec, options)
@@ -71,14 +68,14 @@ def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
         whole = run(finish.example(3))
         assert all(np.isfinite(widen(whole[key])).all() for key in told if key in whole)
         for name in finish.coded:
-            arrays = run(finish.example(3, number, name))
-            floats = [widen(arrays[key]) for key in told if key in arrays]
-            assert not all(np.isfinite(array).all() for array in floats), name
+            for number in (float("nan"), float("inf")):
+                arrays = run(finish.example(3, number, name))
+                floats = [widen(arrays[key]) for key in told if key in arrays]
+                assert not all(np.isfinite(array).all() for array in floats), (name, number)
 
 
-@on_both
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("codec", "options"), FEEDBACK)
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(FEEDBACK))
 def test_a_round_that_diverged_does_not_end_in_the_residual(
     codec: str, options: dict[str, object], number: float, form: str
 ) -> None:
@@ -99,7 +96,7 @@ def test_a_round_that_diverged_does_not_end_in_the_residual(
         assert any((found[name] != clean[name].numpy()).any() for name in residuals)
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_zeros_are_the_entries_that_did_not_change(form: str) -> None:
     finish = Finish(form, "signsgd", {})
     example = finish.example(3)

@@ -27,17 +27,16 @@ from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from tests.invariants.embracingfl.tiny import tiny
-from tests.parity.forms import checked, engine_of, on_both
+from tests.pairs import in_turn
+from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
-
-pytestmark = pytest.mark.slow
 
 NAME = "tier/submodel"
 
 
-@on_both
 @pytest.mark.parametrize(
-    ("exit", "width", "kd_weight"), [(1, 1.0, 0.3), (2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]
+    ("exit", "width", "kd_weight", "form"),
+    in_turn([(1, 1.0, 0.3)], rare=[(2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]),
 )
 def test_every_exported_function_of_a_level_equals_torch(
     exit: int, width: float, kd_weight: float, form: str
@@ -45,27 +44,28 @@ def test_every_exported_function_of_a_level_equals_torch(
     assert _worst_error(form, EarlyExit(_spec(), exit, width), kd_weight) <= 1e-4
 
 
-@on_both
 @pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("vit", {"size": 8, "width": 12, "depth": 2}),
-        ("lstm_lm", {"length": 5, "vocabulary": 20, "features": 6, "hidden": 5}),
-    ],
+    ("model", "options", "form"),
+    in_turn(
+        [],
+        rare=[
+            ("vit", {"size": 8, "width": 12, "depth": 2}),
+            ("lstm_lm", {"length": 5, "vocabulary": 20, "features": 6, "hidden": 5}),
+        ],
+    ),
 )
 def test_exits_on_tokens_export_too(model: str, options: dict[str, int], form: str) -> None:
     assert _worst_error(form, EarlyExit(with_exits(zoo.build(model, **options)), 2), 0.3) <= 1e-4
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_inference_does_not_compute_the_exits_before_the_last(form: str) -> None:
     program = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)
     unused = format_of(form).capture(program.evaluate).unused
     assert {name.split(".")[1] for name in unused} == {"block1_exit", "block2_exit"}
 
 
-@on_both
-@pytest.mark.parametrize(("width", "kd_weight"), [(1.0, 0.0), (0.5, 0.4)])
+@pytest.mark.parametrize(("width", "kd_weight", "form"), in_turn([], rare=[(1.0, 0.0), (0.5, 0.4)]))
 def test_a_round_on_the_device_equals_the_round_in_torch(
     tmp_path: Path, width: float, kd_weight: float, form: str
 ) -> None:

@@ -12,16 +12,14 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
-from tests.parity.forms import checked, on_both
-
-pytestmark = pytest.mark.slow
+from tests.pairs import in_turn
+from tests.parity.forms import checked
 
 NETS = {"mlp": {"size": 4, "hidden": (5,)}, "fedbat_cnn": {"size": 4, "widths": (3, 4)}}
 WITH_EXITS = {"multi_exit"}
-ON_BOTH = ("fedbat", "multi_exit", "per_fedavg", "scaffold", "swat")
-CASES = [(name, "mlp") for name in PROGRAMS if name not in WITH_EXITS] + [
-    (name, "fedbat_cnn") for name in ON_BOTH
-]
+WITH_BATCH_NORM = ("fedbat", "multi_exit", "per_fedavg", "scaffold", "swat")
+CASES = [(name, "fedbat_cnn" if name in WITH_EXITS else "mlp") for name in PROGRAMS]
+RARE = [(name, "fedbat_cnn") for name in WITH_BATCH_NORM if name not in WITH_EXITS]
 """An MLP has no place for exits. Batch norm and pooling have tests of their own, so few programs need both nets."""
 
 
@@ -37,8 +35,7 @@ def functions(program: Program) -> dict[tuple[int, str], Function]:
     return {(at, function.name): function for at, function in found.values()}
 
 
-@on_both
-@pytest.mark.parametrize(("name", "net"), CASES)
+@pytest.mark.parametrize(("name", "net", "form"), in_turn(CASES, rare=RARE))
 def test_every_function_of_every_program_equals_torch(name: str, net: str, form: str) -> None:
     options = {"personal": 0.1} if name == "sgd" else {}
     program = programs.build(name, Objective.of(submodel(name, net)), batch=4, steps=3, **options)

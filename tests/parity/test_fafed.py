@@ -18,9 +18,8 @@ from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client, federated
-from tests.parity.forms import checked, on_both, runner_of, written
-
-pytestmark = pytest.mark.slow
+from tests.pairs import in_turn, pairs
+from tests.parity.forms import checked, runner_of, written
 
 BATCH, CLASSES, SIDE = 5, 4, 8
 MAKERS = {
@@ -91,16 +90,16 @@ def _session(form: str, function: Function) -> Function:
     return replace(function, fn=fn)
 
 
-@on_both
-@pytest.mark.parametrize("name", ["fafed, scalar", "fafed, mean", "fafed, norm"])
+@pytest.mark.parametrize(("name", "form"), in_turn([], rare=["fafed, scalar", "fafed, mean", "fafed, norm"]))
 def test_so_is_a_step_whose_second_moment_is_one_number(name: str, form: str) -> None:
     step = MAKERS[name](objective(mlp), batch=BATCH, steps=3).phases[0].function
     checked(form, step, 0)
 
 
-@on_both
-@pytest.mark.parametrize("model", [mlp, cnn])
-@pytest.mark.parametrize("name", ["fafed", "stem", "naive_adaptive"])
+@pytest.mark.parametrize(
+    ("name", "model", "form"),
+    in_turn([("fafed", cnn)], rare=pairs(["stem", "naive_adaptive"], [mlp, cnn])),
+)
 def test_every_function_is_the_same_on_the_engine(
     name: str, model: Callable[[], nn.Sequential], form: str
 ) -> None:
@@ -112,8 +111,9 @@ def test_every_function_is_the_same_on_the_engine(
         checked(form, function, 0)
 
 
-@on_both
-@pytest.mark.parametrize("name", ["fafed, clipped", "fafed, norm", "stem", "naive_adaptive"])
+@pytest.mark.parametrize(
+    ("name", "form"), in_turn([], rare=["fafed, clipped", "fafed, norm", "stem", "naive_adaptive"])
+)
 def test_a_federation_on_the_engine_is_the_one_in_torch(name: str, form: str) -> None:
     made = objective(cnn)
     program = MAKERS[name](made, batch=BATCH, steps=3, lr=0.01)
@@ -137,7 +137,7 @@ def _apart(one: Tensors, other: Tensors) -> float:
     return max((relative(one[name], other[name]) for name in one), default=0.0)
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_all_schedules_share_one_graph(form: str) -> None:
     kinds: list[dict[str, object]] = [
         {"schedule": "constant"},

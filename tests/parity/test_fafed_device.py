@@ -26,11 +26,10 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
-from tests.parity.forms import engine_of, on_both
+from tests.pairs import in_turn
+from tests.parity.forms import engine_of
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
-
-pytestmark = pytest.mark.slow
 
 SEED, ROWS = 7, 13
 UNITS = ("body", "head")
@@ -112,8 +111,7 @@ def feed_of(draws: str) -> Feed:
     return feed
 
 
-@on_both
-@pytest.mark.parametrize("exchange", [PROGRAM.opening[0], PROGRAM], ids=["opening", "main"])
+@pytest.mark.parametrize(("exchange", "form"), in_turn([PROGRAM.opening[0], PROGRAM]))
 def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_path: Path, form: str) -> None:
     given = weights()
     carry = previous(given) if exchange is PROGRAM else {}
@@ -129,7 +127,8 @@ def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_pa
     assert set(found.carry) == {f"previous.{name}" for name in OBJECTIVE.trainable}
 
 
-@on_both
+@pytest.mark.slow
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_three(
     tmp_path: Path, form: str
 ) -> None:

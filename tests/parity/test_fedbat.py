@@ -30,26 +30,27 @@ from tests.invariants.fiarse.training import (
     small_net,
     train_on_device,
 )
-from tests.parity.forms import checked, on_both
+from tests.pairs import in_turn
+from tests.parity.forms import checked
 from tests.parity.rounds import local_data
-
-pytestmark = pytest.mark.slow
 
 STEPS, SEED = 4, 3
 OTHERS = {"granularity": "module", "momentum": 0.9, "weight_decay": 1e-3, "alpha_range": (5e-4, 5e-2)}
 
 
-@on_both
 @pytest.mark.parametrize(
-    ("kind", "submodel", "options"),
-    [
-        ("output_side", {"cut": 1}, {}),
-        ("width", {"ratio": 0.5, "scaler": True}, {"binarize_1d": False}),
-        ("width", {"ratio": 0.5, "ordered": True}, OTHERS),
-        ("importance", {"gamma": 0.4}, {"upload_mode": "last_forward"}),
-        ("early_exit", {"exit": 1}, {"upload_mode": "det_sign"}),
-        ("importance_structured", {"gamma": 0.5}, {"step_size": "largest", "phi": 0.25}),
-    ],
+    ("kind", "submodel", "options", "form"),
+    in_turn(
+        [],
+        rare=[
+            ("output_side", {"cut": 1}, {}),
+            ("width", {"ratio": 0.5, "scaler": True}, {"binarize_1d": False}),
+            ("width", {"ratio": 0.5, "ordered": True}, OTHERS),
+            ("importance", {"gamma": 0.4}, {"upload_mode": "last_forward"}),
+            ("early_exit", {"exit": 1}, {"upload_mode": "det_sign"}),
+            ("importance_structured", {"gamma": 0.5}, {"step_size": "largest", "phi": 0.25}),
+        ],
+    ),
 )
 def test_every_function_is_the_same_on_the_engine(
     kind: str, submodel: dict[str, Any], options: dict[str, Any], form: str
@@ -61,7 +62,7 @@ def test_every_function_is_the_same_on_the_engine(
         checked(form, function, 0)
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) -> None:
     spec = small_net()
     submodel = catalog.build(spec, "importance", gamma=0.4)

@@ -29,10 +29,9 @@ from edgefl.wire.errors import ModelError
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from tests.invariants.embracingfl.tiny import tiny
-from tests.parity.forms import checked, on_both
+from tests.pairs import in_turn, pairs, slow
+from tests.parity.forms import checked
 from tests.parity.rounds import Exported, local_data, on_device
-
-pytestmark = pytest.mark.slow
 
 BATCH, STEPS = 4, 3
 HF, EXACT = {"mode": "hf"}, {"mode": "exact"}
@@ -64,30 +63,28 @@ def check(form: str, program: Program, *names: str) -> None:
 
 
 FORMS: list[dict[str, Any]] = [HF, ABSOLUTE, EXACT]
-GRID = [form | more | batch for form in FORMS for more in ({}, TWICE) for batch in ({}, SHARED)]
+GRID: list[dict[str, Any]] = [{"mode": "fo"}, {"mode": "fo"} | TWICE]
+GRID += [form | more | batch for form in FORMS for more in ({}, TWICE) for batch in ({}, SHARED)]
+QUICK = [HF, EXACT | SHARED]
 
 
-@on_both
-@pytest.mark.parametrize("options", [{"mode": "fo"}, {"mode": "fo"} | TWICE, *GRID], ids=str)
+@pytest.mark.parametrize(
+    ("options", "form"),
+    in_turn(QUICK, rare=[each for each in GRID if each not in QUICK]),
+)
 def test_every_step_is_the_same_on_the_engine(options: dict[str, Any], form: str) -> None:
     check(form, per_fedavg(Objective.of(OutputSide(tiny("mlp"), 0)), batch=BATCH, **options), "train")
 
 
-@on_both
 @pytest.mark.parametrize(
-    ("model_name", "options"),
-    [
-        ("elu_net", ABSOLUTE),
-        ("elu_net", EXACT),
-        ("cnn", EXACT | TWICE),
-    ],
+    ("model_name", "options", "form"),
+    in_turn([], rare=[("elu_net", ABSOLUTE), ("elu_net", EXACT), ("cnn", EXACT | TWICE)]),
 )
 def test_so_is_that_of_other_models(model_name: str, options: dict[str, Any], form: str) -> None:
     check(form, per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, **options), "train")
 
 
-@on_both
-@pytest.mark.parametrize("model_name", ["mlp", "cnn"])
+@pytest.mark.parametrize(("model_name", "form"), in_turn(["mlp"], rare=["cnn"]))
 def test_so_is_every_other_function(model_name: str, form: str) -> None:
     program = per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, mode="fo")
     names = [function.name for function in program.functions]
@@ -95,17 +92,22 @@ def test_so_is_every_other_function(model_name: str, form: str) -> None:
     check(form, program, "start", "finish", "evaluate", "personalize")
 
 
-@on_both
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "mode", "form"),
     [
-        ("output_side", {"cut": 2}),
-        ("width", {"ratio": 0.5, "scaler": True}),
-        ("importance", {"gamma": 0.4}),
-        ("importance_structured", {"gamma": 0.5}),
+        slow(*submodel, mode, form)
+        for submodel, mode, form in pairs(
+            [
+                ("output_side", {"cut": 2}),
+                ("width", {"ratio": 0.5, "scaler": True}),
+                ("importance", {"gamma": 0.4}),
+                ("importance_structured", {"gamma": 0.5}),
+            ],
+            ["hf", "exact"],
+            ["onnx", "executorch"],
+        )
     ],
 )
-@pytest.mark.parametrize("mode", ["hf", "exact"])
 def test_so_is_the_step_of_every_kind_of_submodel(
     kind: str, options: dict[str, Any], mode: str, form: str
 ) -> None:
@@ -124,8 +126,7 @@ class Gated(nn.Module):
         return F.glu(self.dense(x.flatten(1)))
 
 
-@on_both
-@pytest.mark.parametrize("model_name", ["cnn", "elu_net", "gated", "resnet8 group"])
+@pytest.mark.parametrize(("model_name", "form"), in_turn(["gated"], rare=["cnn", "elu_net", "resnet8 group"]))
 def test_a_product_by_itself_is_the_same_on_the_engine(model_name: str, form: str) -> None:
     """In a step it is multiplied by two small numbers, so that a wrong one would hardly show."""
     if model_name == "gated":
@@ -145,20 +146,21 @@ def test_a_product_by_itself_is_the_same_on_the_engine(model_name: str, form: st
     checked(form, function, 0)
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_a_layer_without_second_derivative_is_refused_with_a_remedy(form: str) -> None:
     program = per_fedavg(Objective.of(OutputSide(tiny("lstm_lm"), 0)), batch=BATCH, **EXACT)
     with pytest.raises(ModelError, match=r"jvp.*mode 'hf'"):
         format_of(form).capture(program.phases[0].function)
 
 
-@on_both
+@pytest.mark.slow
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_so_are_exact_products_through_attention_and_layer_norm(form: str) -> None:
     spec = vit(size=8, patch=4, width=8, depth=1, heads=2, classes=5)
     check(form, per_fedavg(Objective.of(OutputSide(spec, 0)), batch=BATCH, **EXACT), "train")
 
 
-@on_both
+@pytest.mark.parametrize("form", in_turn([()], formats=("executorch", "onnx")))
 def test_batches_of_three_sizes_are_three_ports(form: str) -> None:
     program = per_fedavg(
         Objective.of(OutputSide(tiny("mlp"), 0)), batch=6, inner_batch=4, hessian_batch_size=3, mode="exact"
@@ -183,17 +185,17 @@ def exported(form: str, spec: ModelSpec, **options: Any) -> Exported:
     return Exported(spec, submodel, program, (), bundle)
 
 
-@on_both
 @pytest.mark.parametrize(
-    ("model_name", "samples", "options"),
-    [
-        ("mlp", 21, {"mode": "fo"}),
-        ("mlp", 21, HF | TWICE),
-        ("mlp", 21, EXACT | {"inner_batch": 3, "hessian_batch_size": 6}),
-        ("mlp", BATCH - 1, EXACT),
-        ("resnet8", 21, HF),
-        ("resnet8", 21, EXACT),
-    ],
+    ("model_name", "samples", "options", "form"),
+    in_turn(
+        [("mlp", 21, {"mode": "fo"}), ("mlp", BATCH - 1, EXACT)],
+        rare=[
+            ("mlp", 21, HF | TWICE),
+            ("mlp", 21, EXACT | {"inner_batch": 3, "hessian_batch_size": 6}),
+            ("cnn", 21, HF),
+            ("resnet8", 21, EXACT),
+        ],
+    ),
 )
 def test_a_round_on_the_device_is_the_round_in_torch(
     tmp_path: Path, model_name: str, samples: int, options: dict[str, Any], form: str

@@ -19,9 +19,8 @@ from edgefl.wire import tensors
 from exporters.bundle.formats import format_of
 from tests.analysis.personal.tiers import BATCH, Tier, tier_of
 from tests.invariants.embracingfl.tiny import samples
-from tests.parity.forms import engine_of, on_both
-
-pytestmark = pytest.mark.slow
+from tests.pairs import in_turn
+from tests.parity.forms import engine_of
 
 KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("mlp", "output_side", {"cut": 0}),
@@ -30,10 +29,9 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("cnn", "importance", {"gamma": 0.25}),
     ("mlp", "importance_structured", {"gamma": 0.5}),
 ]
-EACH = pytest.mark.parametrize(("model", "kind", "options"), KINDS)
+EACH = pytest.mark.parametrize(("model", "kind", "options", "form"), in_turn(KINDS[:1], rare=KINDS[1:]))
 
 
-@on_both
 @EACH
 def test_the_exported_step_equals_torch(model: str, kind: str, options: dict[str, Any], form: str) -> None:
     tier = tier_of(model, kind, form=form, **options)
@@ -45,7 +43,6 @@ def test_the_exported_step_equals_torch(model: str, kind: str, options: dict[str
     assert report.worst <= 1e-4
 
 
-@on_both
 @EACH
 def test_a_device_reports_what_torch_does(
     tmp_path: Path, model: str, kind: str, options: dict[str, Any], form: str
@@ -66,7 +63,6 @@ def test_a_device_reports_what_torch_does(
     assert report.majority == expected.majority
 
 
-@on_both
 @EACH
 def test_the_adapted_weights_are_those_of_torch(
     tmp_path: Path, model: str, kind: str, options: dict[str, Any], form: str
@@ -81,8 +77,7 @@ def test_the_adapted_weights_are_those_of_torch(
         assert np.abs(array - now[name].numpy()).max() <= 1e-4 * scale, name
 
 
-@on_both
-@pytest.mark.parametrize("protocol", ["split_test", "paper_literal"])
+@pytest.mark.parametrize(("protocol", "form"), in_turn(["split_test", "paper_literal"]))
 def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol, form: str) -> None:
     tier, local, later = _world(form, "mlp")
 
@@ -97,7 +92,8 @@ def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol, for
     assert (report.leaks, report.support) == (expected.leaks, expected.support)
 
 
-@on_both
+@pytest.mark.slow
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_a_payload_tier_goes_on_from_what_an_earlier_personalization_left(tmp_path: Path, form: str) -> None:
     tier, local, _ = _world(form, "cnn", "importance", gamma=0.25)
     first, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Wanted(alpha=0.05))

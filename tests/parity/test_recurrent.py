@@ -21,9 +21,8 @@ from exporters.bundle.formats import format_of
 from exporters.capture.trace import capture
 from exporters.executorch.rules.recurrent import STEPS
 from exporters.onnx.model import to_onnx
-from tests.parity.forms import on_both, written
-
-pytestmark = pytest.mark.slow
+from tests.pairs import by_default, in_turn
+from tests.parity.forms import written
 
 E, H, B, T = 5, 4, 3, 6
 SEEDS = (1, 2, 3)
@@ -83,9 +82,13 @@ def training_step(
     return Function(type(module).__name__, fn, ports)
 
 
-@on_both
-@pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (1, True), (2, True), (3, False)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "layers", "bidirectional", "form"),
+    in_turn(
+        [(nn.LSTM, 1, False), (nn.GRU, 1, True)],
+        rare=[(nn.LSTM, 2, True), (nn.GRU, 3, False), (nn.GRU, 2, True), (nn.LSTM, 3, False)],
+    ),
+)
 def test_the_exported_step_equals_torch_s_layer(
     kind: Any, layers: int, bidirectional: bool, form: str
 ) -> None:
@@ -100,8 +103,7 @@ def test_the_exported_step_equals_torch_s_layer(
             assert format_of(form).verify(reference, model, seed).set_aside == ()
 
 
-@on_both
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "form"), in_turn([], rare=KINDS))
 def test_gradients_by_torch_func_are_exported_too(kind: Any, form: str) -> None:
     torch.manual_seed(0)
     theirs = Outputs(kind(E, H, 2, bidirectional=True, batch_first=True))
@@ -112,8 +114,7 @@ def test_gradients_by_torch_func_are_exported_too(kind: Any, form: str) -> None:
         assert format_of(form).verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
 
 
-@on_both
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "form"), in_turn([], rare=KINDS[::-1]))
 def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> None:
     layer = kind(E, H, 2, bidirectional=True, batch_first=True, dropout=0.4, bias=False)
     step = training_step(visible(Outputs(layer)).train())
@@ -125,7 +126,7 @@ def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> 
         format_of(form).verify(step, model, seed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, KINDS[:1]))
 def test_the_graph_of_a_long_sequence_is_the_graph_of_a_short_one(kind: Any) -> None:
     ours = visible(Outputs(kind(E, H, 2, bidirectional=True, batch_first=True)))
 
@@ -146,7 +147,8 @@ def _operators(graph: onnx.GraphProto) -> list[str]:
     return found
 
 
-@on_both
+@pytest.mark.slow
+@pytest.mark.parametrize("form", in_turn([()]))
 def test_equal_steps_give_equal_bytes(form: str) -> None:
     ours = visible(Outputs(nn.LSTM(E, H, 2, batch_first=True)))
 
@@ -162,8 +164,7 @@ def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch
         format_of("executorch").capture(training_step(ours, STEPS + 1))
 
 
-@on_both
-@pytest.mark.parametrize("tier", ["strong", "moderate", "weak"])
+@pytest.mark.parametrize(("tier", "form"), in_turn([], rare=["strong", "moderate", "weak"]))
 def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str, form: str) -> None:
     spec = zoo.build("bilstm", length=8, vocabulary=20, features=6, hidden=5)
     step = programs.build("sgd", Objective.of(tiers("bilstm")[tier].of(spec)), batch=4).phases[0].function

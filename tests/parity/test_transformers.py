@@ -17,9 +17,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
-from tests.parity.forms import checked, on_both
-
-pytestmark = pytest.mark.slow
+from tests.pairs import by_default, in_turn, pairs
+from tests.parity.forms import checked
 
 BATCH = 3
 WORDS = TensorSpec((8,), torch.int64, 50)
@@ -139,7 +138,7 @@ def _made(name: str) -> tuple[nn.Module, ModelSpec]:
     return model, split(model, sample=sample, classes=classes, loss=loss)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", by_default(MODELS, ["BERT"]))
 def test_it_becomes_units_between_its_blocks_that_compute_the_same(name: str) -> None:
     model, spec = _made(name)
     assert spec.units == MODELS[name][3]
@@ -151,9 +150,9 @@ def test_it_becomes_units_between_its_blocks_that_compute_the_same(name: str) ->
         torch.testing.assert_close(spec.module.eval()(batch), expected)
 
 
-@on_both
-@pytest.mark.parametrize("part", ["full", "from a middle cut"])
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize(
+    ("name", "part", "form"), in_turn([], rare=pairs(EXPORTED, ["full", "from a middle cut"]))
+)
 def test_its_exported_training_step_equals_torch(name: str, part: str, form: str) -> None:
     spec = _made(name)[1]
     cut = 0 if part == "full" else len(spec.units) // 2

@@ -20,6 +20,7 @@ from exporters.bundle.build import Label, batch_size, build_bundle, trained_entr
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import WIDTH, World
+from tests.pairs import by_default
 
 SHAPE = TensorSpec((WIDTH, 1))
 LABELS = torch.int64
@@ -228,7 +229,7 @@ def trained(carry: tiny.Array, draws: str, *, swept: bool) -> tiny.Array:
     return w
 
 
-@pytest.mark.parametrize("kind", ["plain", "swept"])
+@pytest.mark.parametrize("kind", by_default(["plain", "swept"], ["swept"]))
 def test_a_device_reads_and_sends_the_servers_memory_and_draws_streams_of_two_sizes(
     tmp_path: Path, running: list[Device], kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -24,8 +24,6 @@ from exporters.bundle.wiring import check_wiring
 from tests.exporters.bundle.test_bundle import DATA, program_of
 from tests.exporters.examples import step_of
 
-pytestmark = pytest.mark.slow
-
 both = pytest.mark.parametrize("name", FORMATS)
 NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
 
@@ -60,6 +58,7 @@ def graph_of(name: str, function: Function) -> tuple[Graph, bytes]:
     return listed, artifact.model
 
 
+@pytest.mark.slow
 @both
 def test_a_function_is_written_alike_twice_and_agrees_with_torch(name: str, step: Function) -> None:
     form = format_of(name)
@@ -82,6 +81,7 @@ def test_a_graph_of_another_function_is_found_out(name: str, step: Function) -> 
         form.verify(step, form.write(form.capture(wrong)).model, seed=3)
 
 
+@pytest.mark.slow
 @both
 def test_a_graph_agrees_with_its_ports_and_with_no_others(name: str, step: Function) -> None:
     form = format_of(name)
@@ -93,6 +93,7 @@ def test_a_graph_agrees_with_its_ports_and_with_no_others(name: str, step: Funct
     assert "export" in form.differs(graph, b"no model at all")
 
 
+@pytest.mark.slow
 def test_a_port_of_another_shape_in_a_program_is_found_out(step: Function) -> None:
     graph, model = graph_of("executorch", step)
     first = msgspec.structs.replace(graph.inputs[0], shape=(7, 7))

@@ -77,6 +77,7 @@ def test_a_thread_that_changes_the_same_waits_for_the_other() -> None:
     assert entered.is_set() and place.name == "theirs"
 
 
+@pytest.mark.slow
 def test_exports_are_the_same_without_what_they_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after one another, and of an op that torch.onnx has to decompose first."""
 

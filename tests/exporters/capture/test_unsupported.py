@@ -18,8 +18,6 @@ from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import RELATIVE, verify
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__)
 
 
@@ -300,6 +298,7 @@ def pooled(x: Tensor) -> Tensor:
     return nn.functional.avg_pool3d(x.reshape(-1, 1, 1, 2, 2), 1).flatten(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [spectra, pooled])
 def test_a_cut_model_is_told_by_the_line_of_its_forward(fn: Callable) -> None:
     units = cut(Blocks(fn), ("inner.1.linear",))
@@ -310,6 +309,7 @@ def test_a_cut_model_is_told_by_the_line_of_its_forward(fn: Callable) -> None:
     assert error.details["source"] == line_of("forward of Layer")
 
 
+@pytest.mark.slow
 def test_an_op_between_the_submodules_of_a_cut_model_is_told_with_the_model_s_class() -> None:
     class Between(Blocks):
         def forward(self, x: Tensor) -> Tensor:
@@ -322,6 +322,7 @@ def test_an_op_between_the_submodules_of_a_cut_model_is_told_with_the_model_s_cl
     assert error.details["source"] == line_of("between")
 
 
+@pytest.mark.slow
 def test_an_op_inside_a_layer_of_torch_s_is_told_by_the_line_that_calls_the_layer() -> None:
     pool = nn.Sequential(nn.Unflatten(1, (1, 1, 2, 2)), nn.AvgPool3d(1), nn.Flatten())
     error = refusal(cut(Blocks(torch.tanh, pool)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,33 +154,45 @@ def _tuple(result: Any) -> tuple[Tensor, ...]:
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def every(family: Family) -> Any:
-    """Parametrize a test over all cases of a family."""
-    return pytest.mark.parametrize("case", list(_flat(family)))
+def every(family: Family, more: Collection[str] = (), *, differentiable: bool = False) -> Any:
+    """Parametrize a test over all cases of a family, each in both formats: ``case``, ``again``, ``form``.
+
+    The default ring has, in one format, the first variant of each op and the cases that ``more`` names ("op, variant"):
+    those that go another way through the exporters. Formats take turns. torch spells some gradients out where they may be
+    differentiated again, as under torch.func.grad: with ``differentiable`` one of the two rows of a case asks so.
+    """
+    params, names, turn = [], set(), 0
+    for name, first, case in _flat(family):
+        names.add(name)
+        for place, form in enumerate(NAMES):
+            again = differentiable and (turn // 2 + place) % 2 == 1
+            everyday = (first or name in more) and turn % 2 == place
+            marks = () if everyday else pytest.mark.slow
+            spelling = ", differentiable" if again else ""
+            params.append(pytest.param(case, again, form, id=f"{name}{spelling}-{form}", marks=marks))
+        turn += first or name in more
+    assert set(more) <= names, set(more) - names
+    return pytest.mark.parametrize(("case", "again", "form"), params)
 
 
-def _flat(family: Family) -> Iterator[Any]:
+def _flat(family: Family) -> Iterator[tuple[str, bool, Case]]:
+    """Name, whether it is its op's first, and the case."""
     for op, variants in family.items():
-        for variant, case in variants.items():
-            yield pytest.param(case, id=f"{op}, {variant}" if variant else op)
+        for number, (variant, case) in enumerate(variants.items()):
+            yield f"{op}, {variant}" if variant else op, number == 0, case
 
 
-# torch spells some gradients out where they may be differentiated again, as under torch.func.grad.
-gradients = pytest.mark.parametrize("again", [False, True], ids=["once", "differentiable"])
-
-
-def agrees(function: Function, seeds: Iterable[int] = SEEDS) -> None:
-    """Assert that the exported graph gives what torch gives, in float32 and in float64, output by output, in each
-    format on the device's own engine."""
-    for form in NAMES:
-        exported = made(form, function)
-        if form == "onnx":
-            assert not lossy(exported.model), (
-                "onnxruntime's ScatterND loses additions where threads meet; use ScatterElements"
-            )
-        run = runner(exported)
-        for seed in seeds:
-            _same(form, function, run, seed)
+def agrees(function: Function, form: str, seeds: Iterable[int] = SEEDS) -> None:
+    """Assert that the exported graph gives what torch gives, in float32 and in float64, output by output, on the
+    device's own engine of the format."""
+    exported = made(form, function)
+    if form == "onnx":
+        assert not lossy(exported.model), (
+            "onnxruntime's ScatterND loses additions where threads meet; use ScatterElements"
+        )
+    run = runner(exported)
+    for seed in seeds:
+        _same(form, function, run, seed)
 
 
 def _same(form: str, function: Function, run: Callable[[Tensors], dict[str, np.ndarray]], seed: int) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import Dropout
-from tests.parity.ops.case import Case, Family, Uniform, agrees, every, gradients
-
-pytestmark = pytest.mark.slow
+from tests.parity.ops.case import Case, Family, Uniform, agrees, every
 
 ROWS = (4, 6)
 
@@ -63,7 +60,14 @@ CASES: Family = {
 }
 
 
-@gradients
-@every(CASES)
-def test_activation_equals_torch(case: Case, again: bool) -> None:
-    agrees(case.step(again))
+MORE = (
+    "PReLU, slope per channel",
+    "Softmax, channels",
+    "GELU, tanh",
+    "ReLU, in place",
+)
+
+
+@every(CASES, MORE, differentiable=True)
+def test_activation_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from tests.parity.ops.case import Case, Family, Mask, agrees, every
-
-pytestmark = pytest.mark.slow
 
 ROWS = (4, 6)
 BLOCK = (3, 4, 5)
@@ -133,6 +130,23 @@ CASES: Family = {
 }
 
 
-@every(CASES)
-def test_arithmetic_equals_torch(case: Case) -> None:
-    agrees(case.step())
+MORE = (
+    "add, sub, mul, div, remainder",
+    "maximum, minimum, minimum",
+    "max, min, axis, with positions",
+    "max, min, amax with ties",
+    "max, min, argmax",
+    "var, std, var_mean",
+    "norm, l1",
+    "cumprod, with zeros",
+    "scatter_reduce, mean of what comes in",
+    "sqrt, pow, number to a tensor",
+    "cumsum, first axis",
+    "clamp, by tensors",
+    "largest, smallest of booleans, with positions",
+)
+
+
+@every(CASES, MORE)
+def test_arithmetic_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.parity.ops.case import Case, Family, Mask, agrees, every, gradients
-
-pytestmark = pytest.mark.slow
+from tests.parity.ops.case import Case, Family, Mask, agrees, every
 
 HEADS = (2, 2, 5, 4)  # batch, heads, positions, features of a head
 attend = F.scaled_dot_product_attention
@@ -92,7 +89,13 @@ CASES: Family = {
 }
 
 
-@gradients
-@every(CASES)
-def test_attention_equals_torch(case: Case, again: bool) -> None:
-    agrees(case.step(again))
+MORE = (
+    "MultiheadAttention, cross, other sizes, padded keys",
+    "scaled_dot_product_attention, causal",
+    "scaled_dot_product_attention, grouped queries",
+)
+
+
+@every(CASES, MORE, differentiable=True)
+def test_attention_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

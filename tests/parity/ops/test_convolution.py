@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
 from tests.parity.ops.case import Case, Family, agrees, every
-
-pytestmark = pytest.mark.slow
 
 CASES: Family = {
     "Conv2d": {
@@ -85,6 +82,30 @@ CASES: Family = {
 }
 
 
-@every(CASES)
-def test_convolution_equals_torch(case: Case) -> None:
-    agrees(case.step())
+MORE = (
+    "Conv2d, padded, no bias",
+    "Conv2d, pointwise",
+    "Conv2d, pointwise, strided",
+    "Conv2d, strided, odd remainder",
+    "Conv2d, dilated and strided",
+    "Conv2d, padding beyond the kernel",
+    "Conv2d, padding same, even kernel",
+    "Conv2d, padding mode reflect",
+    "Conv2d, unbatched",
+    "Conv2d, grouped, strided",
+    "Conv2d, depthwise, strided",
+    "Conv2d, depthwise, small planes, strided and dilated",
+    "Conv2d, depthwise, small planes, no bias",
+    "Conv2d, depthwise, multiplied",
+    "Conv2d, large kernel, strided, grouped",
+    "Conv1d, strided and padded",
+    "Conv1d, depthwise, small, large kernel",
+    "ConvTranspose2d, strided, output padded",
+    "ConvTranspose2d, depthwise, strided",
+    "ConvTranspose1d, grouped",
+)
+
+
+@every(CASES, MORE)
+def test_convolution_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
-
-pytestmark = pytest.mark.slow
 
 TOKENS = Labels((4, 5))  # twenty indices in [0, 4): each occurs several times
 
@@ -64,6 +61,12 @@ CASES: Family = {
 }
 
 
-@every(CASES)
-def test_embedding_equals_torch(case: Case) -> None:
-    agrees(case.step())
+MORE = (
+    "index_put, added",
+    "index_put, written by int32",
+)
+
+
+@every(CASES, MORE)
+def test_embedding_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

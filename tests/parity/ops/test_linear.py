@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.parity.ops.case import Case, Family, agrees, every, gradients
-
-pytestmark = pytest.mark.slow
+from tests.parity.ops.case import Case, Family, agrees, every
 
 CASES: Family = {
     "Linear": {
@@ -52,7 +49,9 @@ CASES: Family = {
 }
 
 
-@gradients
-@every(CASES)
-def test_linear_equals_torch(case: Case, again: bool) -> None:
-    agrees(case.step(again))
+MORE = ("einsum, bi,oij,bj->bo",)
+
+
+@every(CASES, MORE, differentiable=True)
+def test_linear_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tests.parity.ops.case import LABELS, Case, Family, Labels, Mask, Uniform, agrees, every
-
-pytestmark = pytest.mark.slow
 
 LOGITS, CLASSES = (8, LABELS), Labels((8,))
 TOKENS, TOKEN_CLASSES = (3, LABELS, 5), Labels((3, 5))
@@ -174,5 +171,5 @@ CASES: Family = {
 
 
 @every(CASES)
-def test_loss_equals_torch(case: Case) -> None:
-    agrees(case.step())
+def test_loss_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

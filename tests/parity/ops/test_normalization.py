@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import BatchNorm
-from tests.parity.ops.case import Case, Family, agrees, every, gradients
-
-pytestmark = pytest.mark.slow
+from tests.parity.ops.case import Case, Family, agrees, every
 
 IMAGES = (4, 6, 5, 3)
 
@@ -74,7 +71,6 @@ CASES: Family = {
 }
 
 
-@gradients
-@every(CASES)
-def test_normalization_equals_torch(case: Case, again: bool) -> None:
-    agrees(case.step(again))
+@every(CASES, differentiable=True)
+def test_normalization_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

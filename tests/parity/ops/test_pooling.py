@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
-from tests.parity.ops.case import Case, Family, agrees, every, gradients
-
-pytestmark = pytest.mark.slow
+from tests.parity.ops.case import Case, Family, agrees, every
 
 EVEN, ODD = (2, 3, 6, 8), (2, 3, 7, 8)
 
@@ -76,7 +73,24 @@ CASES: Family = {
 }
 
 
-@gradients
-@every(CASES)
-def test_pooling_equals_torch(case: Case, again: bool) -> None:
-    agrees(case.step(again))
+MORE = (
+    "MaxPool2d, overlapping and padded",
+    "MaxPool2d, dilated",
+    "MaxPool2d, ceil, last window in the padding",
+    "MaxPool1d, padded",
+    "AvgPool2d, overlapping and padded",
+    "AvgPool2d, padding not counted",
+    "AvgPool2d, ceil, padding not counted",
+    "AvgPool2d, own divisor",
+    "AvgPool2d, large",
+    "AdaptiveAvgPool2d, uneven",
+    "AdaptiveAvgPool2d, even",
+    "AdaptiveMaxPool2d, uneven",
+    "AdaptiveMaxPool2d, enlarged",
+    "AdaptiveMaxPool2d, large",
+)
+
+
+@every(CASES, MORE, differentiable=True)
+def test_pooling_equals_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)

@@ -10,10 +10,9 @@ from torch import Tensor
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from exporters.decompositions.indexing import PRODUCT_ROWS
-from tests.parity.forms import on_both, runner_of, written
+from tests.pairs import in_turn
+from tests.parity.forms import runner_of, written
 from tests.parity.ops.case import lossy
-
-pytestmark = pytest.mark.slow
 
 ROWS, WIDTH, COUNT, USED = 1000, 32, 4096, 7
 assert ROWS > PRODUCT_ROWS > USED
@@ -39,9 +38,16 @@ def gather(w: Tensor, i: Tensor) -> Tensor:
     return w.gather(0, i.unsqueeze(1).expand(-1, WIDTH))
 
 
-@on_both
-@pytest.mark.parametrize("rows", [ROWS, 10 * USED])
-@pytest.mark.parametrize("pick", [embedding, indexing, two_indices, index_select, gather])
+PICKS = [embedding, indexing, two_indices, index_select, gather]
+
+
+@pytest.mark.parametrize(
+    ("pick", "rows", "form"),
+    in_turn(
+        [(pick, (ROWS, 10 * USED)[number % 2]) for number, pick in enumerate(PICKS)],
+        rare=[(pick, (10 * USED, ROWS)[number % 2]) for number, pick in enumerate(PICKS)],
+    ),
+)
 def test_no_addition_is_lost_with_several_threads(pick: object, rows: int, form: str) -> None:
     def fn(tensors: Tensors) -> Tensors:
         w = tensors["state.w"].clone().requires_grad_()

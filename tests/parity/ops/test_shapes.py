@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.parity.ops.case import Case, Family, Mask, agrees, every
-
-pytestmark = pytest.mark.slow
 
 IMAGES = (2, 3, 5, 6)
 ODD = (2, 3, 5, 7)
@@ -150,6 +147,32 @@ CASES: Family = {
 }
 
 
-@every(CASES)
-def test_shapes_equal_torch(case: Case) -> None:
-    agrees(case.step())
+MORE = (
+    "slicing, steps, many",
+    "slicing, written to",
+    "diagonal, large",
+    "as_strided, of the last rows",
+    "unfold, many",
+    "unfold, overlapping windows of images",
+    "unfold, folded back",
+    "pad, cropped",
+    "pad, reflect 2d",
+    "pad, replicate 1d",
+    "pad, circular",
+    "roll, flattened",
+    "reshape, pixel shuffle",
+    "expand, repeat, repeat_interleave",
+    "Upsample, nearest, reduced",
+    "Upsample, bilinear, corners aligned",
+    "Upsample, bicubic",
+    "Upsample, trilinear, fraction",
+    "Upsample, linear 1d, fraction that keeps the size",
+    "Upsample, bilinear, large",
+    "cat, last axis",
+    "split, sizes",
+)
+
+
+@every(CASES, MORE)
+def test_shapes_equal_torch(case: Case, again: bool, form: str) -> None:
+    agrees(case.step(again), form)
