@@ -12,13 +12,16 @@ import msgspec
 
 from edgefl.system.sizes import parse_size
 from edgefl.wire.bundle import signatures
-from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
-Engine = StrEnum("Engine", FORMATS)
-"""What --engine, --format and --target take. Typer before 0.19, which flwr asks for, knows no Literal."""
+
+class Engine(StrEnum):
+    """What --engine, --format and --target take. Typer before 0.19, which flwr asks for, knows no Literal."""
+
+    onnx = "onnx"
+    executorch = "executorch"
 
 
 def model_options(pairs: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.codec import Codec
-from edgefl.codecs.coder import Change, Coded, Coder, flat, parted
+from edgefl.codecs.coder import Change, Coded, Coder, flat, parted, split
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
@@ -156,7 +156,7 @@ class _Coding:
             assert scale is not None
             return coded.levels.to(change.value.dtype) * scale
         assert isinstance(encoding, Sparse)
-        return flat(_largest_only(part, encoding) for part in change.value.split(change.sizes))
+        return flat(_largest_only(part, encoding) for part in split(change.value, change.sizes))
 
     def _metrics(self, change: Change, total: Tensor) -> Tensors:
         """``zeros``: entries that one bit cannot say, since they did not change (fedbat.md 8.7). ``finite``: 1, or NaN where

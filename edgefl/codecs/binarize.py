@@ -5,7 +5,7 @@ A step size alpha > 0 belongs to a group of tensors. Where all of a group is 0, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
@@ -59,9 +59,14 @@ class Groups:
     @classmethod
     def of(cls, names: Sequence[str], granularity: Granularity) -> Groups:
         """A group per tensor, per module (what stands before the last dot), or one for all."""
-        module = {"tensor": lambda name: name, "module": _module, "global": lambda name: ""}[granularity]
-        places = {place: number for number, place in enumerate(dict.fromkeys(map(module, names)))}
-        return cls({name: places[module(name)] for name in names})
+        places: dict[Granularity, Callable[[str], str]] = {
+            "tensor": lambda name: name,
+            "module": _module,
+            "global": lambda _name: "",
+        }
+        place = places[granularity]
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(map(place, names)))}
+        return cls({name: numbers[place(name)] for name in names})
 
     @property
     def count(self) -> int:

@@ -66,7 +66,9 @@ class Change:
         """norm_inf. Not finite if any entry is not, which the server must see: some engines' maximum passes over NaN."""
         size = self.value.abs()
         most = (
-            torch.cat([x.amax(0, keepdim=True) for x in size.split(self.sizes)]) if self.sizes else size.max()
+            torch.cat([x.amax(0, keepdim=True) for x in split(size, self.sizes)])
+            if self.sizes
+            else size.max()
         )
         return most + 0.0 * self.sums(self.value)
 
@@ -78,11 +80,11 @@ class Change:
         """The sum over each tensor of ``each``, which is of the shape of ``value``."""
         if not self.sizes:
             return each.sum()
-        return torch.cat([part.sum(0, keepdim=True) for part in each.split(self.sizes)])
+        return torch.cat([part.sum(0, keepdim=True) for part in split(each, self.sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:
         """The number of each tensor for all of its entries, in a shape that goes with ``value``."""
-        return spread(numbers.split(1), self.sizes) if self.sizes else numbers
+        return spread(split(numbers, 1), self.sizes) if self.sizes else numbers
 
     def draws(self) -> Tensor:
         assert self.uniform is not None, "a coder that draws is given uniform numbers"
@@ -121,6 +123,12 @@ def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return flat(number.expand(size) for number, size in zip(numbers, sizes, strict=True))
 
 
+def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
+    """A flat tensor in parts of these sizes, or of one size."""
+    parts: tuple[Tensor, ...] = joined.split(sizes)  # type: ignore[no-untyped-call]
+    return parts
+
+
 def flat(parts: Iterable[Tensor]) -> Tensor:
     """One flat tensor of all entries; a single part is not copied."""
     rows = [shaped(part, (part.numel(),)) for part in parts]
@@ -134,5 +142,5 @@ def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def parted(joined: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`flat`: tensors in the shapes of ``like``, under its names."""
-    parts = joined.split([tensor.numel() for tensor in like.values()])
+    parts = split(joined, [tensor.numel() for tensor in like.values()])
     return {name: shaped(part, tuple(like[name].shape)) for name, part in zip(like, parts, strict=True)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgefl.codecs.coder import flat
+from edgefl.codecs.coder import flat, split
 
 _BIAS, _MANTISSA, _LEAST_EXPONENT = 127.0, 128.0, -126.0
 _SIGN, _INFINITY = 32768.0, 255.0 * _MANTISSA
@@ -40,7 +40,7 @@ def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
     """``codes``, with zeros after each part up to a multiple of ``each``."""
     if not any(size % each for size in sizes):
         return codes
-    padded = [[part, torch.zeros(-part.numel() % each)] for part in codes.split(list(sizes))]
+    padded = [[part, torch.zeros(-part.numel() % each)] for part in split(codes, list(sizes))]
     return torch.cat([part for pair in padded for part in pair if part.numel()])
 
 

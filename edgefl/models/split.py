@@ -55,8 +55,8 @@ def split(
     torch's reason and the line of code where the module cannot be traced.
     """
     copied = visible(module)
-    plain = isinstance(copied, nn.Sequential) and type(copied).forward is nn.Sequential.forward
-    if cuts is None and plain and units is None:
+    plain = type(copied).forward is nn.Sequential.forward
+    if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
         made = _children(copied, sample)
     elif cuts is None or cuts == "auto":
         made = _automatic(copied, sample, units)

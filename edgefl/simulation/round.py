@@ -81,8 +81,8 @@ def run_round(
 def _inputs(phase: Phase, step: int, feed: Feed, samples: Samples | None) -> Iterator[Tensors]:
     """What feeds each step of a phase, the first of which is number ``step``."""
     if not phase.over_data:
-        for at in range(step, step + phase.steps):
-            yield feed(phase.function, at)
+        for number in range(step, step + phase.steps):
+            yield feed(phase.function, number)
         return
     if samples is None:
         raise ValueError(f"phase {phase.name!r} passes over the data; give run_round the samples")

@@ -126,11 +126,11 @@ def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> dict[str, int]:
     return {name: count // _ROWS for name, count in counter.macs.items()}
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts per weight. A weight is known by its storage: ops read views of it, such as its transpose."""
 
     def __init__(self, module: nn.Sequential) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         state = module.state_dict(keep_vars=True)
         self._names = {_storage(tensor): name for name, tensor in state.items() if tensor.ndim > 1}
         self.macs: dict[str, int] = {}

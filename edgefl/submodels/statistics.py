@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.wire.errors import DataError
+
+_Sum = TypeVar("_Sum", int, Tensor)
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,12 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
-            *(_summed(mine, yours) for mine, yours in zip(self._sums, other._sums, strict=True))
+            _summed(self.passes, other.passes), _summed(self.mean, other.mean), _summed(self.var, other.var)
         )
 
     def __radd__(self, zero: int) -> Statistics:
         """So that ``sum`` can begin with 0."""
         return self
-
-    @property
-    def _sums(self) -> tuple[Mapping[str, int | Tensor], ...]:
-        return self.passes, self.mean, self.var
 
 
 def norms(module: nn.Module, *, moving: bool = False) -> dict[str, BatchNorm]:
@@ -124,5 +123,5 @@ def _noting(path: str, seen: list[Statistics]):  # type: ignore[no-untyped-def]
     return hook
 
 
-def _summed(mine: Mapping[str, int | Tensor], yours: Mapping[str, int | Tensor]) -> dict[str, int | Tensor]:
+def _summed(mine: Mapping[str, _Sum], yours: Mapping[str, _Sum]) -> dict[str, _Sum]:
     return {**mine, **{path: mine[path] + value if path in mine else value for path, value in yours.items()}}

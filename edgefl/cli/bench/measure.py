@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -232,11 +232,14 @@ def submodels(
     as_json: _Json = False,
 ) -> None:
     from edgefl.bench.submodels import GAMMAS, Settings, build, kinds_of, measure
+    from edgefl.bench.submodels import Match as Share
     from edgefl.cli.models.fit import gammas
     from edgefl.wire.errors import EdgeflError
 
     options = model_options(option or ())
-    settings = Settings(batch=batch, steps=steps, threads=threads, match=match.value, options=options)
+    settings = Settings(
+        batch=batch, steps=steps, threads=threads, match=cast(Share, match.value), options=options
+    )
     spec = build(model, settings)
     rows, failed = [], []
     with errors.status("") as status:

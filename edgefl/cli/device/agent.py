@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from typer.core import TyperGroup
 
@@ -30,7 +31,7 @@ Examples:
 class _AgentOrCommand(TyperGroup):
     """Runs the agent, for which the options are; where a command is named first, it needs none of them."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         needed = (
             [param for param in self.params if param.required] if args and args[0] in self.commands else []
         )

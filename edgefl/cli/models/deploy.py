@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -81,7 +81,7 @@ def deploy(
 ) -> None:
     import msgspec
 
-    from edgefl.lab.deployment import Workshop, chosen
+    from edgefl.lab.deployment import BnEval, Workshop, chosen
     from edgefl.setup.data import open_data
     from edgefl.setup.model import build_model
     from edgefl.wire.errors import ConfigError
@@ -97,7 +97,7 @@ def deploy(
     dataset = open_data(federation)
     spec = build_model(federation, dataset)
     submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options, weights=trained)
-    workshop = Workshop(spec, dataset, trained, bn_eval.value, batch, samples)
+    workshop = Workshop(spec, dataset, trained, cast(BnEval, bn_eval.value), batch, samples)
     made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)
     out.parent.mkdir(parents=True, exist_ok=True)
     store(out, made.artifact.model)

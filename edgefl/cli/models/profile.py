@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.status import Status
 from rich.text import Text
 
 from edgefl.cli.options import Engine
@@ -115,11 +116,7 @@ def profile(
         accuracy = accuracy_of(run) if run else None
         for bundle in _wanted(targets, chosen):
             name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
-            found.append(
-                profile_bundle(
-                    bundle, settings, lambda part, name=name: status.update(Text(f"{name}: {part}"))
-                )
-            )
+            found.append(profile_bundle(bundle, settings, _shown_by(status, name)))
     if as_json:
         print_json(found)
     else:
@@ -189,6 +186,11 @@ class _Chosen:
     engine: str
     tiers: tuple[str, ...]
     main_only: bool = False
+
+
+def _shown_by(status: Status, name: str) -> Callable[[str], None]:
+    """Shows which part of ``name`` is being measured."""
+    return lambda part: status.update(Text(f"{name}: {part}"))
 
 
 def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:

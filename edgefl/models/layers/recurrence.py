@@ -19,7 +19,7 @@ def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (T, B, H) and last h and c (B, H) of an LSTM layer: :func:`edgefl.models.layers.cells.lstm_cells`."""
-    states, h, c, *_ = _Lstm.apply(x, kernel, recurrent, bias, h, c, reverse)
+    states, h, c, *_ = _Lstm.apply(x, kernel, recurrent, bias, h, c, reverse)  # type: ignore[no-untyped-call]
     return states, h, c
 
 
@@ -34,7 +34,7 @@ def gru(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states (T, B, H) and the last one (B, H) of a GRU layer: :func:`edgefl.models.layers.cells.gru_cells`."""
-    states, h, *_ = _Gru.apply(x, kernel, recurrent, outer, inner, h, reverse)
+    states, h, *_ = _Gru.apply(x, kernel, recurrent, outer, inner, h, reverse)  # type: ignore[no-untyped-call]
     return states, h
 
 
@@ -43,7 +43,8 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> cells.LstmResult:
-        return cells.lstm_cells(*args)
+        result: cells.LstmResult = cells.lstm_cells(*args)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: cells.LstmResult) -> None:
@@ -56,7 +57,9 @@ class _Lstm(torch.autograd.Function):
     def backward(ctx: Any, d_states: Tensor | None, d_h: Tensor | None, d_c: Tensor | None, *_: None) -> Any:
         x, kernel, recurrent, h, states, *saved = ctx.saved_tensors
         d_h, d_c = (torch.zeros_like(h) if d is None else d for d in (d_h, d_c))
-        d_gates, d_h, d_c = _LstmBackward.apply(d_states, d_h, d_c, *saved, recurrent, ctx.reverse)
+        d_gates, d_h, d_c = _LstmBackward.apply(  # type: ignore[no-untyped-call]
+            d_states, d_h, d_c, *saved, recurrent, ctx.reverse
+        )
         return (
             d_gates @ kernel if ctx.needs_input_grad[0] else None,
             _over_steps(d_gates, x),
@@ -73,7 +76,8 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> cells.GruResult:
-        return cells.gru_cells(*args)
+        result: cells.GruResult = cells.gru_cells(*args)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: cells.GruResult) -> None:
@@ -86,7 +90,9 @@ class _Gru(torch.autograd.Function):
     def backward(ctx: Any, d_states: Tensor | None, d_h: Tensor | None, *_: None) -> Any:
         x, kernel, recurrent, h, states, *saved = ctx.saved_tensors
         d_h = torch.zeros_like(h) if d_h is None else d_h
-        d_a, d_p, d_h = _GruBackward.apply(d_states, d_h, *saved, recurrent, ctx.reverse)
+        d_a, d_p, d_h = _GruBackward.apply(  # type: ignore[no-untyped-call]
+            d_states, d_h, *saved, recurrent, ctx.reverse
+        )
         return (
             d_a @ kernel if ctx.needs_input_grad[0] else None,
             _over_steps(d_a, x),
@@ -117,13 +123,15 @@ class _Once(torch.autograd.Function):
 class _LstmBackward(_Once):
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return cells.lstm_cells_backward(*args)
+        gradients: tuple[Tensor, Tensor, Tensor] = cells.lstm_cells_backward(*args)
+        return gradients
 
 
 class _GruBackward(_Once):
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return cells.gru_cells_backward(*args)
+        gradients: tuple[Tensor, Tensor, Tensor] = cells.gru_cells_backward(*args)
+        return gradients
 
 
 def _shifted(states: Tensor, first: Tensor, reverse: bool) -> Tensor:

@@ -56,7 +56,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         out = self.scale(self.outer(F.gelu(self.inner(out))))
-        return x + out.permute(0, 3, 1, 2)
+        residual: Tensor = out.permute(0, 3, 1, 2)
+        return x + residual
 
 
 class Stem(nn.Module):

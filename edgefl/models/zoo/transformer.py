@@ -75,7 +75,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.pre:
             x = x + self.drop1(self.attention(self.norm1(x)))
-            return x + self.drop2(self.feedforward(self.norm2(x)))
+            grown: Tensor = x + self.drop2(self.feedforward(self.norm2(x)))
+            return grown
         x = self.norm1(x + self.drop1(self.attention(x)))
         out: Tensor = self.norm2(x + self.drop2(self.feedforward(x)))
         return out

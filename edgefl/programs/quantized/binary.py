@@ -35,9 +35,15 @@ def binary(
     with ``clip`` only where |W| <= 1. All other tensors, and activations, are as they are. The update has W itself:
     what of it travels is a matter of the codec. ModelError for a submodel that is chosen by importance.
     """
-    options = {"momentum": momentum, "weight_decay": weight_decay}
-    trained = binarized(objective, clip=clip)
-    program = sgd(trained, batch=batch, steps=steps, lr=lr, eval_batch=eval_batch, **options)
+    program = sgd(
+        binarized(objective, clip=clip),
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        eval_batch=eval_batch,
+    )
     return replace(program, name="binary", own_inference=True)
 
 
@@ -109,7 +115,7 @@ class Binary:
         return self.inner.rested(moved, before, noise) if isinstance(self.inner, Resting) else moved
 
     def _binary(self, weight: Tensor) -> Tensor:
-        made: Tensor = _Binarize.apply(weight, self.clip)
+        made: Tensor = _Binarize.apply(weight, self.clip)  # type: ignore[no-untyped-call]
         return made
 
 

@@ -57,8 +57,16 @@ def swat(
             f"the sparsity of swat lies in [0, 1), such as 0.97; found {sparsity}", sparsity=sparsity
         )
     trained = sparsely(objective, Top(1 - sparsity, activations, not dense_inference))
-    options = {"momentum": momentum, "weight_decay": weight_decay, "masked_loss": masked_loss}
-    program = sgd(trained, batch=batch, steps=steps, lr=lr, eval_batch=eval_batch, **options)
+    program = sgd(
+        trained,
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        masked_loss=masked_loss,
+        eval_batch=eval_batch,
+    )
     return replace(program, name="swat", own_inference=not dense_inference)
 
 
@@ -86,7 +94,9 @@ class Top:
         if not layer.training:
             return product(x, self.of(weight) if self.inference else weight, bias)
         read = self.of(x) if self.activations else x.detach()
-        result: Tensor = _Product.apply(product, x, weight, bias, read, self.of(weight))
+        result: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            product, x, weight, bias, read, self.of(weight)
+        )
         return result
 
 
@@ -110,9 +120,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # The product itself comes out once more, unused: exporting drops it.
-        _, back = torch.func.vjp(
+        back: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(
             lambda x, weight, bias=None: ctx.product(x, weight, bias), *ctx.saved_tensors
-        )
+        )[1]
         x, weight, *bias = back(gradient)
         return None, x, weight, bias[0] if ctx.biased else None, None, None
 

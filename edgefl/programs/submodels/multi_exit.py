@@ -42,7 +42,7 @@ def multi_exit(
             "edgefl.models.exits.with_exits, or train it by sgd",
             loss=type(loss).__name__,
         )
-    weight = loss.kd_weight if kd_weight is None else kd_weight
+    weight = float(loss.kd_weight if kd_weight is None else kd_weight)
     program = sgd(
         replace(objective, loss=replace(loss, kd_weight=weight, announced=bool(weight))),
         batch=batch,
@@ -54,8 +54,9 @@ def multi_exit(
     )
     if not weight:
         return replace(program, name="multi_exit")
-    hyper = {**program.hyper, WEIGHT: float(weight)}
-    return replace(program, name="multi_exit", hyper=hyper, schedule=_late(float(weight)))
+    return replace(
+        program, name="multi_exit", hyper={**program.hyper, WEIGHT: weight}, schedule=_late(weight)
+    )
 
 
 def _late(weight: float) -> Schedule:

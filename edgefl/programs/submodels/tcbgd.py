@@ -37,6 +37,14 @@ def tcbgd(
     if isinstance(carrier, Thresholded):
         switched = carrier.switched(remask=remask, bias=bias, freeze_dropped=freeze_dropped)
         objective = replace(objective, carried=switched)
-    options = {"momentum": momentum, "weight_decay": weight_decay, "masked_loss": masked_loss}
-    program = sgd(objective, batch=batch, steps=steps, lr=lr, eval_batch=eval_batch, **options)
+    program = sgd(
+        objective,
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        masked_loss=masked_loss,
+        eval_batch=eval_batch,
+    )
     return replace(program, name="tcbgd")

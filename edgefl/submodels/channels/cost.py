@@ -21,12 +21,12 @@ def macs(module: nn.Sequential, sample: TensorSpec) -> int:
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     with torch.no_grad(), plain_attention(), FlopCounterMode(display=False, custom_mapping=_CELLS) as counter:
         bare(x)
-    return counter.get_total_flops() // (2 * _ROWS)
+    return int(counter.get_total_flops()) // (2 * _ROWS)
 
 
 def _cells(x: Any, kernel: Any, recurrent: Any, *_rest: Any, **_kwargs: Any) -> int:
     steps, batch, _ = x
-    return 2 * steps * batch * (kernel[0] * kernel[1] + recurrent[0] * recurrent[1])
+    return int(2 * steps * batch * (kernel[0] * kernel[1] + recurrent[0] * recurrent[1]))
 
 
 _CELLS = {torch.ops.edgefl.lstm_cells: _cells, torch.ops.edgefl.gru_cells: _cells}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, fx, nn
 from torch.fx.node import Argument
@@ -97,7 +97,8 @@ def _embedding(layer: nn.Embedding | nn.EmbeddingBag) -> Sizes:
 
 
 def _recurrent(layer: nn.RNNBase) -> Sizes:
-    return {"input_size": layer.weight_ih_l0.shape[1], "hidden_size": layer.weight_hh_l0.shape[1]}
+    kernel, recurrent = cast(Tensor, layer.weight_ih_l0), cast(Tensor, layer.weight_hh_l0)
+    return {"input_size": kernel.shape[1], "hidden_size": recurrent.shape[1]}
 
 
 def _attention(layer: nn.MultiheadAttention) -> Sizes:
@@ -191,7 +192,8 @@ def _resized(
         dim = node.args[1] if len(node.args) > 1 else 0
         return _offset(value, axes[base][int(dim)], selection)  # type: ignore[arg-type]
     if name in ("split_size", "split_sizes") and not isinstance(value, fx.Node):
-        return _pieces(node, value, axes, selection)
+        parts: Argument = _pieces(node, value, axes, selection)
+        return parts
     return value
 
 

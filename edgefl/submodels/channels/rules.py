@@ -367,4 +367,5 @@ def _cells(op: Op, *, gates: int, carried: Sequence[str], biases: Sequence[str])
         unify(batch, state[0])
         unify(hidden, state[1])
     inner = len(op.results) - 1 - len(carried)
-    return [(steps, batch, hidden)] + [(batch, hidden)] * len(carried) + [(steps, hidden, batch)] * inner
+    states: list[Axes] = [(batch, hidden)] * len(carried)
+    return [(steps, batch, hidden), *states, *[(steps, hidden, batch)] * inner]

@@ -111,9 +111,9 @@ class _Recording(fx.Interpreter):
         return found
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, book: Book) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
         self._opened: list[Any] = []
 

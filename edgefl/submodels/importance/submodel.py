@@ -16,8 +16,8 @@ from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.learnable import as_options, liveness, remedies
 from edgefl.submodels.importance.maskable import dense, frozen, maskable
-from edgefl.submodels.importance.strategy import Groups, Kind, Strategy
-from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, check_gamma, count, cut
+from edgefl.submodels.importance.strategy import Kind, Strategy
+from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, Groups, check_gamma, count, cut
 from edgefl.submodels.submodel import Chunk
 from edgefl.wire import bits
 from edgefl.wire.errors import ModelError

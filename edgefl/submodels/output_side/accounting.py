@@ -17,8 +17,8 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.recurrent import BiLstm, Stack
 from edgefl.models.spec import ModelSpec, on_meta, run_meta
 from edgefl.submodels.output_side.live_elements import live_elements
-from edgefl.submodels.output_side.submodel import Chunk, OutputSide
-from edgefl.submodels.submodel import Submodel
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.submodel import Chunk, Submodel
 
 # 4 gate pre-activations, 4 gate outputs, cell and hidden, per hidden unit, direction and step (spec 2.8).
 LSTM_VALUES = 10
