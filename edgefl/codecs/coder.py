@@ -125,7 +125,7 @@ def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
     """A flat tensor in parts of these sizes, or of one size."""
-    parts: tuple[Tensor, ...] = joined.split(sizes)  # type: ignore[no-untyped-call]
+    parts: tuple[Tensor, ...] = joined.split(sizes)
     return parts
 
 

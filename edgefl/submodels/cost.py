@@ -126,7 +126,7 @@ def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> dict[str, int]:
     return {name: count // _ROWS for name, count in counter.macs.items()}
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counting(TorchDispatchMode):
     """Counts per weight. A weight is known by its storage: ops read views of it, such as its transpose."""
 
     def __init__(self, module: nn.Sequential) -> None:

@@ -111,7 +111,7 @@ class _Recording(fx.Interpreter):
         return found
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watching(TorchDispatchMode):
     def __init__(self, book: Book) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
