@@ -51,7 +51,7 @@ class Announcer:
         for tier, count in sorted(holders.items()):
             if unprotected(rule, count) and (tier, count) not in self._unprotected:
                 self._unprotected.add((tier, count))
-                text = f"the rule {rule.kind} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim"
+                text = f"the rule {rule.name} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim"
                 self._emit(events.Warned(tier=tier, text=text))
 
     def waiting(self, state: State, now: float) -> None:

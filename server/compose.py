@@ -23,7 +23,7 @@ from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Arrays
 from exporters.front.program import check_lies_like_weights
 from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
-from server.aggregate.robust import Rule, buffered_bytes
+from server.aggregate.robust import MeanRule, buffered_bytes
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import Event, Exporting, Noted, Warned
@@ -265,13 +265,13 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
 
 def _aggregate(federation: Federation) -> AggregateSpec:
     table = federation.aggregate
-    rule = Rule(table.rule, table.trim) if table.rule == "trimmed_mean" else Rule(table.rule)
+    rule = MeanRule(table.rule, table.trim) if table.rule == "trimmed_mean" else MeanRule(table.rule)
     return AggregateSpec(rule, table.clip_norm, table.threads)
 
 
-def _memory_of(rule: Rule, entries: int) -> str:
+def _memory_of(rule: MeanRule, entries: int) -> str:
     each = buffered_bytes(2, entries) - buffered_bytes(1, entries)
-    return f"the rule {rule.kind} keeps every update until the round ends: {mebibytes(each)} for each device"
+    return f"the rule {rule.name} keeps every update until the round ends: {mebibytes(each)} for each device"
 
 
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from edgefl.wire.regions import Placement, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from server.aggregate.robust import MEAN as MEAN_RULE
-from server.aggregate.robust import Rule
+from server.aggregate.robust import MeanRule
 from server.coordinator.machine import Outcome, Rules
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
@@ -119,7 +119,7 @@ class AggregateSpec:
     """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm``
     0: no limit."""
 
-    rule: Rule = MEAN_RULE
+    rule: MeanRule = MEAN_RULE
     clip_norm: float = 0.0
     threads: int = 0
 

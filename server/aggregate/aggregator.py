@@ -26,7 +26,7 @@ from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from server.aggregate.accumulator import Accumulator, Checked, CpuAccumulator, cores, run
 from server.aggregate.averaging import Average, Buffered, OverChanges, OverHolders
 from server.aggregate.checks import checked
-from server.aggregate.robust import MEAN, Rule, change_norm, clip_factor
+from server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
 
 __all__ = ["Aggregator", "Checked", "Clip", "layout_of"]
@@ -74,13 +74,13 @@ class Aggregator:
         device: str = "auto",
         threads: int = 0,
         base: Mapping[str, Array] | None = None,
-        rule: Rule = MEAN,
+        rule: MeanRule = MEAN,
         clip: Clip | None = None,
         sums: Accumulator | None = None,
     ) -> None:
         if base is not None and rule.buffered:
             raise ValueError(
-                f"the rule {rule.kind} counts every holder; leave out base or choose the rule mean"
+                f"the rule {rule.name} counts every holder; leave out base or choose the rule mean"
             )
         if sums is not None and sums.size != layout.size:
             raise ValueError(f"sums of {sums.size} entries cannot take a model of {layout.size}")
@@ -172,16 +172,16 @@ class Aggregator:
         return self._average
 
     def _begun(self) -> Average:
-        unit = 2.0**self.fraction_bits
+        scale = 2.0**self.fraction_bits
         if self._rule.buffered:
-            return Buffered(self.layout, self._rule, unit)
+            return Buffered(self.layout, self._rule, scale)
         if self._base is not None:
-            return OverChanges(self._base, unit, change=self._change)
+            return OverChanges(self._base, scale, change=self._change)
         if self._sums is None:
             self._sums = accumulator(self.layout.size, self._device, self._threads)
         else:
             self._sums.reset()
-        return OverHolders(self.layout, self._sums, unit)
+        return OverHolders(self.layout, self._sums, scale)
 
     def released(self) -> Accumulator | None:
         """The sums, for the aggregator of the next round; this one is of no more use. None if it made none."""

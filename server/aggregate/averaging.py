@@ -11,7 +11,7 @@ from edgefl.wire.tensors import Array
 from server.aggregate import kernels, scans
 from server.aggregate.accumulator import Accumulator, Checked
 from server.aggregate.kernels import LENGTH, TARGET
-from server.aggregate.robust import BLOCK, Rule, combine
+from server.aggregate.robust import BLOCK, MeanRule, combine
 from server.aggregate.scatter import Floats, Integers, Layout, Pieces
 
 _BATCH = 64
@@ -43,9 +43,9 @@ class OverHolders:
 
     packed = True
 
-    def __init__(self, layout: Layout, sums: Accumulator, unit: float) -> None:
+    def __init__(self, layout: Layout, sums: Accumulator, scale: float) -> None:
         self._sums = sums
-        self._unit = unit
+        self._scale = scale
         self._size = layout.size
         self._held: dict[int, tuple[Pieces, int]] = {}
         self._waiting: dict[int, list[tuple[Checked, float]]] = {}
@@ -83,7 +83,7 @@ class OverHolders:
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
         sums, weights = self._final
         own = weights if weights.size == 1 else weights[part]
-        scans.mean(sums[part], own, self._unit, old, change, new)
+        scans.mean(sums[part], own, self._scale, old, change, new)
 
 
 class OverChanges:
@@ -91,9 +91,9 @@ class OverChanges:
 
     packed = False
 
-    def __init__(self, base: npt.NDArray[np.float32], unit: float, *, change: bool) -> None:
+    def __init__(self, base: npt.NDArray[np.float32], scale: float, *, change: bool) -> None:
         self._base = np.zeros_like(base) if change else base
-        self._unit = unit
+        self._scale = scale
         self._sums = np.zeros(base.size, np.int64)
         self._weights = np.zeros(base.size, np.int64)
 
@@ -116,7 +116,7 @@ class OverChanges:
         """Nothing waits."""
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        scans.mean(self._sums[part], self._weights[part], self._unit, old, change, new)
+        scans.mean(self._sums[part], self._weights[part], self._scale, old, change, new)
 
 
 class Buffered:
@@ -124,15 +124,15 @@ class Buffered:
 
     packed = False
 
-    def __init__(self, layout: Layout, rule: Rule, unit: float) -> None:
+    def __init__(self, layout: Layout, rule: MeanRule, scale: float) -> None:
         self._size = layout.size
         self._rule = rule
-        self._unit = unit
+        self._scale = scale
         self._rows: list[npt.NDArray[np.float32]] = []
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
         row = np.full(self._size, np.nan, np.float32)
-        flat, share = _flat(update.arrays), factor / (weight * self._unit)
+        flat, share = _flat(update.arrays), factor / (weight * self._scale)
         if share != 1.0:
             flat *= np.float32(share)
         start, pieces = 0, update.pieces

@@ -25,7 +25,7 @@ from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import decode, read, scaled, split
 from edgefl.wire.update.form import Codes, Form
 
-Kind = Literal["mean", "median", "trimmed_mean"]
+RuleName = Literal["mean", "median", "trimmed_mean"]
 Floats = npt.NDArray[np.floating]
 Held = npt.NDArray[np.bool_]
 
@@ -41,7 +41,7 @@ and twelve numbers per entry."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class MeanRule:
     """How the updates that hold an entry become one number.
 
     ``trim``, for the trimmed mean only: the share of the holders, in [0, 0.5), that is dropped at each end. To be safe
@@ -49,39 +49,39 @@ class Rule:
     (:func:`unprotected`). ConfigError for an unknown kind or a trim that cannot be, which 0 is for the trimmed mean.
     """
 
-    kind: Kind = "mean"
+    name: RuleName = "mean"
     trim: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
+        if self.name not in get_args(RuleName):
             raise ConfigError(
-                f"the rule is {self.kind!r}; choose one of {', '.join(get_args(Kind))}", kind=self.kind
+                f"the rule is {self.name!r}; choose one of {', '.join(get_args(RuleName))}", name=self.name
             )
         if not 0.0 <= self.trim < 0.5:
             raise ConfigError(
                 f"trim is {self.trim}; choose a share of at least 0 and below 0.5", trim=self.trim
             )
-        if self.kind == "trimmed_mean" and not self.trim:
+        if self.name == "trimmed_mean" and not self.trim:
             raise ConfigError(
                 "the trimmed mean with trim 0 leaves out nothing; choose a share such as 0.34, or the rule mean",
                 trim=self.trim,
             )
-        if self.trim and self.kind != "trimmed_mean":
+        if self.trim and self.name != "trimmed_mean":
             raise ConfigError(
-                f"trim is {self.trim}, which the {self.kind} does not use; choose the rule trimmed_mean",
+                f"trim is {self.trim}, which the {self.name} does not use; choose the rule trimmed_mean",
                 trim=self.trim,
             )
 
     @property
     def buffered(self) -> bool:
         """Whether all updates of a round must be kept until its end."""
-        return self.kind != "mean"
+        return self.name != "mean"
 
 
-MEAN = Rule()
+MEAN = MeanRule()
 
 
-def combine(values: Floats, held: Held, rule: Rule = MEAN) -> tuple[npt.NDArray[np.float64], Held]:
+def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDArray[np.float64], Held]:
     """(result, whether any update holds it) of each entry, float64 [n] and bool [n]; 0 where none holds it.
 
     ``values`` is float32 or float64 [K, n], finite where ``held``, bool [K, n], is true; of the h holders of an entry
@@ -107,7 +107,7 @@ def combine(values: Floats, held: Held, rule: Rule = MEAN) -> tuple[npt.NDArray[
     return result, anyone
 
 
-def _combine(values: Floats, held: Held, rule: Rule) -> npt.NDArray[np.float64]:
+def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float64]:
     """One block. Rows are updates; sorted, the holders' values come first, smallest first, then infinities for holes."""
     rows = np.where(held, values, np.inf).astype(values.dtype, copy=False)
     rows += 0.0  # makes -0.0 a plain 0: sorting takes them for equal and would keep their order of arrival
@@ -118,10 +118,10 @@ def _combine(values: Floats, held: Held, rule: Rule) -> npt.NDArray[np.float64]:
     return _mean_between(ordered, dropped, holders - dropped)
 
 
-def _left_out(holders: npt.NDArray[np.int64], rule: Rule) -> npt.NDArray[np.int64]:
+def _left_out(holders: npt.NDArray[np.int64], rule: MeanRule) -> npt.NDArray[np.int64]:
     """What each end loses. 0.29 times 100 is a hair below 29, which must still drop 29."""
     all_but_the_middle = (holders - 1) // 2
-    if rule.kind == "median":
+    if rule.name == "median":
         return all_but_the_middle
     share: npt.NDArray[np.int64] = np.floor(rule.trim * holders + 1e-9).astype(np.int64)
     return np.minimum(share, all_but_the_middle)
@@ -143,7 +143,7 @@ def _mean_between(
     return np.clip(total / (stop - first), lowest, highest)
 
 
-def unprotected(rule: Rule, holders: int) -> bool:
+def unprotected(rule: MeanRule, holders: int) -> bool:
     """Whether a single bad one of so many ``holders`` of an entry can move the result as far as it likes, although
     ``rule`` is one of those that are meant to prevent that: because the rule leaves out nothing at all."""
     return rule.buffered and holders > 0 and not _left_out(np.array(holders), rule)

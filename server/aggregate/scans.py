@@ -55,18 +55,18 @@ def halves_within(address: Number, count: Number, most: Number) -> bool:
 
 
 @compiled
-def mean(sums: Numbers, weights: Numbers, unit: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """``new``: sum / (weight * unit), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
+def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: Number, new: Numbers) -> None:
+    """``new``: sum / (weight * scale), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
 
     ``weights`` has one number per entry, or a single one for all.
     """
     if weights.shape[0] == 1 and weights[0] > 0:
-        _mean_of_all(sums, np.float64(weights[0]) * unit, old, change, new)
+        _mean_of_all(sums, np.float64(weights[0]) * scale, old, change, new)
         return
     single = weights.shape[0] == 1
     for i in range(sums.shape[0]):
         weight = weights[0] if single else weights[i]
-        value = np.float64(sums[i]) / (np.float64(max(weight, 1)) * unit)
+        value = np.float64(sums[i]) / (np.float64(max(weight, 1)) * scale)
         if change:
             value += np.float64(old[i])
         new[i] = value if weight > 0 else old[i]

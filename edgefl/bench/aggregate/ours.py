@@ -104,10 +104,10 @@ class Ours:
         """Seconds that the sums take alone, in the batches that the aggregator makes."""
         self._sums.reset()
         sums = _Timed(self._sums, self._device)
-        unit = 2.0 ** self._aggregator().fraction_bits
-        average = OverHolders(self.layout, sums, unit)
+        scale = 2.0 ** self._aggregator().fraction_bits
+        average = OverHolders(self.layout, sums, scale)
         for update, examples in zip(self._checked, self.examples, strict=True):
-            average.add(update, examples, examples * unit)
+            average.add(update, examples, examples * scale)
         average.finish()
         self.batches = sums.batches
         return sums.seconds

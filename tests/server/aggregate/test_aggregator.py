@@ -17,7 +17,7 @@ from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, SIGNS, VALUE_LIMIT, Cod
 from server.aggregate.accumulator import Accumulator, CpuAccumulator
 from server.aggregate.aggregator import Aggregator, Clip, layout_of
 from server.aggregate.cuda import TorchAccumulator
-from server.aggregate.robust import Rule, buffered_bytes
+from server.aggregate.robust import MeanRule, buffered_bytes
 from server.coordinator.machine import Rules
 
 OLD: Arrays = {
@@ -200,7 +200,7 @@ def test_a_buffered_rule_takes_no_more_memory_than_it_says(threads: int) -> None
     updates, entries = 100, 2 * 66_000
     weights = {name: np.zeros(entries // 2, np.float32) for name in ("a", "b")}
     aggregator = Aggregator(
-        layout_of(weights), weight_limit=updates, device="cpu", threads=threads, rule=Rule("median")
+        layout_of(weights), weight_limit=updates, device="cpu", threads=threads, rule=MeanRule("median")
     )
     regions: dict[str, Region] = dict.fromkeys(weights)
     checked = aggregator.check(weights, regions)
@@ -334,7 +334,7 @@ def test_with_a_base_a_change_of_zero_does_not_count() -> None:
 
 
 def test_a_median_is_not_moved_by_one_bad_update_and_keeps_what_nobody_held() -> None:
-    aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=Rule("median"))
+    aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=MeanRule("median"))
     for value, weight in ((1.0, 1), (2.0, 1), (VALUE_LIMIT, 7)):
         update = {name: np.full(OLD[name].shape, value, np.float32) for name in SUFFIX}
         aggregator.add(aggregator.check(update, SUFFIX), weight)
@@ -342,7 +342,7 @@ def test_a_median_is_not_moved_by_one_bad_update_and_keeps_what_nobody_held() ->
     assert (new["b.bias"] == 2).all() and new["b.scale"] == 2
     assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
     with pytest.raises(ValueError, match="leave out base"):
-        Aggregator(layout_of(OLD), weight_limit=9, base=OLD, rule=Rule("median"))
+        Aggregator(layout_of(OLD), weight_limit=9, base=OLD, rule=MeanRule("median"))
 
 
 @pytest.mark.parametrize("change", [False, True])

@@ -12,7 +12,7 @@ from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, Form, Section, S
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.aggregator import Aggregator, Clip, accumulator, layout_of
 from server.aggregate.averaging import OverHolders
-from server.aggregate.robust import Rule, buffered_bytes, clip_factor
+from server.aggregate.robust import MeanRule, buffered_bytes, clip_factor
 from server.aggregate.scatter import compiled, flatten
 
 OLD: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
@@ -101,8 +101,8 @@ def test_a_change_as_long_as_the_limit_is_not_shortened() -> None:
         clip_factor(1.0, float("nan"))
 
 
-@pytest.mark.parametrize("rule", [Rule("median"), Rule("trimmed_mean", 0.34)])
-def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", [MeanRule("median"), MeanRule("trimmed_mean", 0.34)])
+def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRule) -> None:
     form = Form("floats", sections=(Section(("b",), Values()),), change=True)
     sums, regions = aggregator(3, rule=rule), {"b": None}
     for value in (1.0, 2.0, 900.0):
@@ -112,7 +112,7 @@ def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: Rule) -
 
 
 def test_a_buffered_rule_shortens_a_change_that_is_clipped_whatever_it_weighs() -> None:
-    sums = aggregator(3, rule=Rule("median"), clip=Clip(1.0, OLD))
+    sums = aggregator(3, rule=MeanRule("median"), clip=Clip(1.0, OLD))
     form = Form("floats", sections=(Section(("b",), Values()),), change=True)
     sums.add(sums.check({"values": np.array([0, 4], np.float32)}, {"b": None}, form), 3)
     assert sums.result(OLD)["b"].tolist() == [1.0, 2.0]
@@ -125,7 +125,7 @@ def test_the_stated_memory_of_a_buffered_rule() -> None:
 
 def test_a_rule_that_buffers_takes_no_base_and_sums_must_have_the_models_size() -> None:
     with pytest.raises(ValueError, match="counts every holder"):
-        aggregator(rule=Rule("median"), base=OLD)
+        aggregator(rule=MeanRule("median"), base=OLD)
     with pytest.raises(ValueError, match="sums of 7 entries cannot take a model of 8"):
         aggregator(sums=CpuAccumulator(7))
 

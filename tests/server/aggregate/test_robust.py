@@ -20,7 +20,7 @@ from server.aggregate.robust import (
     MEAN,
     Floats,
     Held,
-    Rule,
+    MeanRule,
     buffered_bytes,
     change_norm,
     clip_factor,
@@ -28,9 +28,15 @@ from server.aggregate.robust import (
     unprotected,
 )
 
-MEDIAN = Rule("median")
-RULES = [MEAN, MEDIAN, Rule("trimmed_mean", 0.1), Rule("trimmed_mean", 0.25), Rule("trimmed_mean", 0.49)]
-on_rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kind}-{rule.trim}")
+MEDIAN = MeanRule("median")
+RULES = [
+    MEAN,
+    MEDIAN,
+    MeanRule("trimmed_mean", 0.1),
+    MeanRule("trimmed_mean", 0.25),
+    MeanRule("trimmed_mean", 0.49),
+]
+on_rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.trim}")
 
 
 @st.composite
@@ -46,8 +52,8 @@ def rounds(draw: st.DrawFn) -> tuple[Floats, Held]:
     return np.where(held, values.reshape(updates, entries), np.float32(np.nan)), held
 
 
-def by_hand(column: list[float], rule: Rule) -> float:
-    if rule.kind == "median":
+def by_hand(column: list[float], rule: MeanRule) -> float:
+    if rule.name == "median":
         return statistics.median(column)
     drop = math.floor(rule.trim * len(column))
     left = sorted(column)[drop : len(column) - drop]
@@ -57,7 +63,7 @@ def by_hand(column: list[float], rule: Rule) -> float:
 @on_rules
 @given(given_round=rounds())
 def test_rule_gives_what_its_definition_says_over_the_holders(
-    rule: Rule, given_round: tuple[Floats, Held]
+    rule: MeanRule, given_round: tuple[Floats, Held]
 ) -> None:
     values, held = given_round
 
@@ -72,7 +78,9 @@ def test_rule_gives_what_its_definition_says_over_the_holders(
 
 @on_rules
 @given(given_round=rounds(), seed=st.integers(0, 1000))
-def test_no_order_of_arrival_changes_a_bit(rule: Rule, given_round: tuple[Floats, Held], seed: int) -> None:
+def test_no_order_of_arrival_changes_a_bit(
+    rule: MeanRule, given_round: tuple[Floats, Held], seed: int
+) -> None:
     values, held = given_round
     order = np.random.default_rng(seed).permutation(len(values))
 
@@ -82,7 +90,7 @@ def test_no_order_of_arrival_changes_a_bit(rule: Rule, given_round: tuple[Floats
 
 
 @on_rules
-def test_signed_zeros_do_not_show_which_came_first(rule: Rule) -> None:
+def test_signed_zeros_do_not_show_which_came_first(rule: MeanRule) -> None:
     values, held = np.array([[-0.0], [0.0]], np.float32), np.ones((2, 1), bool)
 
     assert combine(values, held, rule)[0].tobytes() == combine(values[::-1], held, rule)[0].tobytes()
@@ -91,7 +99,7 @@ def test_signed_zeros_do_not_show_which_came_first(rule: Rule) -> None:
 @on_rules
 @given(given_round=rounds())
 def test_result_lies_between_the_smallest_and_the_largest_holder(
-    rule: Rule, given_round: tuple[Floats, Held]
+    rule: MeanRule, given_round: tuple[Floats, Held]
 ) -> None:
     values, held = given_round
 
@@ -105,7 +113,7 @@ def test_result_lies_between_the_smallest_and_the_largest_holder(
 @on_rules
 @given(given_round=rounds(), shift=st.integers(-64, 64))
 def test_moving_all_values_moves_the_result_as_far(
-    rule: Rule, given_round: tuple[Floats, Held], shift: int
+    rule: MeanRule, given_round: tuple[Floats, Held], shift: int
 ) -> None:
     values, held = given_round
     exact = values.astype(np.float64)
@@ -119,7 +127,10 @@ def test_moving_all_values_moves_the_result_as_far(
 def test_trimming_a_share_of_nobody_is_the_mean(given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
-    assert combine(values, held, Rule("trimmed_mean", 0.1))[0].tobytes() == combine(values, held)[0].tobytes()
+    assert (
+        combine(values, held, MeanRule("trimmed_mean", 0.1))[0].tobytes()
+        == combine(values, held)[0].tobytes()
+    )
 
 
 def test_mean_of_equal_float64_is_that_number() -> None:
@@ -138,7 +149,7 @@ def test_trimmed_mean_drops_the_floor_of_its_share_and_never_all(
 ) -> None:
     powers = 1.001 ** np.arange(holders)[:, None]
 
-    result, _ = combine(powers, np.ones((holders, 1), bool), Rule("trimmed_mean", trim))
+    result, _ = combine(powers, np.ones((holders, 1), bool), MeanRule("trimmed_mean", trim))
 
     assert result[0] == pytest.approx(powers[expected : holders - expected].mean(), rel=1e-12)
 
@@ -165,8 +176,8 @@ def test_values_and_marks_of_different_shapes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("attack", ["huge", "flipped"])
-@pytest.mark.parametrize("rule", [MEDIAN, Rule("trimmed_mean", 0.25)], ids=lambda rule: rule.kind)
-def test_poisoned_updates_cannot_leave_the_honest_range(rule: Rule, attack: str) -> None:
+@pytest.mark.parametrize("rule", [MEDIAN, MeanRule("trimmed_mean", 0.25)], ids=lambda rule: rule.name)
+def test_poisoned_updates_cannot_leave_the_honest_range(rule: MeanRule, attack: str) -> None:
     rng = np.random.default_rng(7)
     honest = (1 + 0.1 * rng.normal(size=(9, 500))).astype(np.float32)
     poison = np.full((2, 500), 1e6, np.float32) if attack == "huge" else -10 * honest[:2]
@@ -212,11 +223,11 @@ def test_stated_memory_is_not_exceeded(updates: int, dtype: type[np.floating]) -
 )
 def test_rule_that_cannot_be_is_refused(kind: str, trim: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Rule(kind, trim)  # type: ignore[arg-type]
+        MeanRule(kind, trim)  # type: ignore[arg-type]
 
 
 def test_only_the_mean_needs_no_buffer() -> None:
-    assert [rule.buffered for rule in (MEAN, MEDIAN, Rule("trimmed_mean", 0.1))] == [False, True, True]
+    assert [rule.buffered for rule in (MEAN, MEDIAN, MeanRule("trimmed_mean", 0.1))] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -224,13 +235,13 @@ def test_only_the_mean_needs_no_buffer() -> None:
     [
         (MEAN, []),  # promises nothing
         (MEDIAN, [1, 2]),
-        (Rule("trimmed_mean", 0.1), [*range(1, 10)]),
-        (Rule("trimmed_mean", 0.34), [1, 2]),
+        (MeanRule("trimmed_mean", 0.1), [*range(1, 10)]),
+        (MeanRule("trimmed_mean", 0.34), [1, 2]),
     ],
     ids=str,
 )
 def test_a_rule_leaves_nobody_out_where_so_few_hold_an_entry_and_then_one_device_moves_it_far(
-    rule: Rule, open_to_one: list[int]
+    rule: MeanRule, open_to_one: list[int]
 ) -> None:
     assert [holders for holders in range(13) if unprotected(rule, holders)] == open_to_one
     for holders in range(1, 13):
