@@ -25,9 +25,8 @@ from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.memory import peak_bytes, return_memory_early
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
-from device_runtime.round import job as jobs
 from device_runtime.round.graphs import Step
-from device_runtime.round.job import Job
+from device_runtime.round.job import Job, decode_job, encode_job
 from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
 from device_runtime.store.carry_rows import StoredCarry
@@ -281,7 +280,7 @@ class Agent:
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
-        self._store.open_job(jobs.encode(job))
+        self._store.open_job(encode_job(job))
         return job
 
     def _kept_job(self) -> Job | None:
@@ -292,13 +291,13 @@ class Agent:
         data = self._store.job()
         if data is None or self._announced is None:
             return None
-        job = jobs.decode(data)
+        job = decode_job(data)
         now = job.following(self._announced, self._engine.format) if job is not None else None
         if job is None or now is None:
             self._store.close_job()
             return None
         if now != job:
-            self._store.open_job(jobs.encode(now), fresh=now.content != job.content)
+            self._store.open_job(encode_job(now), fresh=now.content != job.content)
         return now
 
     def _attempt(self, job: Job) -> None:

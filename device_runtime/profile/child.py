@@ -99,12 +99,12 @@ def _read(out: Path) -> BundleProfile:
 def main(bundle: str, engine: str, threads: str, repeat: str) -> None:
     """The child: the profile of the file ``bundle`` as JSON on standard output; an error becomes its exit code."""
     from device_runtime.profile.whole import Settings, profile_bundle
-    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.bundle.archive import read_bundle
 
     end_with_input()
     try:
         settings = Settings(engine=engine, threads=int(threads), repeat=int(repeat))
-        profile = profile_bundle(bundles.read(Path(bundle)), settings)
+        profile = profile_bundle(read_bundle(Path(bundle)), settings)
     except EdgeflError as error:
         sys.stderr.write(error.message + "\n")
         sys.exit(error.exit_code)

@@ -26,9 +26,8 @@ import msgspec
 from device_runtime.link.fetch import Fetcher
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import signatures
-from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
 from edgefl.wire.mqtt.messages import decode, encode
@@ -245,16 +244,16 @@ class ProfileDesk:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _profile(self, asked: _Asked, fetcher: Fetcher) -> BundleProfile:
-        from edgefl.wire.bundle import archive as bundles
+        from edgefl.wire.bundle.archive import Bundle, write_bundle
 
         trusted = self._trusted(asked.request)
-        manifest = manifests.decode(fetcher.get(trusted))
+        manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer --timeout")
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
-        bundles.write(bundles.Bundle(manifest, self._fetched(manifest, fetcher)), path)
+        write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)
         profile = self._measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
         # By the name it was asked for: what is written here leaves out fields of a later release.
         return msgspec.structs.replace(profile, bundle=trusted.sha256)

@@ -96,11 +96,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return (self.run, self.round, "open") == (announced.run, announced.round, announced.state)
 
 
-def encode(job: Job) -> bytes:
+def encode_job(job: Job) -> bytes:
     return msgspec.msgpack.encode(job)
 
 
-def decode(data: bytes) -> Job | None:
+def decode_job(data: bytes) -> Job | None:
     """The job in ``data``; None if another release of the runtime wrote it and it cannot be read."""
     try:
         return msgspec.msgpack.decode(data, type=Job)

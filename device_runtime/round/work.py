@@ -18,9 +18,8 @@ from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import signatures
-from edgefl.wire.bundle.manifest import Graph, Manifest
+from edgefl.wire.bundle.manifest import Graph, Manifest, decode_manifest
 from edgefl.wire.errors import ProtocolError, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, Profile, Update, encode
@@ -60,7 +59,7 @@ class Work:
         self._check_offered(job)
         if self.server_key:
             signatures.check(self.server_key, job.bundle.sha256, job.signature)
-        manifest = manifests.decode(self.fetcher.get(job.bundle))
+        manifest = decode_manifest(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
         self.check_memory(manifest, manifest.of_round)
         data = self.data.fitted(manifest.data, LabelSpec.of(manifest))

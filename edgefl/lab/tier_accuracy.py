@@ -12,7 +12,7 @@ from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
 from edgefl.setup.model import build_model
 from edgefl.wire import tensors
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import DataError
 
 MODEL_NAME = "model.safetensors"
@@ -48,7 +48,7 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
 
 def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
     """DataError unless the run's bundles were made for samples like these, or the run has none and ``named`` its data."""
-    told = next((bundles.read(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
+    told = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
     if told == data_spec(dataset) or (told is None and named):
         return
     raise DataError(

@@ -21,11 +21,11 @@ def stored_bundle(path: Path, digest: str, make: Callable[[], Bundle]) -> Bundle
     mark = path.with_name(f"{path.name}.digest")
     if mark.exists() and mark.read_text() == digest:
         try:
-            return archive.read(path)
+            return archive.read_bundle(path)
         except BundleError:
             pass  # damaged on disk: made again below
     mark.unlink(missing_ok=True)
     bundle = make()
-    archive.write(bundle, path)
+    archive.write_bundle(bundle, path)
     mark.write_text(digest)  # last: half a digest is no digest, and the bundle is made again
     return bundle

@@ -2,7 +2,7 @@
 
 ::
 
-    offered = by_tier([bundles.read(Path("weak.efl"))])
+    offered = by_tier([read_bundle(Path("weak.efl"))])
     report = FleetProfiler(Address("localhost"), Wanted(federation="demo", offered=offered)).run()
 
 What devices fetch lies below a name of its own at the broker, and is cleared in the end.

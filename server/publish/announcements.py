@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import encode_manifest
 from edgefl.wire.mqtt.messages import Offer, Round, Task, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
@@ -122,7 +122,7 @@ class Announcements:
             for graph in bundle.manifest.graphs
         )
         manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
-        return self.publisher.offer(manifests.encode(manifest), plain=True)
+        return self.publisher.offer(encode_manifest(manifest), plain=True)
 
 
 def _signed(bundles: Mapping[str, BlobRef], sign: Sign) -> Offer:

@@ -13,8 +13,7 @@ from edgefl.setup.bundles import export
 from edgefl.setup.data import open_data
 from edgefl.setup.model import build_model
 from edgefl.setup.training import tier_of
-from edgefl.wire.bundle import archive as bundles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +37,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tier = tier_of(settings, build_model(settings, dataset), "strong")
     bundle = export(settings, dataset, tier, tier.main, format=request.param)
     path = folder / "strong.efl"
-    bundles.write(bundle, path)
+    write_bundle(bundle, path)
     return path, plain_graph(path, settings, dataset, folder / "strong.plain")
 
 
@@ -50,7 +49,7 @@ def _training(bundle: Bundle) -> tuple[str, bytes]:
 def test_only_a_program_of_executorch_is_compiled_again_for_the_comparison(made: tuple[Path, Path]) -> None:
     path, plain = made
 
-    format, graph = _training(bundles.read(path))
+    format, graph = _training(read_bundle(path))
 
     assert (plain.read_bytes() != graph) == (format == "executorch")
 

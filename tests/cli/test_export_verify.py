@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
 from edgefl.lab.lab import completed, device_names
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import BundleError, ConfigError
 from server.coordinator.roster import TierRule, tier_of
 from tests.rings.rows import mostly_slow
@@ -41,7 +41,7 @@ def test_tiers_without_counts_are_exported_and_verified(tmp_path: Path) -> None:
     file.write_text(WITHOUT_COUNTS)
 
     assert edgefl("export", file, "--out", tmp_path) == 0
-    assert bundles.read(tmp_path / "strong.efl").manifest.tier == "strong"
+    assert read_bundle(tmp_path / "strong.efl").manifest.tier == "strong"
     assert edgefl("verify", tmp_path / "strong.efl", file) == 0
 
 

@@ -12,7 +12,7 @@ import typer
 
 from edgefl.cli import app
 from edgefl.cli.models.fit import Wishes, rate, read_device, read_hello
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.mqtt.messages import Hello, encode
 from tests.cli.runner import runner
@@ -221,7 +221,7 @@ def test_export_fit_writes_the_recommended_bundle_under_the_files_name(tmp_path:
     assert [(row["tier"], row["kind"], row["options"]) for row in told] == [
         ("phone", "importance", {"gamma": 0.25})
     ]
-    manifest = bundles.read(tmp_path / "phone.efl").manifest
+    manifest = read_bundle(tmp_path / "phone.efl").manifest
     assert (manifest.tier, manifest.program, manifest.batch, manifest.steps) == ("phone", "tcbgd", 8, 3)
     assert "nothing else fits" in told[0]["reason"]
 

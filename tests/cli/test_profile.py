@@ -16,7 +16,7 @@ from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.parts import GRAPH, Part
 from device_runtime.profile.whole import Settings
 from edgefl.cli import app
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError, DataError
 from tests.cli.runner import runner
@@ -42,7 +42,7 @@ Child(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), lam
 @pytest.fixture
 def strong(tmp_path: Path) -> Path:
     path = tmp_path / "strong.efl"
-    bundles.write(tiny.make_bundle(prefix=()), path)
+    write_bundle(tiny.make_bundle(prefix=()), path)
     return path
 
 
@@ -51,7 +51,7 @@ def measured_before(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The command finds a profile that was measured once; these are the tiers and engines that it asks for."""
     asked: list[tuple[str, str]] = []
 
-    def profile(bundle: bundles.Bundle, settings: Settings, _watch: object = None) -> BundleProfile:
+    def profile(bundle: Bundle, settings: Settings, _watch: object = None) -> BundleProfile:
         listed, engine = bundle.manifest, settings.engine or bundle.manifest.graphs[0].format
         asked.append((listed.tier, engine))
         return msgspec.structs.replace(
@@ -185,7 +185,7 @@ def test_the_processes_that_measure_for_an_agent_end_with_a_killed_agent(strong:
 
 
 def test_a_part_is_measured_by_hand_without_a_standard_input(strong: Path, tmp_path: Path) -> None:
-    BundleFolder.unpacked(bundles.read(strong), tmp_path)
+    BundleFolder.unpacked(read_bundle(strong), tmp_path)
     command = [sys.executable, "-m", "device_runtime.profile", str(tmp_path), GRAPH + "train"]
     command += ["--engine", "onnx", "--repeat", "1", "--out", str(tmp_path / "part")]
 

@@ -14,7 +14,7 @@ import pytest
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, ParticipationError
 from edgefl.wire.mqtt.messages import encode
 from edgefl.wire.mqtt.profile_messages import ProfileOffer, ProfileRequest
@@ -125,7 +125,7 @@ def test_devices_of_both_engines_stand_side_by_side_and_one_that_is_gone_is_name
     states = {name: (row.state, row.reason) for name, row in found.items()}
     done = {f"phone-{engine}": ("done", "") for engine in ENGINES}
     assert states == {**done, "small": ("declined", "no-memory"), "gone": ("offline", "")}
-    offered = {made.manifest.format: made for made in map(bundles.read, (exported / "bundles").glob("*.efl"))}
+    offered = {made.manifest.format: made for made in map(read_bundle, (exported / "bundles").glob("*.efl"))}
     for engine in ENGINES:
         profile = found[f"phone-{engine}"].profile
         assert profile is not None

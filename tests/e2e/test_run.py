@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from tests.conftest import require_mosquitto
 from tests.e2e.conftest import FLEET, ROUNDS
 from tests.e2e.runs import PATIENCE_S, Calm, Run, carried, journaled, rows, run_to_the_end
@@ -36,7 +36,7 @@ def test_the_model_moves_in_each_round_and_is_learning(calm: Calm) -> None:
 
 
 def test_each_tier_was_exported_for_its_own_engine(calm: Calm) -> None:
-    files = {path.name: bundles.read(path).manifest for path in (calm.folder / "bundles").glob("*.efl")}
+    files = {path.name: read_bundle(path).manifest for path in (calm.folder / "bundles").glob("*.efl")}
 
     assert {name: (manifest.tier, manifest.format) for name, manifest in files.items()} == {
         "strong.efl": ("strong", "onnx"),

@@ -25,8 +25,7 @@ from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import build_model
 from edgefl.setup.training import replaced_program
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.bundle import archive as bundles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.front.tier import Tier
 from exporters.memory.recompute import Budget
@@ -302,7 +301,7 @@ def test_a_memory_budget_reaches_the_steps_of_its_tier(tmp_path: Path) -> None:
     compose(config, DATASET, tmp_path)
 
     found = {
-        tier: {graph.name: graph.memory_budget for graph in bundles.read(tmp_path / file).manifest.graphs}
+        tier: {graph.name: graph.memory_budget for graph in read_bundle(tmp_path / file).manifest.graphs}
         for tier, file in (("strong", "bundles/strong.efl"), ("weak", "bundles/weak.efl"))
     }
     assert {name for name, budget in found["strong"].items() if budget} == {"train"}

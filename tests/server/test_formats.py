@@ -11,9 +11,9 @@ import pytest
 
 from edgefl.config import Federation, parse
 from edgefl.setup.digests import run_digest
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
@@ -64,7 +64,7 @@ def test_a_round_offers_each_tier_in_its_formats_and_every_blob_can_be_fetched(
     session = connect(mosquitto.address)
     for name in ("onnx", "executorch"):
         for tier, ref in opened.offer(name).bundles.items():
-            found = manifests.decode(fetch(session, federation, ref))
+            found = decode_manifest(fetch(session, federation, ref))
             assert (found.tier, found.format) == (tier, name)
             assert fetch(session, federation, found.graphs[0].blob) == b"graph of " + tier.encode()
     server.stop()

@@ -18,9 +18,8 @@ import numpy as np
 
 from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle import archive as bundle
 from edgefl.wire.bundle import manifest, profiles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import (
@@ -305,7 +304,7 @@ def _with_extra_field(message: Message) -> bytes:
 
 def _manifest_with_extra_fields() -> bytes:
     """In the manifest itself, a port and a phase."""
-    fields = msgspec.msgpack.decode(manifest.encode(example_manifest()))
+    fields = msgspec.msgpack.decode(manifest.encode_manifest(example_manifest()))
     for part in (fields, fields["phases"][0], fields["graphs"][0]["inputs"][0]):
         part["added_later"] = [1, None, b"x"]
     return msgspec.msgpack.encode(fields)
@@ -314,7 +313,7 @@ def _manifest_with_extra_fields() -> bytes:
 def bundle_bytes() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "example.edgefl"
-        bundle.write(example_bundle(), path)
+        write_bundle(example_bundle(), path)
         return path.read_bytes()
 
 
@@ -324,9 +323,9 @@ def vectors() -> dict[str, bytes]:
     found |= {name: msgspec.msgpack.encode(ref) for name, ref in BLOBS.items()}
     found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
-    found["manifest"] = manifest.encode(example_manifest())
-    found["manifest_of_exchanges"] = manifest.encode(example_manifest_of_exchanges())
-    found["manifest_executorch"] = manifest.encode(example_manifest_executorch())
+    found["manifest"] = manifest.encode_manifest(example_manifest())
+    found["manifest_of_exchanges"] = manifest.encode_manifest(example_manifest_of_exchanges())
+    found["manifest_executorch"] = manifest.encode_manifest(example_manifest_executorch())
     found["manifest_with_unknown_fields"] = _manifest_with_extra_fields()
     found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})
     found["bundle"] = bundle_bytes()

@@ -12,8 +12,8 @@ import pytest
 
 from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import archive as bundle
 from edgefl.wire.bundle import manifest
+from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
@@ -62,27 +62,29 @@ def test_other_version_is_refused_with_both_versions_in_the_message() -> None:
 
 
 def test_manifest_in_both_directions() -> None:
-    assert manifest.encode(make_golden.example_manifest()) == golden("manifest")
-    assert manifest.decode(golden("manifest")) == make_golden.example_manifest()
+    assert manifest.encode_manifest(make_golden.example_manifest()) == golden("manifest")
+    assert manifest.decode_manifest(golden("manifest")) == make_golden.example_manifest()
 
 
 def test_manifest_of_several_exchanges_in_both_directions() -> None:
     wanted = make_golden.example_manifest_of_exchanges()
 
-    assert manifest.encode(wanted) == golden("manifest_of_exchanges")
-    assert manifest.decode(golden("manifest_of_exchanges")) == wanted
+    assert manifest.encode_manifest(wanted) == golden("manifest_of_exchanges")
+    assert manifest.decode_manifest(golden("manifest_of_exchanges")) == wanted
 
 
 def test_unknown_fields_of_a_manifest_are_ignored() -> None:
     data = golden("manifest_with_unknown_fields")
 
     assert data.count(b"added_later") == 3
-    assert manifest.decode(data) == make_golden.example_manifest()
+    assert manifest.decode_manifest(data) == make_golden.example_manifest()
 
 
 def test_manifest_of_another_format_in_both_directions() -> None:
-    assert manifest.encode(make_golden.example_manifest_executorch()) == golden("manifest_executorch")
-    found = manifest.decode(golden("manifest_executorch"))
+    assert manifest.encode_manifest(make_golden.example_manifest_executorch()) == golden(
+        "manifest_executorch"
+    )
+    found = manifest.decode_manifest(golden("manifest_executorch"))
     assert found == make_golden.example_manifest_executorch()
     assert found.format == "executorch"
     assert [graph.planned_bytes for graph in found.graphs] == [1 << 20, 70 << 20, 0]
@@ -90,18 +92,18 @@ def test_manifest_of_another_format_in_both_directions() -> None:
 
 def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_changed() -> None:
     with pytest.raises(BundleError, match="version 2, this runtime reads 1: install a matching edgefl"):
-        manifest.decode(golden("manifest_of_version_2"))
+        manifest.decode_manifest(golden("manifest_of_version_2"))
 
 
 def test_bundle_file_decodes_from_its_vector() -> None:
-    found = bundle.read(FOLDER / "bundle.bin")
+    found = read_bundle(FOLDER / "bundle.bin")
 
     assert found == make_golden.example_bundle()
 
 
 def test_bundle_file_has_the_entries_of_its_vector(tmp_path: Path) -> None:
     """Entries, not file bytes: compressors may differ in how they deflate the same entry."""
-    bundle.write(make_golden.example_bundle(), tmp_path / "b.edgefl")
+    write_bundle(make_golden.example_bundle(), tmp_path / "b.edgefl")
 
     assert _entries((tmp_path / "b.edgefl").read_bytes()) == _entries(golden("bundle"))
 
@@ -168,7 +170,7 @@ def test_a_manifest_without_a_field_that_is_required_is_refused() -> None:
     assert {"codec", "codec_version", "draws"} <= {*required}
     for field in required:
         with pytest.raises(BundleError, match=f"required field `{field}`"):
-            manifest.decode(msgspec.msgpack.encode({k: v for k, v in fields.items() if k != field}))
+            manifest.decode_manifest(msgspec.msgpack.encode({k: v for k, v in fields.items() if k != field}))
 
 
 def test_topics_read_as_in_their_vector() -> None:

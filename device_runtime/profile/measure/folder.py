@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
@@ -39,7 +38,7 @@ class BundleFolder:
 
     @property
     def manifest(self) -> Manifest:
-        return manifests.decode((self.path / _MANIFEST).read_bytes())
+        return decode_manifest((self.path / _MANIFEST).read_bytes())
 
     @property
     def digest(self) -> str:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import DataError, EdgeflError
 
 _JOURNAL, _BUNDLES = "journal.sqlite", "bundles/*.efl"
@@ -83,7 +83,7 @@ def tier_accuracy(run: Path) -> dict[str, float]:
 def _batch(run: Path) -> int:
     """Samples of a step, which all tiers of a run have in common."""
     for path in sorted(run.glob(_BUNDLES)):
-        return bundles.read(path).manifest.batch
+        return read_bundle(path).manifest.batch
     raise DataError(
         f"{run} holds no bundle ({_BUNDLES}), which would say how many samples a step had: name the folder that "
         "`edgefl run` made",

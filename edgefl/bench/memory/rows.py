@@ -22,7 +22,7 @@ from edgefl.lab.lab import Lab, Said, completed
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import build_model
 from edgefl.setup.training import tier_of
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import EdgeflError
 
 SAMPLES_PER_DEVICE = 390
@@ -158,7 +158,7 @@ def _one_round(model: str, batch: int, steps: int, engine: str, *, timed: bool) 
             lab.supervisor.stop()
         found = {}
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
-            found[bundles.read(path).manifest.tier] = path
+            found[read_bundle(path).manifest.tier] = path
         compared = found if timed else {}
         ratios = {
             tier: _time_ratio(path, plain_graph(path, federation, dataset, Path(folder) / f"{tier}.plain"))
@@ -188,7 +188,7 @@ def _fastest(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _planned(path: Path) -> int:
-    return max(graph.planned_bytes for graph in bundles.read(path).manifest.graphs)
+    return max(graph.planned_bytes for graph in read_bundle(path).manifest.graphs)
 
 
 def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Path) -> Path:
@@ -196,7 +196,7 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
 
     Those for onnxruntime are settings, not in the graph; a program of ExecuTorch is compiled again.
     """
-    bundle = bundles.read(path)
+    bundle = read_bundle(path)
     manifest = bundle.manifest
     name = manifest.phases[0].graph
     if manifest.graph(name).format != "executorch":

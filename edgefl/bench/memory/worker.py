@@ -21,7 +21,7 @@ from device_runtime.engine.select import open_engine
 from device_runtime.memory import return_memory_early
 from edgefl.bench.common.worker import serve
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
@@ -39,7 +39,7 @@ class Plain(OnnxEngine):
 
 def load(path: Path, threads: int, plain: Path | None) -> Callable[[], object]:
     """The first phase's graph, loaded; each call is one step on the same batch."""
-    bundle = bundles.read(path)
+    bundle = read_bundle(path)
     graph = bundle.manifest.graph(bundle.manifest.phases[0].graph)
     model = plain.read_bytes() if plain else bundle.blobs[graph.blob.sha256]
     if plain:

@@ -174,9 +174,9 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
     as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
 ) -> None:
-    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.bundle.archive import read_bundle
 
-    bundle = bundles.read(path)
+    bundle = read_bundle(path)
     if as_json:
         print_json({"digest": bundle.ref(1 << 30).sha256, "manifest": bundle.manifest})
     else:

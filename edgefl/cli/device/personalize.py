@@ -132,11 +132,11 @@ def _files(bundle: Path | None, weights: Path | None, store: Path | None) -> Ite
     import tempfile
 
     from device_runtime.personal.offline import offline
-    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.bundle.archive import read_bundle
 
     if bundle is None or weights is None:
         raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
-    found = bundles.read(bundle)
+    found = read_bundle(bundle)
     job, blobs = offline(found, weights)
     yield job, found.manifest, blobs, store or Path(tempfile.gettempdir())
 
@@ -155,8 +155,8 @@ def _visited(
 ) -> Iterator[Opened]:
     from device_runtime.personal.visitor import Guest, job_of
     from edgefl.cli.options import address, checked_key, default_folder, parse_limits
-    from edgefl.wire.bundle import manifest as manifests
     from edgefl.wire.bundle import signatures
+    from edgefl.wire.bundle.manifest import decode_manifest
     from edgefl.wire.mqtt.topics import checked_name
 
     if not device_id:
@@ -171,7 +171,7 @@ def _visited(
         job = job_of(guest.announced(), tier, engine.value)
         if key:
             signatures.check(key, job.bundle.sha256, job.signature)
-        yield job, manifests.decode(guest.blobs.get(job.bundle)), guest.blobs, folder
+        yield job, decode_manifest(guest.blobs.get(job.bundle)), guest.blobs, folder
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -130,13 +130,13 @@ def _exported(
 ) -> tuple[dict[str, Any], Bundle]:
     """Write one bundle, of a tier, exchange and format: what is told of it, and the bundle."""
     from edgefl.setup.bundles import export
-    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.bundle.archive import write_bundle
     from exporters.front.folder import bundle_name
 
     tier, exchange, form = which
     bundle = export(federation, dataset, tier, exchange, format=form, progress=progress)
     path = out / bundle_name(tier.name, exchange.name, form)
-    bundles.write(bundle, path)
+    write_bundle(bundle, path)
     facts = {"file": str(path), "bytes": path.stat().st_size, "digest": bundle.ref(1 << 30).sha256}
     return facts, bundle
 

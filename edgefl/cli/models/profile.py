@@ -211,10 +211,10 @@ def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
 
 def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundle in a file, if its tier and format are wanted."""
-    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.bundle.archive import read_bundle
     from edgefl.wire.errors import ConfigError
 
-    bundle = bundles.read(Path(target))
+    bundle = read_bundle(Path(target))
     manifest = bundle.manifest
     if chosen.batch not in (None, manifest.batch):
         raise ConfigError(

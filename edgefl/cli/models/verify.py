@@ -50,10 +50,10 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, help="of the random inputs")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: ok, problems, graphs")] = False,
 ) -> None:
-    from edgefl.wire.bundle import archive as bundles
+    from edgefl.wire.bundle.archive import read_bundle
     from exporters.bundle.verify import verify_bundle
 
-    read = bundles.read(_file(bundle))
+    read = read_bundle(_file(bundle))
     origin = _origin(_federation(read.manifest, config, model), read.manifest, named=config is not None)
     with Progress(console=errors, transient=True) as bar:
         graphs = bar.add_task("", total=len(read.manifest.graphs))

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from edgefl.system.files import write_whole
 from edgefl.wire.blobs import BlobRef, describe, verified
-from edgefl.wire.bundle import manifest as manifests
-from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.manifest import Manifest, decode_manifest, encode_manifest
 from edgefl.wire.errors import BundleError
 
 MANIFEST_NAME = "manifest.msgpack"
@@ -31,7 +30,7 @@ class Bundle:
 
     @property
     def encoded(self) -> bytes:
-        return manifests.encode(self.manifest)
+        return encode_manifest(self.manifest)
 
     def ref(self, chunk: int) -> BlobRef:
         """Reference of the manifest's own bytes: the name of the bundle."""
@@ -41,7 +40,7 @@ class Bundle:
         return self.blobs[self.manifest.graph(name).blob.sha256]
 
 
-def write(bundle: Bundle, path: Path) -> None:
+def write_bundle(bundle: Bundle, path: Path) -> None:
     """Write the bundle's file; an interrupted write leaves no half file behind."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -53,11 +52,11 @@ def write(bundle: Bundle, path: Path) -> None:
     write_whole(path, buffer.getvalue())
 
 
-def read(path: Path) -> Bundle:
+def read_bundle(path: Path) -> Bundle:
     """The bundle in a file, every digest checked; BundleError says what is wrong with the file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = manifests.decode(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
+            manifest = decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
             blobs = {
                 ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
                 for ref in manifest.blobs

@@ -190,12 +190,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """Deterministic bytes: equal manifests have equal digests."""
     return msgspec.msgpack.encode(manifest, order="deterministic")
 
 
-def decode(data: bytes) -> Manifest:
+def decode_manifest(data: bytes) -> Manifest:
     """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v

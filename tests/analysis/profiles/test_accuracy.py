@@ -12,7 +12,7 @@ from edgefl.config import load, without_devices
 from edgefl.setup.data import open_data
 from edgefl.setup.model import build_model
 from edgefl.wire import tensors
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.errors import DataError
 from tests.device_runtime import tiny
 from tests.device_runtime.profile import made
@@ -70,7 +70,7 @@ def test_data_that_the_run_did_not_have_tell_nothing_of_it(tmp_path: Path) -> No
     assert accuracy_of(run).axis == "accuracy on the test set"
 
     (run / "bundles").mkdir()
-    bundles.write(tiny.make_bundle(prefix=()), run / "bundles" / "strong.efl")
+    write_bundle(tiny.make_bundle(prefix=()), run / "bundles" / "strong.efl")
     found = accuracy_of(run)
 
     assert (found.by_tier, found.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import archive as bundles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, read_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import RoundAborted
 from edgefl.wire.mqtt import messages
@@ -37,7 +36,7 @@ class Scripted:
     fails: Exception | None = None
 
     def __call__(self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float) -> BundleProfile:
-        self.files.append(bundles.read(bundle))
+        self.files.append(read_bundle(bundle))
         self.repeats.append(repeat)
         while not self.go.wait(0.005):
             if aborted():

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.round import job as jobs
+from device_runtime.round.job import encode_job
 from device_runtime.store.database import DECLINED
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Decline
@@ -121,7 +121,7 @@ def test_a_job_of_a_killed_process_takes_up_the_carry_that_it_began_with(
     agent.stop()
     store = store_of(tmp_path)
     job = msgspec.structs.replace(world.job(), round=2, nonce="n2", base=1)
-    store.open_job(jobs.encode(job))
+    store.open_job(encode_job(job))
     store.close()
 
     start()
@@ -189,7 +189,7 @@ def test_a_device_killed_before_it_declined_does_so_in_the_next_process(
 ) -> None:
     world = needing()
     store = store_of(tmp_path)
-    store.open_job(jobs.encode(msgspec.structs.replace(world.job(), round=4, nonce="n4", base=3)))
+    store.open_job(encode_job(msgspec.structs.replace(world.job(), round=4, nonce="n4", base=3)))
     store.close()
 
     start()

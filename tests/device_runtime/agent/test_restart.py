@@ -11,7 +11,7 @@ import pytest
 
 from device_runtime.agent import Agent, AgentConfig, AgentEvent
 from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.round import job as jobs
+from device_runtime.round.job import decode_job
 from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
@@ -103,7 +103,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     )
     kept = offline._store.job()
     assert kept is not None
-    assert jobs.decode(kept) == job
+    assert decode_job(kept) == job
     assert (offline._store.checkpoint("n1") is not None) == same_model
     offline._store.close()
 

@@ -14,8 +14,7 @@ import pytest
 from device_runtime.personal.offline import offline
 from edgefl.cli import app
 from edgefl.wire import tensors
-from edgefl.wire.bundle import archive as bundles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError
 from edgefl.wire.mqtt import messages
@@ -215,7 +214,7 @@ def test_a_federation_that_announced_nothing_is_named(
 
 
 def _files(tier: Tier, folder: Path) -> list[str]:
-    bundles.write(tier.bundle, folder / "tier.efl")
+    write_bundle(tier.bundle, folder / "tier.efl")
     weights = {name: tensor.numpy() for name, tensor in tier.spec.weights.items()}
     (folder / "model.safetensors").write_bytes(tensors.dump(weights))
     return ["--bundle", str(folder / "tier.efl"), "--weights", str(folder / "model.safetensors")]
@@ -289,7 +288,7 @@ def test_too_few_samples_to_split_are_refused(tier: Tier, tmp_path: Path) -> Non
 def test_a_bundle_without_such_a_graph_says_so(tier: Tier, tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(tier.bundle.manifest, personalize="")
     options = _files(tier, tmp_path)
-    bundles.write(Bundle(manifest, tier.bundle.blobs), tmp_path / "tier.efl")
+    write_bundle(Bundle(manifest, tier.bundle.blobs), tmp_path / "tier.efl")
 
     with pytest.raises(BundleError, match="no graph that personalizes"):
         _run(options, tmp_path, "--data", str(_samples(tmp_path / "data.npz", tier, 40)))

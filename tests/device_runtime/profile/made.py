@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.profile.whole import Settings, profile_bundle
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Peak, Split, Times
 from tests.device_runtime import tiny
 
@@ -54,7 +54,7 @@ def journal(folder: Path, rows: list[tuple[str, int, str, str]], *, bundle: bool
     folder.mkdir(parents=True, exist_ok=True)
     if bundle:
         (folder / "bundles").mkdir()
-        bundles.write(tiny.make_bundle(prefix=()), folder / "bundles" / "strong.efl")
+        write_bundle(tiny.make_bundle(prefix=()), folder / "bundles" / "strong.efl")
     with sqlite3.connect(folder / "journal.sqlite") as db:
         db.execute("CREATE TABLE assignments (run, round, device, tier)")
         db.execute("CREATE TABLE updates (run, round, device, metrics, reason)")

@@ -11,7 +11,7 @@ from torch import nn
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
 from exporters.bundle.build import Label, Prefix, build_bundle
@@ -56,7 +56,7 @@ def forward_of(module: nn.Module, shape: tuple[int, ...]) -> Function:
     return Function("forward", fn, weights | {"batch.0.x": TensorSpec((BATCH, *shape))})
 
 
-def build(program: Program, prefix: list[Prefix], tier: str = "weak") -> bundles.Bundle:
+def build(program: Program, prefix: list[Prefix], tier: str = "weak") -> Bundle:
     return build_bundle(program, prefix, ("head",), label=Label("net", tier), data=DATA)
 
 
@@ -74,9 +74,9 @@ def test_bundle_lists_every_graph_and_survives_its_file(
     suffix: nn.Sequential, conv: Prefix, tmp_path: Path
 ) -> None:
     bundle = build(program_of(suffix, (4, 4, 4)), [conv])
-    bundles.write(bundle, tmp_path / "weak.efl")
+    write_bundle(bundle, tmp_path / "weak.efl")
 
-    manifest = bundles.read(tmp_path / "weak.efl").manifest
+    manifest = read_bundle(tmp_path / "weak.efl").manifest
 
     assert manifest == bundle.manifest
     assert {graph.name for graph in manifest.graphs} == {"forward.1", "start", "train", "finish", "evaluate"}

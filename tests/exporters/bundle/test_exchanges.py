@@ -13,8 +13,8 @@ import torch
 from device_runtime.data.samples import Batches
 from edgefl.contract.program import Function, Kept, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.errors import ExportError
 from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries
 from tests.device_runtime import tiny
@@ -111,14 +111,14 @@ def swept() -> Bundle:
 
 
 def test_a_manifest_of_a_plain_program_has_the_defaults(plain: Bundle) -> None:
-    listed = manifests.decode(plain.encoded)
+    listed = decode_manifest(plain.encoded)
 
     assert (listed.v, listed.personalize, listed.draws) == (1, "", "walk")
     assert (listed.carry_exchanges, listed.carry_needed) == (0, False)
 
 
 def test_a_manifest_says_which_phase_passes_over_the_data(swept: Bundle) -> None:
-    listed = manifests.decode(swept.encoded)
+    listed = decode_manifest(swept.encoded)
 
     assert (listed.v, listed.draws, listed.batch) == (1, "draw", 4)
     assert [(phase.name, phase.over_data) for phase in listed.phases] == [("all", True), ("train", False)]

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgefl.cli import app
-from edgefl.wire.bundle import archive as bundles
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
 
@@ -34,7 +34,7 @@ def exported(folder: Path, *options: str, budget: str = "") -> Graph:
     if isinstance(ran.exception, EdgeflError):
         raise ran.exception
     assert ran.exit_code == 0, ran.output
-    return bundles.read(folder / "strong.efl").manifest.graph("train")
+    return read_bundle(folder / "strong.efl").manifest.graph("train")
 
 
 def test_the_option_is_written_beside_the_step(tmp_path: Path) -> None:

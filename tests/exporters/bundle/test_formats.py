@@ -11,10 +11,9 @@ from torch import nn
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS
-from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.bundle.manifest import BlobRef, Graph, decode_manifest, encode_manifest
 from edgefl.wire.errors import BundleError, ConfigError, ExportError
 from exporters.bundle.build import Label, ports
 from exporters.bundle.build import build_bundle as build
@@ -51,7 +50,7 @@ def graph_of(name: str, function: Function) -> tuple[Graph, bytes]:
     listed = Graph(
         name=function.name,
         format=form.name,
-        blob=manifests.BlobRef(sha256="", size=0, chunk=1),
+        blob=BlobRef(sha256="", size=0, chunk=1),
         inputs=ports(captured.inputs),
         outputs=ports(captured.outputs),
     )
@@ -127,7 +126,7 @@ def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: st
     made = bundles[name]
 
     assert made.manifest.graph("train").planned_bytes > 0
-    assert manifests.decode(made.encoded) == made.manifest
+    assert decode_manifest(made.encoded) == made.manifest
 
 
 @both
@@ -168,12 +167,12 @@ def test_only_state_that_stays_as_it_is_may_be_written_in_place(
 
     if port in read:
         check_wiring(told)
-        assert manifests.decode(manifests.encode(told)) == told
+        assert decode_manifest(encode_manifest(told)) == told
     else:
         with pytest.raises(ExportError, match=f"'train' is to write '{port}' in place"):
             check_wiring(told)
         with pytest.raises(BundleError, match=f"'train' is to write '{port}' in place"):
-            manifests.decode(manifests.encode(told))
+            decode_manifest(encode_manifest(told))
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
@@ -186,7 +185,7 @@ def test_two_ports_of_one_name_are_refused(bundles: dict[str, Bundle], kind: str
     graphs = tuple(odd if graph is step else graph for graph in manifest.graphs)
 
     with pytest.raises(BundleError, match=f"graph 'train' has port '{ports[0].name}' twice"):
-        manifests.decode(manifests.encode(msgspec.structs.replace(manifest, graphs=graphs)))
+        decode_manifest(encode_manifest(msgspec.structs.replace(manifest, graphs=graphs)))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\x1b[31m"])
@@ -199,7 +198,7 @@ def test_names_that_cannot_be_shown_are_refused(bundles: dict[str, Bundle], name
         msgspec.structs.replace(manifest, graphs=graphs),
     ):
         with pytest.raises(BundleError, match="cannot be shown"):
-            manifests.decode(manifests.encode(odd))
+            decode_manifest(encode_manifest(odd))
 
 
 def test_less_than_no_memory_is_refused(bundles: dict[str, Bundle]) -> None:
@@ -207,7 +206,7 @@ def test_less_than_no_memory_is_refused(bundles: dict[str, Bundle]) -> None:
     graphs = tuple(msgspec.structs.replace(graph, planned_bytes=-1) for graph in manifest.graphs)
 
     with pytest.raises(BundleError, match="planned to need -1 bytes"):
-        manifests.decode(manifests.encode(msgspec.structs.replace(manifest, graphs=graphs)))
+        decode_manifest(encode_manifest(msgspec.structs.replace(manifest, graphs=graphs)))
 
 
 def test_a_format_that_there_is_not_is_told_with_those_that_there_are() -> None:

@@ -18,8 +18,7 @@ from edgefl.cli import app
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import archive as bundles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError
 from exporters.bundle.verify import Origin, verify_bundle
@@ -66,7 +65,7 @@ def exported(config: Path) -> Path:
 
 def rewritten(exported: Path, change: Callable[[Bundle], Bundle], out: Path) -> Path:
     """The bundle after ``change``, in a file whose digests are all right."""
-    bundles.write(change(bundles.read(exported)), out / "changed.efl")
+    write_bundle(change(read_bundle(exported)), out / "changed.efl")
     return out / "changed.efl"
 
 
@@ -212,7 +211,7 @@ def test_a_port_of_another_role_is_told(exported: Path) -> None:
     program = Program("p", function, (Phase("train", step, 1),), function, function)
     blob = describe(b"", CHUNK)
     graph = Graph(name="f", format="onnx", blob=blob, inputs=(port,), outputs=())
-    manifest = msgspec.structs.replace(bundles.read(exported).manifest, graphs=(graph,))
+    manifest = msgspec.structs.replace(read_bundle(exported).manifest, graphs=(graph,))
 
     check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), Origin(program, (), ()))
 

@@ -12,22 +12,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import archive as bundle
 from edgefl.wire.bundle import manifest
+from edgefl.wire.bundle.archive import MANIFEST_NAME, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import BundleError, EdgeflError
 from tests.wire.make_golden import bundle_bytes, example_bundle, example_manifest
 
 WHOLE = bundle_bytes()
-MANIFEST = manifest.encode(example_manifest())
+MANIFEST = manifest.encode_manifest(example_manifest())
 on_one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def test_a_written_bundle_reads_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "b.edgefl"
-    bundle.write(example_bundle(), path)
+    write_bundle(example_bundle(), path)
 
-    assert bundle.read(path) == example_bundle()
+    assert read_bundle(path) == example_bundle()
     assert [file.name for file in path.parent.iterdir()] == ["b.edgefl"]
 
 
@@ -56,13 +56,13 @@ def test_a_memory_budget_survives_its_bytes() -> None:
     graph = msgspec.structs.replace(example_manifest().graphs[0], memory_budget=64 << 20)
     whole = msgspec.structs.replace(example_manifest(), graphs=(graph, *example_manifest().graphs[1:]))
 
-    assert manifest.decode(manifest.encode(whole)) == whole
-    assert manifest.encode(whole) != MANIFEST
+    assert manifest.decode_manifest(manifest.encode_manifest(whole)) == whole
+    assert manifest.encode_manifest(whole) != MANIFEST
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="make one with `edgefl export`"):
-        bundle.read(tmp_path / "nowhere.edgefl")
+        read_bundle(tmp_path / "nowhere.edgefl")
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", b"not a zip at all", bytes(5000)])
@@ -71,43 +71,43 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
     with pytest.raises(BundleError, match="corrupt or truncated"):
-        bundle.read(path)
+        read_bundle(path)
 
 
 def test_a_folder_in_place_of_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError):
-        bundle.read(tmp_path)
+        read_bundle(tmp_path)
 
 
 def test_a_zip_without_a_graph_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "b.edgefl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(bundle.MANIFEST_NAME, MANIFEST)
+        archive.writestr(MANIFEST_NAME, MANIFEST)
 
     with pytest.raises(BundleError, match="not a whole bundle"):
-        bundle.read(path)
+        read_bundle(path)
 
 
 def test_a_graph_with_other_bytes_than_its_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "b.edgefl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(bundle.MANIFEST_NAME, MANIFEST)
+        archive.writestr(MANIFEST_NAME, MANIFEST)
         for sha256 in example_bundle().blobs:
             archive.writestr(f"blobs/{sha256}", b"other bytes")
 
     with pytest.raises(BundleError, match="is damaged"):
-        bundle.read(path)
+        read_bundle(path)
 
 
 def test_an_entry_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "b.edgefl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(bundle.MANIFEST_NAME, MANIFEST)
+        archive.writestr(MANIFEST_NAME, MANIFEST)
         for sha256 in example_bundle().blobs:
             archive.writestr(f"blobs/{sha256}", bytes(64 << 20))
 
     with pytest.raises(BundleError, match="67108864"):
-        bundle.read(path)
+        read_bundle(path)
 
 
 @on_one_file
@@ -117,13 +117,13 @@ def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
     path.write_bytes(WHOLE[:cut])
 
     with pytest.raises(BundleError):
-        bundle.read(path)
+        read_bundle(path)
 
 
 def _reads_whole_or_refuses(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     try:
-        found = bundle.read(path)
+        found = read_bundle(path)
     except BundleError:
         return
     assert found == example_bundle()
@@ -147,7 +147,7 @@ def test_any_edit_is_refused_or_harmless(tmp_path: Path, place: int, insert: byt
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_no_manifest(data: bytes) -> None:
     with pytest.raises(BundleError):
-        manifest.decode(data)
+        manifest.decode_manifest(data)
 
 
 @given(place=st.integers(0, len(MANIFEST) - 1), value=st.integers(0, 255))
@@ -155,7 +155,7 @@ def test_a_damaged_manifest_is_refused_or_consistent(place: int, value: int) -> 
     damaged = bytearray(MANIFEST)
     damaged[place] = value
     try:
-        found = manifest.decode(bytes(damaged))
+        found = manifest.decode_manifest(bytes(damaged))
     except BundleError:
         return
     assert [port.nbytes >= 0 for graph in found.graphs for port in (*graph.inputs, *graph.outputs)]
@@ -164,7 +164,7 @@ def test_a_damaged_manifest_is_refused_or_consistent(place: int, value: int) -> 
 
 def test_a_nested_manifest_is_refused() -> None:
     with pytest.raises(BundleError):
-        manifest.decode(b"\x81\xa1x" + b"\x91" * 200_000 + b"\x01")
+        manifest.decode_manifest(b"\x81\xa1x" + b"\x91" * 200_000 + b"\x01")
 
 
 def _changed(**fields: object) -> Manifest:
@@ -204,7 +204,7 @@ def _with_port(port: Port) -> Manifest:
 )
 def test_an_inconsistent_manifest_is_refused(make: Callable[[], Manifest], text: str) -> None:
     with pytest.raises(BundleError, match=text):
-        manifest.decode(manifest.encode(make()))
+        manifest.decode_manifest(manifest.encode_manifest(make()))
 
 
 def test_a_port_knows_its_label_and_bytes() -> None:
