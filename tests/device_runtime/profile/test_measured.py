@@ -15,9 +15,9 @@ from device_runtime.profile.measure.executorch_trace import trace
 from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.whole import Settings, profile_bundle
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle import manifest as manifests
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError
 from tests.device_runtime import tiny, tiny_pte
@@ -158,5 +158,5 @@ def test_the_sources_of_a_manifest_come_back_and_are_the_last_of_its_blobs() -> 
     manifest = tiny.make_bundle().manifest
     ref = describe(b"x", 16)
     with_sources = msgspec.structs.replace(manifest, sources=ref)
-    assert manifests.decode(manifests.encode(with_sources)).sources == ref
+    assert decode_manifest(encode_manifest(with_sources)).sources == ref
     assert with_sources.blobs[-1] == ref
