@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire.bundle.manifest import decode, encode
+from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl.wire.errors import BundleError
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
@@ -152,7 +152,7 @@ def test_a_manifest_with_a_pass_whose_graph_reads_no_rows_is_refused() -> None:
     phases = tuple(msgspec.structs.replace(phase, graph="finish", over_data=True) for phase in listed.phases)
 
     with pytest.raises(BundleError, match=r"'finish' reads no rows of them as 'batch\.0\.x'"):
-        decode(encode(msgspec.structs.replace(listed, phases=phases)))
+        decode_manifest(encode_manifest(msgspec.structs.replace(listed, phases=phases)))
 
 
 def test_steps_are_counted_with_the_rows_of_the_device() -> None:
