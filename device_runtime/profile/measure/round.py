@@ -20,6 +20,7 @@ from device_runtime.round.graphs import Settings
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundRunner
 from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, Port
 from edgefl.wire.bundle.profiles import ChunkProfile, Timeline
 from edgefl.wire.tensors import Arrays
@@ -78,7 +79,7 @@ def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
     masks = {
         port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
     }
-    units = {
+    units: dict[str, tuple[BlobRef, ...]] = {
         unit: (folder.add(tensors.dump(held, {name: masks[name] for name in held.keys() & masks.keys()})),)
         for unit, held in inputs.weights(manifest).items()
     }
