@@ -35,11 +35,17 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
 
 
+def load() -> None:
+    """Load what a device needs, in a process that is a device's and nothing else's."""
+    # paho reads proxies by it, and only where a package for them is installed; it brings all that speaks HTTP and e-mail,
+    # 2.4 MB of an idle device.
+    on_first_use("urllib.request")
+    import device_runtime.agent  # noqa: F401
+
+
 def run(settings: DeviceSettings) -> None:
     """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`device_runtime.agent.Agent.run` raises."""
-    # paho reads proxies by it, and only where a package for them is installed; it brings all that speaks HTTP and e-mail,
-    # 2.4 MB of an idle device. Only here, where the process is a device's and nothing else's.
-    on_first_use("urllib.request")
+    load()
     from device_runtime.agent import Agent, AgentConfig
     from device_runtime.engine.select import open_engine
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edgefl.cli.device import isolated as apart
+from edgefl.cli.device import isolated
 from edgefl.system.parent import end_by_signal
 from edgefl.wire.errors import EdgeflError
 
@@ -53,7 +53,7 @@ def _run(arguments: list[str]) -> None:
     elif arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-"):
         _device()()
     else:
-        apart.run(_device)
+        isolated.run(_device)
 
 
 def _device() -> typer.Typer:

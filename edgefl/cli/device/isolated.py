@@ -56,8 +56,9 @@ def _device_of(read_end: int) -> DeviceSettings | None:
     """What the child tells, after this process has loaded the agent: both are done at about the same time."""
     import msgspec
 
-    from device_runtime import agent  # noqa: F401
-    from device_runtime.process import DeviceSettings
+    from device_runtime.process import DeviceSettings, load
+
+    load()
 
     with os.fdopen(read_end, "rb") as pipe:
         told = pipe.read()
