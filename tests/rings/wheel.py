@@ -9,8 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-WANTED = ("device_runtime/engine/executorch/native.cpp", "edgefl/py.typed", "edgefl/cli/__init__.py")
 PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
+WANTED = ("device_runtime/engine/executorch/native.cpp", *(f"{package}/py.typed" for package in PACKAGES))
 
 
 def problems(wheel: Path) -> list[str]:
