@@ -22,6 +22,7 @@ from edgefl.models.zoo import catalog as zoo
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.decode import split
 from tests.cli.runner import runner
+from tests.rings.rows import mostly_slow
 
 FIELDS = [
     *("codec", "device", "parameters", "clients", "updates_per_s", "flower_updates_per_s", "ratio"),
@@ -87,7 +88,13 @@ def test_bytes_are_those_of_the_updates_and_of_the_sums_once_per_batch() -> None
     assert one_bit.batches == 1 and one_bit.update_bytes < update / 20
 
 
-@pytest.mark.parametrize("codec", [*CODECS, "bfloat16", "signsgd", "zerofl", "bifl", "topk:share=0.2"])
+@pytest.mark.parametrize(
+    "codec",
+    mostly_slow(
+        [*CODECS, "bfloat16", "signsgd", "zerofl", "bifl", "topk:share=0.2"],
+        ("fedbat", "signsgd", "topk:share=0.2"),
+    ),
+)
 def test_random_updates_are_valid_and_not_alike(codec: str) -> None:
     model = CodedModel.of(zoo.build("resnet8", size=8, widths=[3, 4, 5]), codec)
     ours = Ours(model, clients=2, threads=1, device="cpu")

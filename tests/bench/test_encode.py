@@ -37,6 +37,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert row["encode_first_ms"] > 0 and row["calls"] >= 2
 
 
+@pytest.mark.slow
 def test_a_codec_of_plain_sgd_has_plain_sgds_step() -> None:
     row = measure(SMALL, "topk:share=0.2", Settings(batch=2, repeat=1))
 
@@ -69,6 +70,7 @@ def test_what_is_coded_has_been_trained(tmp_path: Path) -> None:
     assert isinstance(update, bytes) and (tensors.load(update)["values"] != 0).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_steps_go_on_from_each_other(tmp_path: Path) -> None:
     model = CodedModel.of(SMALL, "fedbat", batch=2)
     write_graph(tmp_path, "step", model, model.program.phases[-1].function)

@@ -133,6 +133,7 @@ def test_a_memory_budget_is_compiled_into_the_step() -> None:
     assert len(tight.nodes) > len(plain.nodes)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_no_size_is_told() -> None:
     ran = bench("--model", "mlp", "--memory-budget", "much")
 
@@ -171,6 +172,7 @@ def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
     assert first >= 32 << 20 and worker.peak - first >= 90 << 20
 
 
+@pytest.mark.slow
 def test_the_idle_torch_process_has_loaded_no_optimizer() -> None:
     """What torch loads on first use counts as what training takes, as for the device's runtime."""
     script = "import sys, edgefl.bench.train_step.eager; sys.exit('torch._dynamo' in sys.modules)"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -14,6 +13,9 @@ from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
 from edgefl.cli.options import Engine, address, checked_key, default_folder, parse_bytes, parse_limits
 from edgefl.wire.mqtt.topics import checked_name
+
+if TYPE_CHECKING:
+    import click  # newest typer brings none
 
 _EXAMPLES = """
 Run a device agent: take tasks, train on local data, send updates. Needs no torch.
