@@ -1,4 +1,4 @@
-"""What packages take on disk, with all that they require. Runs in any environment: ``PYTHON footprint_installed.py NAME...``
+"""What packages take on disk, with all that they require. Runs in any environment: ``PYTHON installed.py NAME...``
 
 A requirement of a name's is followed where its marker holds; one with an extra only where the extra is asked for
 (``name[extra]``); ``name!`` is counted without what it requires, ``-name`` is left out with what only it requires.

@@ -157,7 +157,7 @@ def test_an_op_without_a_kernel_is_named_with_its_line() -> None:
     example = function(torch.special.i0, (3,))
 
     with pytest.raises(
-        ExportError, match=r"aten\.i0.* has no kernel in ExecuTorch .*test_executorch_ops\.py:\d+"
+        ExportError, match=r"aten\.i0.* has no kernel in ExecuTorch .*test_ops\.py:\d+"
     ):
         to_executorch(capture(example))
 
@@ -166,7 +166,7 @@ def test_a_convolution_of_more_axes_than_its_kernel_takes_is_named_with_its_line
     example = function(F.conv3d, (1, 2, 4, 4, 4), (3, 2, 2, 2, 2))
 
     with pytest.raises(
-        ExportError, match=r"aten\.convolution.* has no kernel in ExecuTorch .*test_executorch_ops\.py:\d+"
+        ExportError, match=r"aten\.convolution.* has no kernel in ExecuTorch .*test_ops\.py:\d+"
     ):
         to_executorch(capture(example))
 
@@ -174,7 +174,7 @@ def test_a_convolution_of_more_axes_than_its_kernel_takes_is_named_with_its_line
 def test_a_type_that_executorch_lacks_is_named_with_its_line() -> None:
     example = function(lambda x: x.to(torch.int32).to(torch.uint32).to(torch.float32), (3,))
 
-    with pytest.raises(ExportError, match=r"uint32 tensor .*test_executorch_ops\.py:\d+"):
+    with pytest.raises(ExportError, match=r"uint32 tensor .*test_ops\.py:\d+"):
         to_executorch(capture(example))
 
 

@@ -1,6 +1,6 @@
 """FedBAT invariants 24-26 (fedbat.md 7): the methods it is compared with, through the functions that devices run.
 
-The partitions of the data, which all methods share, are in ``test_fedbat_partition.py``.
+The partitions of the data, which all methods share, are in ``test_partition.py``.
 """
 
 from __future__ import annotations
