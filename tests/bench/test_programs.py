@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
-from edgefl.bench.programs.figures import FIGURES, ROUND
+from edgefl.bench.programs.figures import ADAPTIVE, FIGURES, ROUND
 from edgefl.bench.programs.rows import Settings, build, everything, measure, parsed
 from edgefl.cli import app
 from edgefl.programs.catalog import PROGRAMS
@@ -47,7 +48,8 @@ def test_a_rounds_derivatives_are_those_of_its_steps(program: str) -> None:
 def test_everything_is_every_program_of_the_catalog() -> None:
     names = [program.partition(":")[0] for program in everything()]
 
-    assert set(names) == set(PROGRAMS)
+    assert set(names) == {*PROGRAMS, *ADAPTIVE}
+    assert len(set(everything())) == len(everything())
     assert {program for program, exchange in FIGURES if exchange == ROUND} <= set(everything())
 
 
@@ -62,6 +64,33 @@ def test_bytes_are_counted_in_tensors_of_the_round() -> None:
     assert (heavy.state_bytes, heavy.kept_bytes) == (2 * d, 0), "momentum lives for a round"
     assert (dynamic.state_bytes, dynamic.kept_bytes, dynamic.server_bytes) == (3 * d, d, d)
     assert dynamic.spec == "" and dynamic.as_spec is None
+
+
+@pytest.mark.parametrize(
+    ("name", "moments"),
+    [("fedadam", 2), ("fedyogi", 2), ("fedadagrad", 2), ("fedams", 3), ("server_momentum", 1)],
+)
+def test_an_optimizer_of_the_server_costs_a_device_what_fedavg_does(name: str, moments: int) -> None:
+    spec = build("mlp", COUNTS)
+    [plain] = measure(spec, "fedavg", COUNTS)
+    [row] = measure(spec, name, COUNTS)
+
+    kept = {"server": float(moments), "server_bytes": moments * 4 * plain.parameters}
+    stated = {"spec": row.spec, "as_spec": row.as_spec}
+    assert row == msgspec.structs.replace(plain, program=name, **kept, **stated)
+
+
+def test_an_optimizer_takes_its_options_beside_fedavgs() -> None:
+    spec = build("mlp", COUNTS)
+    text = "fedadam:lr=0.1,server_lr=0.2,beta1=0.5,steps=2"
+
+    [row] = measure(spec, text, COUNTS)
+
+    assert (row.program, row.gradients_per_round, row.server) == (text, 2, 2.0)
+    with pytest.raises(ConfigError, match=r"lr.* -1"):
+        measure(spec, "fedadam:server_lr=-1", COUNTS)
+    with pytest.raises(ConfigError, match=r"optimizer 'fedadam'.*momentum"):
+        measure(spec, "fedadam:momentum=0.9", COUNTS)
 
 
 def test_moving_statistics_travel_and_count() -> None:

@@ -259,10 +259,7 @@ def test_a_federation_file_names_the_model_the_levels_and_the_program() -> None:
     options = {"base": "resnet8", "widths": [4, 6, 8], "after": ["block2"]}
     tables = {
         "model": {"name": "edgefl.models.exits:early_exits", "options": options},
-        "program": {
-            "name": "edgefl.programs.submodels.multi_exit:multi_exit",
-            "options": {"kd_weight": 0.05},
-        },
+        "program": {"name": "edgefl.programs.submodels.multi_exit:multi_exit", "kd_weight": 0.05},
         "tiers": {"strong": {"kind": "early_exit"}, "weak": {"kind": "early_exit", "gamma": 0.1}},
     }
     federation = parse(tables, source="the test")

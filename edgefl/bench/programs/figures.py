@@ -29,8 +29,10 @@ class Figures:
 
 ROUND, OPENING, AHEAD = "round", "opening", "ahead"
 _PLAIN = Figures()
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad", "fedams")
+"""Optimizers of a server that papers compare with as methods: FedAvg's local training, and what the server does after."""
 _TRAFFIC = {
-    "fedavg": _PLAIN,
+    **dict.fromkeys(("fedavg", *ADAPTIVE), _PLAIN),
     "scaffold": Figures(up=2, down=2, kept=1),
     "stem": Figures(gradients=2, up=2, down=2, kept=1),
     "fafed": Figures(gradients=2, up=3, down=3, kept=1),

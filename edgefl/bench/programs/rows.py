@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgefl import programs
-from edgefl.bench.programs.figures import AHEAD, FIGURES, OPENING, ROUND, parameters
+from edgefl.bench.programs.figures import ADAPTIVE, AHEAD, FIGURES, OPENING, ROUND, parameters
 from edgefl.bench.programs.steps import Timing, timed
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
@@ -23,7 +24,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo import catalog as zoo
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
-from edgefl.programs.catalog import PROGRAMS
+from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
+from edgefl.programs.catalog import PERSONAL, PROGRAMS
 from edgefl.setup.one_line import parse_program
 from edgefl.simulation.federated import Client, begun, drawn
 from edgefl.simulation.round import run_round
@@ -31,6 +33,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 
 FLOAT = 4
 """Bytes; papers count floats."""
+SERVER_LR = "server_lr"
 
 
 class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,10 +97,11 @@ def build(model: str, settings: Settings) -> ModelSpec:
 
 
 def everything() -> tuple[str, ...]:
-    """The programs of the catalog, those that the specifications have figures of in their variants."""
+    """The programs of the catalog, those that the specifications have figures of in their variants, and FedAvg's
+    local training with each adaptive optimizer at the server."""
     specified = [program for program, exchange in FIGURES if exchange == ROUND]
     variants = {name: [each for each in specified if each.partition(":")[0] == name] for name in PROGRAMS}
-    return tuple(each for name in PROGRAMS for each in variants[name] or [name])
+    return (*(each for name in PROGRAMS for each in variants[name] or [name]), *ADAPTIVE)
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
@@ -113,13 +117,26 @@ def measure(
     """A row for each exchange of ``program``. ConfigError or ModelError where there is none such, or not for this model."""
     name, options = parsed(program)
     objective = Objective.of(OutputSide(spec, 0))
-    made = programs.build(name, objective, **{"batch": settings.batch, "steps": settings.steps, **options})
+    made = _program(name, objective, {"batch": settings.batch, "steps": settings.steps, **options})
     say(f"{program}: counting")
     rows = []
     for place, exchange, cost in _exchanged(spec, made, settings):
         timing = timed(spec, objective, exchange, settings, lambda text: say(f"{program}: {text}"))
         rows.append(_row(spec, made, program, place, cost, timing, settings))
     return rows
+
+
+def _program(name: str, objective: Objective, options: Mapping[str, Any]) -> Program:
+    """The program ``name``; for an optimizer of the server, FedAvg with it. Of their options ``lr`` is FedAvg's, and
+    ``server_lr`` the optimizer's."""
+    if name not in OPTIMIZERS:
+        return programs.build(name, objective, **options)
+    of_fedavg = {*signature(PROGRAMS["fedavg"]).parameters, PERSONAL}
+    local = {key: value for key, value in options.items() if key in of_fedavg}
+    of_server = {key: value for key, value in options.items() if key not in of_fedavg}
+    if SERVER_LR in of_server:
+        of_server["lr"] = of_server.pop(SERVER_LR)
+    return with_optimizer(programs.build("fedavg", objective, **local), name, **of_server)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def programs(
         list[str] | None,
         typer.Option(
             metavar="NAME[:KEY=VALUE,...]",
-            help="a program of `edgefl ls programs` or path/to/file.py:factory, may be repeated; default: all",
+            help="a program of `edgefl ls programs`, path/to/file.py:factory, or an optimizer of `edgefl ls optimizers`, "
+            "which is fedavg with it at the server and takes server_lr; may be repeated; default: all",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "cnn",
