@@ -51,7 +51,7 @@ def compose(
     aggregate = _aggregate(federation)
     _check_counting(federation, tiers)
     trained = frozenset(trained_names(spec))
-    initial = model | server_state.initial(method.memory, model, trained)
+    initial = model | server_state.initial(method.server_state, model, trained)
     if text := replaced_program(federation):
         emit(Noted(text=text))
     for warned in _warnings(federation, tiers, model, initial, aggregate):
@@ -69,7 +69,7 @@ def compose(
         digest=run_digest(federation),
         rules=rules,
         tiers=main.tiers,
-        units=(*spec.units, *server_state.units_of(method.memory, spec.units, trained)),
+        units=(*spec.units, *server_state.units_of(method.server_state, spec.units, trained)),
         initial=initial,
         hyper=main.hyper,
         lr_decay_at=federation.round.lr_decay_at,
@@ -77,7 +77,7 @@ def compose(
         server=main.server,
         opening=tuple(exchanges[: len(method.opening)]),
         ahead=tuple(exchanges[len(method.opening) : -1]),
-        server_state=tuple(method.memory),
+        server_state=tuple(method.server_state),
         count=federation.round.count,
         trained=trained,
         aggregate=aggregate,
@@ -129,7 +129,7 @@ def _tier_plan(
     finish = bundle.manifest.graph(bundle.manifest.finish)
     labels = [port.label for port in finish.outputs_of("update")]
     weights_only = (server_state.WEIGHTS,)
-    sends = weights_only if form.sections else server_state.states_of(labels, tier.program.memory)
+    sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
     _check_sent(federation, tier, sends)
     return TierSpec(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
 

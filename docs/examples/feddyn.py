@@ -5,9 +5,18 @@ From the round's model x, device k minimises ``L_k(w) - <dual_k, w> + alpha/2 |w
 part of all devices that reported, and the next model is ``mean(w_k) - h / alpha``. Duals and h begin with 0.
 """
 
-from edgefl.contract.program import Function, Phase, Program
-from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
-from edgefl.contract.tensors import Tensors, prefixed, select
+from edgefl.contract import (
+    Function,
+    Phase,
+    Program,
+    Scalars,
+    ServerOpt,
+    Tensors,
+    beside,
+    prefixed,
+    select,
+    state_of,
+)
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
@@ -39,7 +48,7 @@ def feddyn(
         return finish(objective)(given) | prefixed("carry.dual", dual)
 
     def server(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-        scale, h = hyper["alpha"] * hyper["share"], memory_of(before, "h")
+        scale, h = hyper["alpha"] * hyper["share"], state_of(before, "h")
         h = {name: h[name] - scale * (mean[name] - before[name]) for name in h}
         model = {name: mean[name] - h[name] / hyper["alpha"] for name in h}
         return model | beside("h", h)
@@ -55,5 +64,5 @@ def feddyn(
         finish=Function("finish", end, held_ports(objective) | ends),
         evaluate=evaluate(objective, batch),
         hyper={"lr": lr, "alpha": alpha},
-        server=ServerOpt("feddyn", memory={"h": 0.0}, step=server),
+        server=ServerOpt("feddyn", state={"h": 0.0}, step=server),
     )

@@ -97,7 +97,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CarryRule:
     """What a device's ``carry`` means to later exchanges.
 
     ``exchanges``: for how many it is good, counted in completed ones; 0 is for as long as the run goes. A device whose
@@ -149,7 +149,7 @@ class Program:
     server: ServerOpt = MEAN
     opening: tuple[Program, ...] = ()
     ahead: tuple[Program, ...] = ()
-    kept: Kept = Kept()
+    carry_rule: CarryRule = CarryRule()
     whole: bool = False
 
     @property
@@ -171,6 +171,6 @@ class Program:
         return turns[(position - len(self.opening)) % len(turns)]
 
     @property
-    def memory(self) -> Mapping[str, float]:
-        """What the server keeps over all exchanges, with the values that it begins with."""
-        return dict(chain.from_iterable(each.server.memory.items() for each in self.exchanges))
+    def server_state(self) -> Mapping[str, float]:
+        """The server's states over all exchanges, by name, with the values that their entries begin with."""
+        return dict(chain.from_iterable(each.server.state.items() for each in self.exchanges))

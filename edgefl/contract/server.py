@@ -1,4 +1,4 @@
-"""What a server makes of the averages of an exchange, and how what it keeps is named."""
+"""What a server makes of the averages of an exchange, and how its state is named."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _as_sent(update: Tensors) -> Tensors:
 class ServerOpt:
     """What the server makes of the averages of an exchange (ServerOpt of Reddi et al. 2021).
 
-    ``memory``: what it keeps beside the weights, by name, with the value that its entries begin with; there is one tensor
-    for each trainable parameter of the model, of its shape. ``step(before, mean, hyper)`` gets the weights and the memory
+    ``state``: what it keeps beside the weights, by name, with the value that its entries begin with; there is one tensor
+    for each trainable parameter of the model, of its shape. ``step(before, mean, hyper)`` gets the weights and the state
     as the exchange began with them, the same tensors with the mean wherever devices sent something and the old value
     elsewhere, and the exchange's scalars, to which the server adds ``share``, the part of all devices that reported. It
     returns the tensors that become something else than that mean. ``unfold(update)`` gives what is averaged in place of
@@ -35,7 +35,7 @@ class ServerOpt:
     """
 
     name: str = "mean"
-    memory: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, float] = field(default_factory=dict)
     step: Callable[[Tensors, Tensors, Scalars], Tensors] = _mean
     unfold: Callable[[Tensors], Tensors] = _as_sent
 
@@ -44,13 +44,13 @@ MEAN = ServerOpt()
 """FedAvg's: the mean is the new model."""
 
 
-def beside(memory: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """``{"conv.weight": x}`` as the server's memory has it: ``{"m/conv.weight": x}``."""
-    return {f"{memory}/{name}": value for name, value in named.items()}
+def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
+    """``{"conv.weight": x}`` as the server's state has it: ``{"m/conv.weight": x}``."""
+    return {f"{state}/{name}": value for name, value in named.items()}
 
 
-def memory_of(tensors: Mapping[str, Tensor], memory: str) -> Tensors:
-    """The inverse of :func:`beside`: the tensors of one memory, by the name of their parameter."""
+def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
+    """The inverse of :func:`beside`: the tensors of one state, by the name of their parameter."""
     return {
-        name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{memory}/")
+        name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

@@ -12,7 +12,7 @@ SCALAR = TensorSpec(())
 
 
 def begun(objective: Objective, tensors: Tensors) -> Tensors:
-    """``state.weights.*`` and ``state.gate.*`` from the round's ``weights.*``, beside which the server's memory may lie."""
+    """``state.weights.*`` and ``state.gate.*`` from the round's ``weights.*``, beside which the server's state may lie."""
     payload = {name: tensors[f"weights.{name}"] for name in objective.carrier.payload}
     weights, gates = objective.carrier.unpack(payload)
     return prefixed("state.weights", weights) | prefixed("state.gate", gates)

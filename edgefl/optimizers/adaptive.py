@@ -19,7 +19,7 @@ from edgefl.wire.errors import ConfigError
 
 LR, TAU = 0.0316, 0.01
 """The server step of FAFED's paper for these (10^-1.5, the largest of its grid) and its tau."""
-Kept = Mapping[str, Tensor]
+State = Mapping[str, Tensor]
 Variant = Literal["amsgrad", "max_stabilisation"]
 
 
@@ -66,10 +66,10 @@ def fedams(
             value=variant,
         )
 
-    def rule(delta: Tensor, kept: Kept) -> tuple[Tensor, Kept]:
-        m = beta1 * kept["m"] + (1 - beta1) * delta
-        v = beta2 * kept["v"] + (1 - beta2) * delta.square()
-        vhat = torch.maximum(kept["vhat"], v)
+    def rule(delta: Tensor, state: State) -> tuple[Tensor, State]:
+        m = beta1 * state["m"] + (1 - beta1) * delta
+        v = beta2 * state["v"] + (1 - beta2) * delta.square()
+        vhat = torch.maximum(state["vhat"], v)
         if variant == "amsgrad":
             scale = vhat.sqrt() + tau
         else:
@@ -85,9 +85,9 @@ def _adaptive(
 ) -> ServerOpt:
     """``x + lr m / (sqrt(v) + tau)`` with the v that ``second`` makes of the last one and of Delta^2."""
 
-    def rule(delta: Tensor, kept: Kept) -> tuple[Tensor, Kept]:
-        m = beta1 * kept["m"] + (1 - beta1) * delta
-        v = second(kept["v"], delta.square())
+    def rule(delta: Tensor, state: State) -> tuple[Tensor, State]:
+        m = beta1 * state["m"] + (1 - beta1) * delta
+        v = second(state["v"], delta.square())
         return lr * m / (v.sqrt() + tau), {"m": m, "v": v}
 
     return on_change(name, {"m": 0.0, "v": tau**2}, rule)

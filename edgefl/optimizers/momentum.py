@@ -19,8 +19,8 @@ def server_momentum(*, lr: float = 1.0, beta: float = 0.9) -> ServerOpt:
     above_zero("optimizer 'server_momentum'", lr=lr)
     below_one("optimizer 'server_momentum'", beta=beta)
 
-    def rule(delta: Tensor, kept: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        m = beta * kept["m"] + delta
+    def rule(delta: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
+        m = beta * state["m"] + delta
         return lr * m, {"m": m}
 
     return on_change("server_momentum", {"m": 0.0}, rule)

@@ -3,7 +3,7 @@
 ::
 
     for done in federated(program, weights, clients, rounds=100, seed=0):
-        print(done.number, done.metrics["loss"], done.memory.keys())
+        print(done.number, done.metrics["loss"], done.server_state.keys())
 
 Nothing here is float32 by nature: float64 weights and data give float64 federations, for the invariants of the papers.
 """
@@ -47,7 +47,7 @@ class Completed:
 
     number: int
     weights: Tensors
-    memory: Tensors
+    server_state: Tensors
     selected: tuple[int, ...]
     updates: Mapping[int, Tensors]
     carries: Mapping[int, Tensors]
@@ -59,7 +59,7 @@ class Standing:
     """Where a federation stands: enough to go on from, bit for bit."""
 
     weights: Tensors
-    memory: Tensors
+    server_state: Tensors
     carries: Mapping[int, Tensors] = field(default_factory=dict)
     completed: int = 0
 
@@ -85,7 +85,7 @@ def federated(
     order of the clients.
 
     A round takes ``fraction * len(clients)`` clients, drawn without replacement; ConfigError if that is no whole number.
-    ``trained`` names the parameters that have a place in the server's memory (default: all of ``weights``). ``feed``
+    ``trained`` names the parameters that have a place in the server's state (default: all of ``weights``). ``feed``
     defaults to :func:`drawn`.
     """
     count = _whole_share(fraction, len(clients))
@@ -95,7 +95,7 @@ def federated(
         exchange = program.exchange(number - 1)
         scalars = {**exchange.hyper, **exchange.schedule(number - 1, rounds), **(hyper or {})}
         chosen = selection(seed, number, len(clients), count)
-        given = {**now.weights, **now.memory}
+        given = {**now.weights, **now.server_state}
         results = {
             clients[at].number: run_round(
                 exchange,
@@ -112,14 +112,14 @@ def federated(
         carries = {**now.carries, **{number: each.carry for number, each in results.items() if each.carry}}
         now = Standing(
             {name: after[name] for name in now.weights},
-            {name: after[name] for name in now.memory},
+            {name: after[name] for name in now.server_state},
             carries,
             number,
         )
         yield Completed(
             number,
             now.weights,
-            now.memory,
+            now.server_state,
             tuple(results),
             {name: each.update for name, each in results.items()},
             carries,
@@ -128,18 +128,18 @@ def federated(
 
 
 def begun(program: Program, weights: Mapping[str, Tensor], trained: Sequence[str] | None = None) -> Standing:
-    """Before the first round: the memory of all exchanges at its initial values."""
+    """Before the first round: the server's state of all exchanges at its initial values."""
     names = weights.keys() if trained is None else trained
-    memory: Tensors = {}
-    for kept, value in program.memory.items():
-        memory |= beside(kept, {name: torch.full_like(weights[name], value) for name in names})
-    return Standing(dict(weights), memory)
+    server_state: Tensors = {}
+    for state, value in program.server_state.items():
+        server_state |= beside(state, {name: torch.full_like(weights[name], value) for name in names})
+    return Standing(dict(weights), server_state)
 
 
 def completed(
     exchange: Program, before: Tensors, updates: Sequence[Tensors], scalars: Mapping[str, float]
 ) -> Tensors:
-    """Weights and memory after an exchange: unfold each update, average, and the server's step."""
+    """Weights and server state after an exchange: unfold each update, average, and the server's step."""
     unfolded = [exchange.server.unfold(update) for update in updates]
     mean = partial_average(before, [(dict.fromkeys(update), update) for update in unfolded])
     return mean | exchange.server.step(before, mean, scalars)

@@ -54,7 +54,7 @@ def run_round(
 ) -> RoundResult:
     """``start``, every phase's steps, ``finish``; ``feed`` gives each step its batches and noise, ``finish`` its noise.
 
-    ``weights`` may be the whole model's, with the server's memory beside it; scalars have their dtype. ``hyper``
+    ``weights`` may be the whole model's, with the server's state beside it; scalars have their dtype. ``hyper``
     overrides the program's defaults; ``carry`` is what the previous round left, zeros where it left nothing. ``samples``
     are those that a phase over the data passes through.
     """

@@ -113,8 +113,8 @@ def build_bundle(
         codec_version=program.form.version,
         personalize=program.personalize.name if program.personalize else "",
         draws=program.draws,
-        carry_exchanges=program.kept.exchanges,
-        carry_needed=program.kept.needed,
+        carry_exchanges=program.carry_rule.exchanges,
+        carry_needed=program.carry_rule.needed,
         sources=told,
     )
     check_wiring(manifest)

@@ -78,8 +78,8 @@ def check_lies_like_weights(program: Program, submodel: Submodel) -> None:
     carrier = submodel.carrier
     if submodel.moves or (carrier is not None and set(carrier.update) - set(Objective.of(submodel).weights)):
         raise ConfigError(
-            f"program {program.name!r} shares {', '.join(program.memory)} of every parameter with the devices, and kind "
-            f"{submodel.kind!r} holds single entries or others in each round; choose output_side or width without rolling",
+            f"program {program.name!r} shares {', '.join(program.server_state)} of every parameter with the devices, and "
+            f"kind {submodel.kind!r} holds single entries or others in each round; choose output_side or width without rolling",
             program=program.name,
             kind=submodel.kind,
         )
@@ -93,7 +93,7 @@ def state_read(exchange: Program, names: Mapping[str, float]) -> tuple[str, ...]
 
 
 def _check_server_state(program: Program, submodel: Submodel) -> None:
-    if any(state_read(exchange, program.memory) for exchange in program.exchanges):
+    if any(state_read(exchange, program.server_state) for exchange in program.exchanges):
         check_lies_like_weights(program, submodel)
 
 

@@ -32,7 +32,7 @@ def exchanges_of(method: Program) -> tuple[Exchange, ...]:
     """All exchanges of a method, in the order in which they first come; the main one is the last."""
     names = (*_numbered("opening", len(method.opening)), *_numbered("ahead", len(method.ahead)), "")
     return tuple(
-        Exchange(name, program, state_read(program, method.memory))
+        Exchange(name, program, state_read(program, method.server_state))
         for name, program in zip(names, method.exchanges, strict=True)
     )
 

@@ -30,7 +30,7 @@ def test_what_a_program_costs_is_what_its_specification_says(program: str, excha
 
 @pytest.mark.parametrize(("program", "copies"), [("fafed", 5), ("stem", 3)])
 def test_training_holds_each_parameter_as_often_as_the_method_needs(program: str, copies: int) -> None:
-    """x_t, x_{t-1} and m, and of FAFED v and A: the server's memory is not kept among the weights a second time."""
+    """x_t, x_{t-1} and m, and of FAFED v and A: the server's state is not kept among the weights a second time."""
     row = measure(build("mlp", COUNTS), program, COUNTS)[-1]
 
     step, schedules = 8, 2 * 4 * COUNTS.steps  # the int64 number of the step; eta and alpha of each

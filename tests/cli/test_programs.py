@@ -64,7 +64,7 @@ def test_exchanges_and_passes_over_the_data_are_told() -> None:
     assert people["mimeadam"]["gradients"] == "2 + full"
     assert people["fafed"]["exchanges"] == "1 + 1 once"
     assert people["scaffold"]["up/down/kept"] == "2/2/1"
-    assert _listed("optimizers")["fedams"]["memory"] == ["m", "v", "vhat"]
+    assert _listed("optimizers")["fedams"]["server_state"] == ["m", "v", "vhat"]
     assert _listed("optimizers")["fedams"]["options"]["variant"] == "amsgrad"
     assert _listed("optimizers")["fedadam"]["options"]["tau"] == 0.01
 

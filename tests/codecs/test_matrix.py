@@ -87,7 +87,7 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         r"importance has nothing to choose by: train this submodel by sgd or tcbgd, or choose a kind",
     ),
     (
-        "the server's memory lies where the weights lie, which these kinds change in each round",
+        "the server's state lies where the weights lie, which these kinds change in each round",
         CODEC,
         MOVING,
         SHARING,

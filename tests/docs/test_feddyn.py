@@ -104,7 +104,7 @@ def test_three_rounds_are_those_of_a_plain_loop_when_half_of_the_devices_take_pa
         x = {n: sum((w[n] for w in trained), torch.zeros_like(x[n])) / len(trained) - h[n] / ALPHA for n in x}
         for name in x:
             torch.testing.assert_close(completed.weights[name], x[name], rtol=0, atol=1e-12)
-            torch.testing.assert_close(completed.memory[f"h/{name}"], h[name], rtol=0, atol=1e-12)
+            torch.testing.assert_close(completed.server_state[f"h/{name}"], h[name], rtol=0, atol=1e-12)
             for number in completed.selected:
                 kept = completed.carries[number][f"dual.{name}"]
                 torch.testing.assert_close(kept, duals[number][name], rtol=0, atol=1e-12)

@@ -93,11 +93,11 @@ def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(
     check_rounds(trained, rounds)
     kept = load_file(tmp_path / "run" / "checkpoints" / f"round-{rounds:04}.safetensors")
     model = load_file(tmp_path / "run" / "model.safetensors")
-    for memory, begins in (program.memory if program else {}).items():
-        tensors = {key: array for key, array in kept.items() if key.startswith(f"{memory}/")}
-        assert len(tensors) == len(model), f"one tensor of {memory} for each parameter"
+    for state, begins in (program.server_state if program else {}).items():
+        tensors = {key: array for key, array in kept.items() if key.startswith(f"{state}/")}
+        assert len(tensors) == len(model), f"one tensor of {state} for each parameter"
         moved = any(not np.array_equal(array, np.full_like(array, begins)) for array in tensors.values())
-        assert moved == ((name, memory) not in PASSING), memory
+        assert moved == ((name, state) not in PASSING), state
         assert all(np.isfinite(array).all() for array in tensors.values())
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgefl import optimizers, programs
-from edgefl.contract.server import MEAN, beside, memory_of
+from edgefl.contract.server import MEAN, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.models.zoo import catalog as zoo
 from edgefl.objective.objective import Objective
@@ -37,8 +37,8 @@ def _run(name: str, changes: Vector, **options: Any) -> list[Vector]:
     optimizer = optimizers.build(name, **options)
     x = {"w": torch.zeros(4, dtype=torch.float64)}
     now: Tensors = dict(x)
-    for kept, value in optimizer.memory.items():
-        now |= beside(kept, {"w": torch.full_like(x["w"], value)})
+    for state, value in optimizer.state.items():
+        now |= beside(state, {"w": torch.full_like(x["w"], value)})
     found = []
     for change in changes:
         mean = now | {"w": now["w"] + torch.from_numpy(change)}
@@ -109,7 +109,7 @@ def test_moving_statistics_become_their_mean_whatever_moves_the_weights() -> Non
     before = begun(program, spec.weights, trained)
     updates = [{name: tensor + k for name, tensor in spec.weights.items()} for k in (1.0, 3.0)]
 
-    after = completed(program, {**before.weights, **before.memory}, updates, {"share": 1.0})
+    after = completed(program, {**before.weights, **before.server_state}, updates, {"share": 1.0})
 
     statistics = [name for name in spec.weights if name not in trained]
     assert any(name.endswith("running_var") for name in statistics)
@@ -117,7 +117,7 @@ def test_moving_statistics_become_their_mean_whatever_moves_the_weights() -> Non
         torch.testing.assert_close(after[name], spec.weights[name] + 2.0)
     for name in trained:
         assert not torch.allclose(after[name], spec.weights[name] + 2.0)
-    assert set(memory_of(after, "v")) == set(trained)
+    assert set(state_of(after, "v")) == set(trained)
 
 
 def test_what_no_device_sent_moves_by_what_is_kept_of_earlier_rounds_only() -> None:

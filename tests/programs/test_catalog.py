@@ -32,7 +32,7 @@ KEPT = {
 def test_what_the_server_keeps_and_who_has_to_be_there(name: str) -> None:
     program = programs.build(name, Users().objective)
 
-    assert set(program.memory) == KEPT[name]
+    assert set(program.server_state) == KEPT[name]
     assert program.whole is (name == "scaffold")
     assert program.name == name
     assert [each.name for each in program.exchanges] == [name] * (2 if name == "mimeadam" else 1)

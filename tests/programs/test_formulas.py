@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgefl import programs
-from tests.programs.users import Users, Vector, flat, memory
+from tests.programs.users import Users, Vector, flat, state_vector
 
 BATCH, STEPS, LR, ROUNDS = 4, 3, 0.02, 4
 TRAINING = {"batch": BATCH, "steps": STEPS, "lr": LR}
@@ -81,7 +81,7 @@ def test_scaffold_corrects_each_step_and_keeps_what_option_ii_says(eta_g: float)
         c, own = c + np.mean(np.array(new) - own, axis=0), np.array(new)
         done = found[number - 1]
         _same(flat(done.weights), x)
-        _same(memory(done, "c"), c)
+        _same(state_vector(done, "c"), c)
 
 
 def test_local_amsgrad_divides_by_a_shared_vhat_and_ends_a_round_with_the_new_one() -> None:
@@ -105,7 +105,7 @@ def test_local_amsgrad_divides_by_a_shared_vhat_and_ends_a_round_with_the_new_on
             xs = [np.mean(xs, axis=0)] * 3
             done = found[number - 1]
             _same(flat(done.weights), xs[0])
-            _same(memory(done, "vhat"), vhat)
+            _same(state_vector(done, "vhat"), vhat)
 
 
 def test_mimeadam_takes_the_full_gradient_first_and_freezes_the_servers_statistics() -> None:
@@ -118,7 +118,7 @@ def test_mimeadam_takes_the_full_gradient_first_and_freezes_the_servers_statisti
     for turn in range(ROUNDS):
         gathered, done = found[2 * turn], found[2 * turn + 1]
         c = np.mean([users.gradient(user, x) for user in range(3)], axis=0)
-        _same(memory(gathered, "c"), c)
+        _same(state_vector(gathered, "c"), c)
         _same(flat(gathered.weights), x)
         left = []
         for user in range(3):
@@ -131,8 +131,8 @@ def test_mimeadam_takes_the_full_gradient_first_and_freezes_the_servers_statisti
         x = np.mean(left, axis=0)
         m, v = beta1 * m + (1 - beta1) * c, beta2 * v + (1 - beta2) * c**2
         _same(flat(done.weights), x)
-        _same(memory(done, "m"), m)
-        _same(memory(done, "v"), v)
+        _same(state_vector(done, "m"), m)
+        _same(state_vector(done, "v"), v)
 
 
 def test_mimelite_leaves_out_the_correction_and_needs_one_exchange() -> None:
@@ -155,8 +155,8 @@ def test_mimelite_leaves_out_the_correction_and_needs_one_exchange() -> None:
         m, v = beta1 * m + (1 - beta1) * c, beta2 * v + (1 - beta2) * c**2
         done = found[number - 1]
         _same(flat(done.weights), x)
-        _same(memory(done, "m"), m)
-        _same(memory(done, "v"), v)
+        _same(state_vector(done, "m"), m)
+        _same(state_vector(done, "v"), v)
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgefl import programs
-from edgefl.contract.server import memory_of
+from edgefl.contract.server import state_of
 from edgefl.models.zoo import catalog as zoo
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
@@ -39,7 +39,7 @@ def test_every_sample_counts_once_however_they_fall_into_batches(user: int, batc
     result = _gathered(users, user, batch)
 
     np.testing.assert_allclose(
-        flat(memory_of(result.update, "c")), users.gradient(user, users.theta), rtol=1e-12
+        flat(state_of(result.update, "c")), users.gradient(user, users.theta), rtol=1e-12
     )
     assert len(result.metrics) == -(-users.sizes[user] // batch)
 
@@ -47,7 +47,7 @@ def test_every_sample_counts_once_however_they_fall_into_batches(user: int, batc
 def test_without_the_mask_the_rows_that_fill_up_the_last_batch_would_count_twice() -> None:
     users = Users()
 
-    wrong = flat(memory_of(_gathered(users, 0, 4, masked=False).update, "c"))
+    wrong = flat(state_of(_gathered(users, 0, 4, masked=False).update, "c"))
 
     assert np.abs(wrong - users.gradient(0, users.theta)).max() > 1e-2
 
@@ -109,11 +109,13 @@ def _never(*_: object) -> dict[str, torch.Tensor]:
 def test_gradients_of_a_device_in_the_exchange_that_trains(name: str, gradients: int) -> None:
     users = Users((7,))
     program = programs.build(name, users.objective, batch=4, steps=3)
-    memory = {f"{kept}/{each}": torch.ones(1) for kept in program.memory for each in users.spec.weights}
+    server_state = {
+        f"{state}/{each}": torch.ones(1) for state in program.server_state for each in users.spec.weights
+    }
     client: Client = users.clients[0]
 
     with counting() as counts:
         feed = drawn(program, client, 0, 1)
-        run_round(program, users.spec.weights | memory, feed, samples=(client.x, client.y))
+        run_round(program, users.spec.weights | server_state, feed, samples=(client.x, client.y))
 
     assert (counts.gradients, counts.products) == (gradients, 0)

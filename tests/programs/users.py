@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.program import Program
-from edgefl.contract.server import memory_of
+from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.loss import SquaredError
 from edgefl.models.spec import ModelSpec
@@ -90,9 +90,9 @@ def flat(tensors: Mapping[str, Tensor]) -> Vector:
     return torch.cat([tensors[name].reshape(-1) for name in ("line.weight", "line.bias")]).double().numpy()
 
 
-def memory(done: Completed, name: str) -> Vector:
-    """One of the server's memories, as a vector."""
-    return flat(memory_of(done.memory, name))
+def state_vector(done: Completed, name: str) -> Vector:
+    """One of the server's states, as a vector."""
+    return flat(state_of(done.server_state, name))
 
 
 def named(theta: Vector) -> Tensors:

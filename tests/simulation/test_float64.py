@@ -92,7 +92,7 @@ def test_a_federation_of_float64_rounds_nothing_to_float32(name: str) -> None:
 
     assert not rounded.names - EXACT
     for each in done:
-        assert not wider(each.weights) and not wider(each.memory)
+        assert not wider(each.weights) and not wider(each.server_state)
         assert not any(map(wider, each.updates.values())) and not any(map(wider, each.carries.values()))
         assert all(wider(step) <= {COUNT} for steps in each.steps.values() for step in steps)
 

@@ -41,7 +41,7 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ``gradients_per_step`` and ``products_per_step`` (Hessian-vector products) are derivatives on one batch in a local step
     of the last phase, ``..._per_round`` those of the whole exchange. ``up_bytes`` are the tensors of its update,
-    ``down_bytes`` the weights and the server's memory that its graphs read, ``kept_bytes`` what it keeps until the next
+    ``down_bytes`` the weights and the server's state that its graphs read, ``kept_bytes`` what it keeps until the next
     round, ``state_bytes`` the tensors that live through training, ``server_bytes`` what the server keeps beside the model;
     ``up``, ``down``, ``kept``, ``state`` and ``server`` are the same in floats for each of the model's ``parameters``.
     ``step_ms`` is the median of the exported step, ``step_ratio`` that over FedAvg's, ``peak_over_idle_bytes`` its memory;
@@ -152,11 +152,11 @@ class Cost:
 
 
 def _exchanged(spec: ModelSpec, program: Program, settings: Settings) -> Iterator[tuple[str, Program, Cost]]:
-    """One device goes once through every exchange of ``program``; the server's memory stays as it began."""
+    """One device goes once through every exchange of ``program``; the server's state stays as it began."""
     trained = [name for name, tensor in spec.module.named_parameters() if tensor.requires_grad]
     device = Client(0, _random(spec.sample, settings.samples), _random(spec.label, settings.samples))
     standing = begun(program, spec.weights, trained)
-    given = {**standing.weights, **standing.memory}
+    given = {**standing.weights, **standing.server_state}
     carry: Tensors = {}
     exchanges = list(zip(_places(program), program.exchanges, strict=True))
     for number, (place, exchange) in enumerate(exchanges):
@@ -236,7 +236,7 @@ def _row(
 ) -> ProgramRow:
     count = parameters(spec)
     figures = FIGURES.get((program, place))
-    server = FLOAT * count * len(made.memory)
+    server = FLOAT * count * len(made.server_state)
     up, down, kept = (round(each / FLOAT / count, 4) for each in (cost.up, cost.down, cost.kept))
     found = (*cost.per_step, up, down, kept)
     wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
@@ -251,7 +251,7 @@ def _row(
         down=down,
         kept=kept,
         state=round(cost.state / FLOAT / count, 4),
-        server=float(len(made.memory)),
+        server=float(len(made.server_state)),
         spec=str(figures or ""),
         as_spec=None if figures is None else found == wanted,
         step_ms=timing.ms if timing else None,

@@ -83,10 +83,12 @@ def timed(
 
 def _reached(spec: ModelSpec, program: Program) -> Tensors:
     """What the last phase's first step reads of state and scalars, after one step of each phase before it."""
-    memory: Tensors = {}
-    for name, value in program.memory.items():
-        memory |= beside(name, {key: torch.full_like(tensor, value) for key, tensor in spec.weights.items()})
-    given = prefixed("weights", spec.weights | memory)
+    server_state: Tensors = {}
+    for name, value in program.server_state.items():
+        server_state |= beside(
+            name, {key: torch.full_like(tensor, value) for key, tensor in spec.weights.items()}
+        )
+    given = prefixed("weights", spec.weights | server_state)
     given |= prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
     given |= program.start(_of(program.start, given))
     for phase in program.phases[:-1]:

@@ -37,7 +37,7 @@ def program_rows() -> list[dict[str, Any]]:
                 "name": name,
                 "what": summary(factory),
                 "server": made.server.name,
-                "memory": list(made.memory),
+                "server_state": list(made.server_state),
                 "exchanges": len(turn),
                 "opening": len(opening),
                 "gradients": turn[-1].gradients_per_step,
@@ -106,7 +106,7 @@ def optimizer_rows() -> list[dict[str, Any]]:
         {
             "name": name,
             "what": summary(factory),
-            "memory": list(factory().memory),
+            "server_state": list(factory().state),
             "options": options_of(factory, 0),
         }
         for name, factory in OPTIMIZERS.items()

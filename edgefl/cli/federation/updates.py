@@ -49,7 +49,7 @@ def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
     from edgefl.contract.tensors import role_of, select
 
     ports = (*program.start.inputs, *program.finish.inputs)
-    if program.form.sections or not (program.memory or any(role_of(name) == "carry" for name in ports)):
+    if program.form.sections or not (program.server_state or any(role_of(name) == "carry" for name in ports)):
         return None
     update = select(program.finish(program.finish.example(0)), "update")
     return {name: tuple(tensor.shape) for name, tensor in update.items()}

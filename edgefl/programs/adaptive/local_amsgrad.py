@@ -6,11 +6,11 @@ import torch
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, below_one, counts
-from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
-from edgefl.programs.baselines.steps import descent, remembered, root, trained_specs, weight_ports
+from edgefl.programs.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 
 
 def local_amsgrad(
@@ -62,7 +62,7 @@ class _Local:
 
     def start(self, tensors: Tensors) -> Tensors:
         """The weights, the device's m and v, sqrt(vhat), and how many steps move the weights."""
-        vhat = remembered(tensors, "vhat", self.objective)
+        vhat = received_state(tensors, "vhat", self.objective)
         state = prefixed("state.m", select(tensors, "carry.m"))
         state |= prefixed("state.v", select(tensors, "carry.v"))
         state |= prefixed("state.scale", {name: root(value, self.eps) for name, value in vhat.items()})
@@ -89,9 +89,9 @@ class _Local:
 
 
 def _synchronised(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-    """The step that ends a round. What is kept of m is 0, so that an entry which no device sends next does not move."""
+    """The step that ends a round. The state m is 0, so that an entry which no device sends next does not move."""
     found: Tensors = {}
-    for name, old in memory_of(before, "vhat").items():
+    for name, old in state_of(before, "vhat").items():
         m, vhat = mean[f"m/{name}"], torch.maximum(old, mean[f"v/{name}"])
         found[name] = mean[name] - hyper["lr"] * m / vhat.sqrt()
         found |= beside("vhat", {name: vhat}) | beside("m", {name: torch.zeros_like(m)})

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.program import Function
-from edgefl.contract.server import beside, memory_of
+from edgefl.contract.server import beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
@@ -47,7 +47,7 @@ class Recursion:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """What the server keeps and devices read and send: its names, in order."""
+        """The server's state that devices read and send: its names, in order."""
         return ("m", "v") if self.adaptive else ("m",)
 
     @property
@@ -98,7 +98,7 @@ class Recursion:
         def fn(given: Tensors) -> Tensors:
             state = begun(self.objective, given) | prefixed("state.previous", select(given, "carry.previous"))
             for name in self.shared:
-                state |= prefixed(f"state.{name}", memory_of(select(given, "weights"), name))
+                state |= prefixed(f"state.{name}", state_of(select(given, "weights"), name))
             if self.adaptive:
                 v = select(state, "state.v")
                 state |= prefixed("state.scale", {name: scaled(v[name], given["hyper.rho"]) for name in v})

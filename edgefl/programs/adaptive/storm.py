@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgefl.contract.program import Kept, Phase, Program
-from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
+from edgefl.contract.program import CarryRule, Phase, Program
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import evaluate
@@ -73,7 +73,7 @@ class Storm:
 
     def program(self) -> Program:
         """The exchange that repeats, with the opening one before it."""
-        device, memory = self._device, dict.fromkeys(self._device.shared, 0.0)
+        device, state = self._device, dict.fromkeys(self._device.shared, 0.0)
         check = evaluate(self.objective, self.eval_batch or self.batch)
         opening = Program(
             name=self.name,
@@ -82,8 +82,8 @@ class Storm:
             finish=device.opened(),
             evaluate=check,
             hyper={"eta": self.schedule.eta(0), **self.adaptive},
-            server=ServerOpt(f"{self.name} opening", memory, self._first, self._unfolded),
-            kept=Kept(exchanges=1),
+            server=ServerOpt(f"{self.name} opening", state, self._first, self._unfolded),
+            carry_rule=CarryRule(exchanges=1),
             whole=True,
         )
         return Program(
@@ -94,9 +94,9 @@ class Storm:
             evaluate=check,
             hyper=self._announced(1, 1),
             schedule=self._announced,
-            server=ServerOpt(self.name, memory, self._advanced),
+            server=ServerOpt(self.name, state, self._advanced),
             opening=(opening,),
-            kept=Kept(exchanges=1, needed=True),
+            carry_rule=CarryRule(exchanges=1, needed=True),
             whole=True,
         )
 
@@ -118,7 +118,7 @@ class Storm:
         """v_0 is the mean of squares, not the square of a mean, and follows from what was sent."""
         if not self.adaptive:
             return update
-        return update | beside("v", fresh(self.second_moment, memory_of(update, "m")))
+        return update | beside("v", fresh(self.second_moment, state_of(update, "m")))
 
     def _first(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
         return stepped(mean, hyper["eta"], hyper.get("rho") if self.first_step == "preconditioned" else None)
@@ -129,8 +129,8 @@ class Storm:
 
 def stepped(mean: Tensors, eta: float, rho: float | None) -> Tensors:
     """x - eta m / A for every x that has an m; A = sqrt(v) + rho, or 1 without ``rho``."""
-    v = memory_of(mean, "v")
+    v = state_of(mean, "v")
     return {
         name: mean[name] - eta * (m if rho is None else m / scaled(v[name], rho))
-        for name, m in memory_of(mean, "m").items()
+        for name, m in state_of(mean, "m").items()
     }

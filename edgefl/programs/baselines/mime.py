@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
-from edgefl.contract.server import MEAN, Scalars, ServerOpt, beside, memory_of
+from edgefl.contract.server import MEAN, Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import begun, evaluate, finish, held_ports
 from edgefl.programs.baselines.full_gradient import accumulate, full_ports, mean_of, none_yet
-from edgefl.programs.baselines.steps import descent, remembered, root, trained_specs, weight_ports
+from edgefl.programs.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 
 
 def mimeadam(
@@ -44,7 +44,7 @@ def mimeadam(
         phases=(Phase("full_gradient", accumulate(objective, batch), 1, over_data=True),),
         finish=Function("finish", adam.told, full_ports(objective)),
         evaluate=evaluated,
-        server=replace(MEAN, name="mean gradient", memory={"c": 0.0}),
+        server=replace(MEAN, name="mean gradient", state={"c": 0.0}),
     )
     step = descent(objective, batch, adam.corrected, adam.statistics | adam.anchor)
     return Program(
@@ -132,7 +132,7 @@ class _Adam:
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
         """x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
-        c, state = remembered(tensors, "c", self.objective), begun(self.objective, tensors)
+        c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
         held = select(state, "state.weights")
         anchor = prefixed("state.anchor", {name: held[name] for name in c})
         pull = {name: (1 - self.beta1) * c[name] + part for name, part in self._momentum(tensors).items()}
@@ -168,7 +168,7 @@ class _Adam:
         """m and v after a round, of the c that it had."""
 
         def step(_before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
-            c, m, v = (memory_of(mean, kept) for kept in ("c", "m", "v"))
+            c, m, v = (state_of(mean, state) for state in ("c", "m", "v"))
             new = {n: self.beta1 * m[n] + (1 - self.beta1) * g for n, g in c.items()}
             square = {n: self.beta2 * v[n] + (1 - self.beta2) * g.square() for n, g in c.items()}
             return beside("m", new) | beside("v", square)
@@ -176,8 +176,8 @@ class _Adam:
         return ServerOpt(name, {"c": 0.0, "m": 0.0, "v": self.tau**2}, step)
 
     def _momentum(self, tensors: Tensors) -> Tensors:
-        return {n: self.beta1 * m for n, m in remembered(tensors, "m", self.objective).items()}
+        return {n: self.beta1 * m for n, m in received_state(tensors, "m", self.objective).items()}
 
     def _scale(self, tensors: Tensors) -> Tensors:
-        v = remembered(tensors, "v", self.objective)
+        v = received_state(tensors, "v", self.objective)
         return prefixed("state.scale", {name: root(value) + self.tau for name, value in v.items()})

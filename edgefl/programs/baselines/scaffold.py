@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, counts
-from edgefl.contract.server import Scalars, ServerOpt, beside, memory_of
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports
-from edgefl.programs.baselines.steps import check_clip, descent, remembered, trained_specs, weight_ports
+from edgefl.programs.baselines.steps import check_clip, descent, received_state, trained_specs, weight_ports
 
 
 def scaffold(
@@ -67,7 +67,7 @@ class _Scaffold:
 
     def start(self, tensors: Tensors) -> Tensors:
         """The weights, and the correction c - c_i of every step."""
-        c, own = remembered(tensors, "c", self.objective), select(tensors, "carry.control")
+        c, own = received_state(tensors, "c", self.objective), select(tensors, "carry.control")
         return begun(self.objective, tensors) | prefixed("state.correction", {n: c[n] - own[n] for n in c})
 
     def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
@@ -79,7 +79,7 @@ class _Scaffold:
         objective = self.objective
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         x = select(begun(objective, tensors), "state.weights")
-        c, own = remembered(tensors, "c", objective), select(tensors, "carry.control")
+        c, own = received_state(tensors, "c", objective), select(tensors, "carry.control")
         told = {n: (x[n] - left[n]) / (self.steps * tensors["hyper.lr"]) for n in objective.trainable}
         update = objective.carrier.pack(left, gates) | beside("c", told)
         return prefixed("update", update) | prefixed("carry.control", {n: own[n] - c[n] + told[n] for n in c})
@@ -88,7 +88,7 @@ class _Scaffold:
 def _server(eta_g: float) -> Callable[[Tensors, Tensors, Scalars], Tensors]:
     def step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
         found: Tensors = {}
-        for name, c in memory_of(before, "c").items():
+        for name, c in state_of(before, "c").items():
             found |= beside("c", {name: c + hyper["share"] * (mean[f"c/{name}"] - c)})
             if eta_g != 1.0:
                 found[name] = before[name] + eta_g * (mean[name] - before[name])

@@ -63,17 +63,17 @@ def check_clip(what: str, clip: float | None) -> None:
         above_zero(what, clip=clip)
 
 
-def weight_ports(objective: Objective, *memory: str) -> dict[str, TensorSpec]:
-    """``weights.*``: the payload, and the server's ``memory`` of the trained tensors beside it."""
+def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
+    """``weights.*``: the payload, and the server's ``states`` of the trained tensors beside it."""
     ports = prefixed("weights", objective.carrier.payload)
-    for name in memory:
+    for name in states:
         ports |= prefixed("weights", beside(name, trained_specs(objective)))
     return ports
 
 
-def remembered(tensors: Tensors, memory: str, objective: Objective) -> Tensors:
-    """``weights.<memory>/*`` by the name of the parameter."""
-    return {name: tensors[f"weights.{memory}/{name}"] for name in objective.trainable}
+def received_state(tensors: Tensors, state: str, objective: Objective) -> Tensors:
+    """``weights.<state>/*`` by the name of the parameter."""
+    return {name: tensors[f"weights.{state}/{name}"] for name in objective.trainable}
 
 
 def root(second: Tensor, least: float = 0.0) -> Tensor:

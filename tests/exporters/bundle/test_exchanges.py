@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from device_runtime.data.samples import Batches
-from edgefl.contract.program import Function, Kept, Phase, Program
+from edgefl.contract.program import CarryRule, Function, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
@@ -89,7 +89,9 @@ def build(program: Program) -> Bundle:
 
 
 def test_a_manifest_says_how_to_adapt_to_draw_and_for_how_long_a_carry_is_good() -> None:
-    listed = build(replace(PROGRAM, personalize=ADAPT, draws="draw", kept=Kept(exchanges=2))).manifest
+    listed = build(
+        replace(PROGRAM, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2))
+    ).manifest
 
     assert (listed.personalize, listed.draws, listed.carry_exchanges, listed.carry_needed) == (
         "adapt",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from edgefl.contract.program import Kept, Phase, Program
+from edgefl.contract.program import CarryRule, Phase, Program
 from edgefl.submodels.cost import TRAINING, Cost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
@@ -104,7 +104,9 @@ def problems(manifest: Manifest, origin: Origin) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Manifest, Origin]:
-    program = replace(SWEEPING, personalize=ADAPT, draws="draw", kept=Kept(exchanges=2, needed=True))
+    program = replace(
+        SWEEPING, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2, needed=True)
+    )
     return build(program).manifest, Origin(program, (), ("head", "m/head"))
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from edgefl import programs
 from edgefl.contract.program import Function, Program
-from edgefl.contract.server import MEAN, Scalars, beside, memory_of
+from edgefl.contract.server import MEAN, Scalars, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.parts import finish
 from edgefl.optimizers import with_optimizer
 from edgefl.simulation.federated import Completed
-from tests.programs.users import Users, Vector, flat, memory
+from tests.programs.users import Users, Vector, flat, state_vector
 
 TRAINING = {"batch": 4, "steps": 3, "lr": 0.02}
 ROUNDS = 6
@@ -31,8 +31,8 @@ def _mean_control(done: Completed, users: Users) -> Vector:
 def _apart(program: Program, users: Users, fraction: float = 1.0) -> float:
     """Largest |mean c_i - c| of any round, over the largest |c|."""
     found = users.run(program, ROUNDS, fraction=fraction)
-    off = max(float(np.abs(_mean_control(done, users) - memory(done, "c")).max()) for done in found)
-    return off / max(float(np.abs(memory(done, "c")).max()) for done in found)
+    off = max(float(np.abs(_mean_control(done, users) - state_vector(done, "c")).max()) for done in found)
+    return off / max(float(np.abs(state_vector(done, "c")).max()) for done in found)
 
 
 @pytest.mark.parametrize("eta_g", [1.0, 0.5])
@@ -64,7 +64,7 @@ def test_20_the_mean_is_lost_where_c_is_not_taken_off_c_i() -> None:
 
     def kept(tensors: Tensors) -> Tensors:
         found = right.finish(tensors)
-        c = memory_of(
+        c = state_of(
             {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}, "c"
         )
         return found | {f"carry.control.{n}": found[f"carry.control.{n}"] + c[n] for n in c}
@@ -78,14 +78,14 @@ def test_20_scaffold_with_c_and_c_i_frozen_at_zero_is_fedavg_bit_for_bit() -> No
     users = Users()
     scaffold = programs.build("scaffold", users.objective, **TRAINING)
     frozen = replace(
-        scaffold, finish=finish(users.objective), server=replace(MEAN, memory=scaffold.server.memory)
+        scaffold, finish=finish(users.objective), server=replace(MEAN, state=scaffold.server.state)
     )
 
     found = users.run(frozen, ROUNDS)
     plain = users.run(programs.build("fedavg", users.objective, **TRAINING), ROUNDS)
     thawed = users.run(scaffold, ROUNDS)
 
-    assert not memory(found[-1], "c").any()
+    assert not state_vector(found[-1], "c").any()
     np.testing.assert_array_equal(flat(found[-1].weights), flat(plain[-1].weights))
     assert np.abs(flat(thawed[-1].weights) - flat(plain[-1].weights)).max() > 1e-3
 
@@ -119,13 +119,13 @@ def test_20_tau_inside_of_the_root_is_not_fedadam() -> None:
 
     def inside(before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
         found: Tensors = {}
-        for name in memory_of(before, "m"):
+        for name in state_of(before, "m"):
             delta = mean[name] - before[name]
             found |= {name: before[name] + lr * delta / (delta.square() + tau**2).sqrt()}
             found |= beside("m", {name: delta})
         return found
 
-    wrong = replace(fedavg, server=replace(MEAN, memory={"m": 0.0}, step=inside))
+    wrong = replace(fedavg, server=replace(MEAN, state={"m": 0.0}, step=inside))
 
     assert (
         _adam_gap(users, with_optimizer(fedavg, "fedadam", lr=lr, beta1=0, beta2=0, tau=tau), lr, tau) < 1e-12
@@ -142,8 +142,8 @@ def test_20_fedams_vhat_never_falls_and_fedadams_v_does(variant: str) -> None:
     ams = users.run(with_optimizer(fedavg, "fedams", **options, variant=variant), 12)
     adam = users.run(with_optimizer(fedavg, "fedadam", **options), 12)
 
-    vhat = np.array([memory(done, "vhat") for done in ams])
-    v = np.array([memory(done, "v") for done in adam])
+    vhat = np.array([state_vector(done, "vhat") for done in ams])
+    v = np.array([state_vector(done, "v") for done in adam])
     assert (np.diff(vhat, axis=0) >= 0).all() and (np.diff(vhat, axis=0) > 0).any()
-    assert (vhat >= np.array([memory(done, "v") for done in ams])).all()
+    assert (vhat >= np.array([state_vector(done, "v") for done in ams])).all()
     assert (np.diff(v, axis=0) < 0).any()

@@ -134,8 +134,8 @@ def test_23_first_numbers_of_fafed() -> None:
     program = practical(lr=0.1, alpha=0.9)
     assert float(exchanges(program, 1)[0].weights[three_clients.NAME]) == pytest.approx(9.98263757, abs=6e-9)
     opening, first, *_, last = exchanges(program, 21)
-    assert float(opening.memory[f"v/{three_clients.NAME}"]) == pytest.approx(44 / 3, abs=1e-12)
-    assert float(opening.memory[f"m/{three_clients.NAME}"]) == pytest.approx(2 / 3, abs=1e-12)
+    assert float(opening.server_state[f"v/{three_clients.NAME}"]) == pytest.approx(44 / 3, abs=1e-12)
+    assert float(opening.server_state[f"m/{three_clients.NAME}"]) == pytest.approx(2 / 3, abs=1e-12)
     assert float(first.weights[three_clients.NAME]) == pytest.approx(9.89582542, abs=6e-9)
     assert float(last.weights[three_clients.NAME]) == pytest.approx(8.2463946, abs=6e-8)
 

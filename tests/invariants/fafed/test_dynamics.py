@@ -119,7 +119,7 @@ def _scale(found: Trace, t: int) -> Tensor:
 
 def test_05_the_mean_of_v_follows_the_mean_of_squared_gradients() -> None:
     found = trace()
-    before = found.rounds[0].memory[f"v/{X}"]
+    before = found.rounds[0].server_state[f"v/{X}"]
     for t in range(1, len(found.steps) + 1):
         squares = torch.stack([PROBLEM.gradient(i, x) ** 2 for i, x in enumerate(found.x(t))]).mean(0)
         assert close(_v(found, t), BETA * before + (1 - BETA) * squares, 1e-12)
@@ -129,8 +129,8 @@ def test_05_the_mean_of_v_follows_the_mean_of_squared_gradients() -> None:
 def test_05_the_first_v_is_the_mean_of_squares_and_not_the_square_of_the_mean() -> None:
     opening = trace(rounds=1).rounds[0]
     grads = torch.stack([PROBLEM.gradient(i, START[X]) for i in range(4)])
-    assert close(opening.memory[f"v/{X}"], (grads**2).mean(0), 1e-12)
-    assert not close(opening.memory[f"v/{X}"], grads.mean(0) ** 2, 1e-2)
+    assert close(opening.server_state[f"v/{X}"], (grads**2).mean(0), 1e-12)
+    assert not close(opening.server_state[f"v/{X}"], grads.mean(0) ** 2, 1e-2)
 
 
 def test_05_clients_that_keep_their_own_v_have_the_same_preconditioner() -> None:

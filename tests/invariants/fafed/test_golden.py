@@ -28,8 +28,8 @@ def trace(**options: object) -> Trace:
 
 def test_golden_opening() -> None:
     opening = trace().rounds[0]
-    assert close(opening.memory[f"m/{X}"], (3.5, 2.25))
-    assert close(opening.memory[f"v/{X}"], (28.25, 19.125))
+    assert close(opening.server_state[f"m/{X}"], (3.5, 2.25))
+    assert close(opening.server_state[f"v/{X}"], (28.25, 19.125))
     assert close(opening.weights[X], (0.4342732004, 0.4486678031))
 
 
@@ -48,8 +48,8 @@ def test_golden_first_synchronisation() -> None:
     one, two = found.x(2)
     assert close(one, (0.3772923242, 0.3934646746))
     assert close(two, (0.3647376341, 0.4070620810))
-    assert close(found.rounds[1].memory[f"m/{X}"], (3.2357526132, 1.9904603898))
-    assert close(found.rounds[1].memory[f"v/{X}"], (27.8325860197, 18.7908356723))
+    assert close(found.rounds[1].server_state[f"m/{X}"], (3.2357526132, 1.9904603898))
+    assert close(found.rounds[1].server_state[f"v/{X}"], (27.8325860197, 18.7908356723))
     assert close(found.rounds[1].weights[X], (0.3097974064, 0.3544513225))
     assert close(found.steps[2][0].A, (5.2856597710, 4.3448397516))
 
@@ -60,9 +60,9 @@ def test_golden_second_round() -> None:
     assert close(found.steps[2][1].m, (3.4567779591, 1.5795098004))
     assert close(found.x(4)[0], (0.2571566428, 0.3039834816))
     assert close(found.x(4)[1], (0.2443982300, 0.3180976273))
-    assert close(found.rounds[2].memory[f"m/{X}"], (2.9951756664, 1.7670157769))
+    assert close(found.rounds[2].server_state[f"m/{X}"], (2.9951756664, 1.7670157769))
     assert close(found.rounds[2].weights[X], (0.1932682476, 0.2696782698))
-    A_4 = found.rounds[2].memory[f"v/{X}"].sqrt() + 0.01
+    A_4 = found.rounds[2].server_state[f"v/{X}"].sqrt() + 0.01
     assert close(A_4, (5.2081688653, 4.2720458723))
 
 

@@ -32,7 +32,7 @@ def run(program: Program, rounds: int, standing: Standing | None = None) -> list
 
 
 def stands(done: Completed) -> Standing:
-    return Standing(done.weights, done.memory, done.carries, done.number)
+    return Standing(done.weights, done.server_state, done.carries, done.number)
 
 
 def same(one: list[Completed], other: list[Completed]) -> bool:
@@ -63,7 +63,7 @@ def test_19_stem_and_the_naive_method_resume_as_well() -> None:
 
 def test_19_the_carry_is_said_to_be_needed_and_good_for_the_next_exchange_only() -> None:
     for program in (fafed(PROBLEM.objective, **OPTIONS), stem(PROBLEM.objective, **OPTIONS)):
-        assert program.kept.needed and program.kept.exchanges == 1
+        assert program.carry_rule.needed and program.carry_rule.exchanges == 1
         assert program.whole and program.opening[0].whole
-        assert not program.opening[0].kept.needed
-    assert not naive_adaptive(PROBLEM.objective, **OPTIONS).kept.needed
+        assert not program.opening[0].carry_rule.needed
+    assert not naive_adaptive(PROBLEM.objective, **OPTIONS).carry_rule.needed

@@ -113,7 +113,7 @@ def agrees(
     found = federated(made, BEGIN, UNLIKE.clients, rounds=6, feed=whole)
     wanted = plainly(eta, alpha, rho, 3, 5)
     return all(
-        close(done.weights[X], x, 1e-13) and close(done.memory[f"m/{X}"], m, 1e-13)
+        close(done.weights[X], x, 1e-13) and close(done.server_state[f"m/{X}"], m, 1e-13)
         for done, (x, m) in zip(found, wanted, strict=True)
     )
 

@@ -80,7 +80,7 @@ def looped(made: Made, kept: Kept, rounds: int) -> list[tuple[Tensor, Tensor]]:
 def test_each_second_moment_is_that_of_a_plain_loop(kind: str) -> None:
     for done, (x, v) in zip(found(kind).rounds, looped(*KINDS[kind], 6), strict=True):
         assert close(done.weights[X], x, 1e-12)
-        assert close(done.memory[f"v/{X}"], v.expand(4), 1e-11)
+        assert close(done.server_state[f"v/{X}"], v.expand(4), 1e-11)
 
 
 def test_they_lead_elsewhere() -> None:
@@ -104,7 +104,7 @@ def test_of_the_three_a_step_has_the_direction_of_the_momentum(kind: str) -> Non
 
 def test_adagrad_norm_never_takes_from_v() -> None:
     def norms(kind: str) -> list[float]:
-        return [float(done.memory[f"v/{X}"][0]) for done in found(kind, rounds=20).rounds]
+        return [float(done.server_state[f"v/{X}"][0]) for done in found(kind, rounds=20).rounds]
 
     grown, faded = norms("adagrad_norm"), norms("scalar")
     assert grown == sorted(grown) and grown[0] < grown[-1]
@@ -112,7 +112,7 @@ def test_adagrad_norm_never_takes_from_v() -> None:
 
 
 def test_a_clipped_gradient_is_what_enters() -> None:
-    first = found("scalar", rounds=1, clip=0.5).rounds[0].memory[f"v/{X}"]
+    first = found("scalar", rounds=1, clip=0.5).rounds[0].server_state[f"v/{X}"]
     assert close(first, torch.full((4,), 0.25, dtype=torch.float64), 1e-12), "all three are longer than that"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.program import Program
-from edgefl.contract.server import memory_of
+from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.recursive import scaled
@@ -118,7 +118,7 @@ def frozen(made: Program) -> Program:
     (opening,) = made.opening
 
     def nothing(update: Tensors) -> Tensors:
-        return update | {f"v/{name}": torch.zeros_like(m) for name, m in memory_of(update, "m").items()}
+        return update | {f"v/{name}": torch.zeros_like(m) for name, m in state_of(update, "m").items()}
 
     return replace(made, opening=(replace(opening, server=replace(opening.server, unfold=nothing)),))
 
@@ -151,7 +151,7 @@ def test_11_the_smallest_hidden_rho_breaks_it() -> None:
 def test_11_rho_stands_outside_the_root() -> None:
     assert abs(float(scaled(torch.tensor(0.04, dtype=torch.float64), 0.01)) - 0.21) < 1e-12
     opening = run(fafed(PROBLEM.objective, **COMMON), rounds=2)
-    v = opening.rounds[0].memory[f"v/{X}"]
+    v = opening.rounds[0].server_state[f"v/{X}"]
     assert close(opening.steps[0][0].A, v.sqrt() + 0.01, 1e-14)
     assert not close(opening.steps[0][0].A, (v + 0.01).sqrt(), 1e-3)
 
@@ -183,8 +183,8 @@ def test_clipping_takes_one_factor_from_the_new_point_for_both_gradients() -> No
     clip = 0.5
     found = run(fafed(PROBLEM.objective, **COMMON, clip=clip), rounds=4)
     m_0 = torch.stack([_down(PROBLEM.gradient(i, START[X]), clip) for i in range(4)])
-    assert close(found.rounds[0].memory[f"m/{X}"], m_0.mean(0), 1e-14)
-    assert close(found.rounds[0].memory[f"v/{X}"], (m_0**2).mean(0), 1e-14)
+    assert close(found.rounds[0].server_state[f"m/{X}"], m_0.mean(0), 1e-14)
+    assert close(found.rounds[0].server_state[f"v/{X}"], (m_0**2).mean(0), 1e-14)
     apart = 0.0
     for step in found.steps:
         for i, each in enumerate(step):

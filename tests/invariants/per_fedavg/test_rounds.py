@@ -167,7 +167,7 @@ def test_35_a_run_that_was_resumed_ends_where_an_uninterrupted_one_does(pause: i
     whole = run(program, clients, w, **options)
 
     left = whole[pause - 1]
-    standing = Standing(left.weights, left.memory, left.carries, completed=pause)
+    standing = Standing(left.weights, left.server_state, left.carries, completed=pause)
     resumed = run(program, clients, {}, **options, standing=standing)
 
     assert [done.number for done in resumed] == list(range(pause + 1, 5))
@@ -181,4 +181,4 @@ def test_users_keep_nothing_between_rounds() -> None:
     program, clients, w = noisy()
     (done,) = run(program, clients, w)
     assert not done.carries
-    assert not done.memory
+    assert not done.server_state

@@ -95,7 +95,7 @@ def test_every_batch_is_drawn_anew_and_the_server_takes_the_plain_mean() -> None
     program = per_fedavg(quadratic(2))
     assert program.draws == "draw"
     assert program.server.name == "mean"
-    assert not program.memory
+    assert not program.server_state
     assert not program.whole
 
 
