@@ -43,13 +43,15 @@ def _pairs_of(row: tuple[int, ...]) -> set[_Pair]:
     return {(a, row[a], b, row[b]) for a, b in combinations(range(len(row)), 2)}
 
 
-def in_turn(rows: Iterable[Any], rare: Iterable[Any] = (), formats: Sequence[str] = FORMATS) -> list[Any]:
-    """Parameters ``(*row, format)``: the default ring has each row with one format, which take turns; the slow ring has
-    it with the others too. Rows in ``rare`` are slow and have one format."""
+def in_turn(
+    rows: Iterable[Any], rare: Iterable[Any] = (), formats: Sequence[str] = FORMATS, *, every: int = 1
+) -> list[Any]:
+    """Parameters ``(*row, format)``: the default ring has each row, or one in ``every``, with one format, which take turns;
+    the slow ring has all else. Rows in ``rare`` are slow and have one format."""
     everyday = [_tuple(row) for row in rows]
     params = []
     for number, row in enumerate(everyday):
-        turn = number % len(formats)
+        turn = number // every % len(formats) if number % every == 0 else -1
         params += [
             pytest.param(*row, name, marks=() if place == turn else pytest.mark.slow)
             for place, name in enumerate(formats)

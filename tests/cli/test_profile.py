@@ -88,6 +88,7 @@ def test_a_run_without_a_page_or_a_folder_is_refused_before_anything_is_measured
     assert isinstance(done.exception, ConfigError) and told in done.exception.message
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_before")
 def test_tables_name_every_graph(strong: Path) -> None:
     done = runner().invoke(app, ["profile", str(strong), "--repeat", "1"], env={"COLUMNS": "200"})
@@ -239,6 +240,7 @@ def test_a_tier_that_no_bundle_has_is_refused(strong: Path) -> None:
     assert isinstance(done.exception, ConfigError) and "weak" in done.exception.message
 
 
+@pytest.mark.slow
 def test_a_model_is_exported_first_with_the_wanted_batch() -> None:
     done = runner().invoke(
         app, ["profile", "mlp", "--batch", "3", "--tier", "strong", "--repeat", "1", "--json"]

@@ -78,6 +78,7 @@ def exported(form: str, codec: str, options: dict[str, object], kind: str) -> No
     in_turn(
         [(codec, ("output_side", "importance")[number // 2 % 2]) for number, codec in enumerate(ALL)],
         rare=[(codec, ("importance", "output_side")[number // 2 % 2]) for number, codec in enumerate(ALL)],
+        every=3,
     ),
 )
 def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str, form: str) -> None:
@@ -105,7 +106,7 @@ def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str,
     exported(form, codec, ALL[codec], kind)
 
 
-@pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS))
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS, every=2))
 def test_options_of_a_codec_give_the_same_bytes_on_the_device(
     codec: str, options: dict[str, object], form: str
 ) -> None:
@@ -226,6 +227,7 @@ class Tier:
         return decode(self.program.form, update, self.placement.regions, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("codec", "kind", "form"), in_turn(ROUNDS[:2], rare=ROUNDS[2:]))
 def test_coded_rounds_on_the_device_equal_those_in_torch(
     tmp_path: Path, codec: str, kind: str, form: str

@@ -57,7 +57,7 @@ class Finish:
         return self.run(example)
 
 
-@pytest.mark.parametrize(("codec", "options", "form"), in_turn(DIVERGING))
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(DIVERGING, every=3))
 def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
     codec: str, options: dict[str, object], form: str
 ) -> None:

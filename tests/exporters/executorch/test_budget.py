@@ -35,6 +35,7 @@ def within(budget: Budget) -> tuple[Artifact, int]:
     return form.write_within(form.capture(step()), budget)
 
 
+@pytest.mark.slow
 def test_a_budget_that_the_program_keeps_anyway_changes_nothing() -> None:
     artifact, count = within(Budget(plain().planned_bytes))
 
@@ -42,6 +43,7 @@ def test_a_budget_that_the_program_keeps_anyway_changes_nothing() -> None:
     assert artifact.model == plain().model
 
 
+@pytest.mark.slow
 def test_a_share_is_one_of_what_the_program_plans_beside_executorch_itself() -> None:
     artifact, count = within(Budget(0.97, relative=True))
 
@@ -55,6 +57,7 @@ def test_a_step_with_less_memory_computes_what_torch_computes() -> None:
     assert format_of("executorch").verify(step(), artifact.model, 1).worst < 1e-4
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_plan_keeps_is_refused_with_the_smallest_that_one_does() -> None:
     with pytest.raises(ExportError, match=r"are for ExecuTorch itself") as caught:
         within(Budget(RUNTIME_BYTES + 1024))

@@ -95,6 +95,7 @@ def test_a_damaged_program_ends_no_process_but_its_own(written: tuple[Function, 
     assert verify_isolated(function, model, 1, apart).worst < 1e-4
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end_is_given_up(written: tuple[Function, Graph, bytes]) -> None:
     function, _, model = written
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 import subprocess
 import sys
 
 _LOADED = "from exporters.executorch.silent_import import portable_lib; portable_lib()._get_operator_names()"
 
 
+@pytest.mark.slow
 def test_the_libraries_are_loaded_without_a_word() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _LOADED], capture_output=True, text=True, timeout=300, check=True

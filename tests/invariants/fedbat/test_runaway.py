@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import numpy as np
 
 from edgefl.codecs.binarize import warning
@@ -29,6 +31,7 @@ def test_on_356_parameters_step_sizes_run_away_and_the_metric_tells_for_every_se
         assert trace.metric("clamped")[-1] > 0, "and a step size is at its limit in the end"
 
 
+@pytest.mark.slow
 def test_the_range_of_the_public_code_ends_the_runaway_and_the_metric_says_so() -> None:
     for seed in SEEDS:
         free, limited = runaway(seed), runaway(seed, alpha_range=(5e-4, 5e-2))
@@ -38,6 +41,7 @@ def test_the_range_of_the_public_code_ends_the_runaway_and_the_metric_says_so() 
         assert max(free.metric("loss")) >= max(limited.metric("loss"))
 
 
+@pytest.mark.slow
 def test_a_classifier_does_not_set_off_the_alarm() -> None:
     trace = walk(program_of(SPEC, steps=40, batch=32), SPEC.weights, Feed.of(SPEC))
     told = float(np.mean(trace.metric("alpha_growth")))
