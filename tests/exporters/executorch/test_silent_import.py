@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 import subprocess
 import sys
+
+import pytest
 
 _LOADED = "from exporters.executorch.silent_import import portable_lib; portable_lib()._get_operator_names()"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import numpy as np
+import pytest
 
 from edgefl.codecs.binarize import warning
 from tests.invariants.embracingfl.tiny import tiny
