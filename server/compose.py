@@ -15,7 +15,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import stored
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
-from edgefl.setup.model import build_model, submodel_warnings
+from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.sizes import mebibytes
@@ -43,7 +43,7 @@ def compose(
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
-    spec = build_model(federation, dataset)
+    spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
     method = next(iter(tiers.values())).program  # what it asks of the server is the same for all tiers

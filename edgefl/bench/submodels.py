@@ -22,7 +22,7 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.programs.submodels.frozen_forward import chunk_forward
@@ -167,7 +167,7 @@ def _exists(spec: ModelSpec, kind: str) -> bool:
 
 def build(model: str, settings: Settings) -> ModelSpec:
     """The model with initial weights; ModelError if there is none of this name."""
-    return zoo.build(model, **settings.options)
+    return build_model(model, **settings.options)
 
 
 def measure(

@@ -10,7 +10,7 @@ from edgefl.lab.deployment import ROWS, Workshop, chosen
 from edgefl.lab.lab import CONFIG_NAME
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import DataError
@@ -32,7 +32,7 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     federation = federation.model_copy(update={"data": here})
     dataset = open_data(federation)
     _check_same(run, dataset, named=here.name != "auto")
-    spec = build_model(federation, dataset)
+    spec = federation_model(federation, dataset)
     workshop = Workshop(spec, dataset, weights, samples=ROWS)
     found: dict[str, float] = {}
     whole: float | None = None

@@ -21,7 +21,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exit_loss import ExitLoss
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, output_spec, sequential
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ModelError
 
 SUFFIX = "_exit"
@@ -162,7 +162,8 @@ def early_exits(
     seed: int = 0,
     **options: Any,
 ) -> ExitSpec:
-    """The model ``base`` (as :func:`edgefl.models.zoo.catalog.build` has it) with exits: a factory for federation files.
+    """The model ``base`` (as :func:`edgefl.models.zoo.catalog.build_model` has it) with exits: a factory for
+    federation files.
 
     ``[model] name = "edgefl.models.exits:early_exits"``, with ``options.base``, ``options.after`` and the options of
     the base model. What is None is not told to the base model.
@@ -170,7 +171,7 @@ def early_exits(
     offered = {"in_channels": in_channels, "size": size, "classes": classes}
     told = {name: value for name, value in offered.items() if value is not None}
     return with_exits(
-        zoo.build(base, seed=seed, **told, **options), after, kd_weight=kd_weight, seed=seed + 1
+        build_model(base, seed=seed, **told, **options), after, kd_weight=kd_weight, seed=seed + 1
     )
 
 

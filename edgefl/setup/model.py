@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from edgefl.config import Federation, TierTable
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
@@ -25,12 +25,12 @@ class SelfChecking(Protocol):
         ...
 
 
-def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
+def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
     """The model with initial weights by seed, fitted to the images and classes of ``dataset``."""
     table = federation.model
     channels, height, _ = dataset.shape
     offered: dict[str, Any] = {"in_channels": channels, "size": height, "classes": dataset.classes}
-    factory = zoo.MODELS.get(table.name)
+    factory = MODELS.get(table.name)
     if factory is not None:
         accepted = inspect.signature(factory).parameters
         offered = {name: value for name, value in offered.items() if name in accepted}
@@ -42,7 +42,7 @@ def build_model(federation: Federation, dataset: Dataset) -> ModelSpec:
             "a model that has one (a factory of your own takes what it needs from model.options)",
             model=table.name,
         )
-    spec = zoo.build(table.name, **{**offered, "seed": federation.federation.seed, **table.options})
+    spec = build_model(table.name, **{**offered, "seed": federation.federation.seed, **table.options})
     _check_fits(spec, table.name, dataset)
     return spec
 

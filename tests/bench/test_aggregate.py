@@ -18,7 +18,7 @@ from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.aggregate.rows import Settings, build, measure, too_large
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
 from edgefl.cli import app
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.decode import split
 from tests.cli.runner import runner
@@ -28,7 +28,7 @@ FIELDS = [
     *("codec", "device", "parameters", "clients", "updates_per_s", "flower_updates_per_s", "ratio"),
     "copy_fraction",
 ]
-SMALL = zoo.build("mlp", size=4, hidden=[9])
+SMALL = build_model("mlp", size=4, hidden=[9])
 with_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="needs flwr: pip install 'edgefl[bench]'"
 )
@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_updates_and_of_the_sums_once_per_batch() -> None
     ),
 )
 def test_random_updates_are_valid_and_not_alike(codec: str) -> None:
-    model = CodedModel.of(zoo.build("resnet8", size=8, widths=[3, 4, 5]), codec)
+    model = CodedModel.of(build_model("resnet8", size=8, widths=[3, 4, 5]), codec)
     ours = Ours(model, clients=2, threads=1, device="cpu")
 
     first, second = (ours.decoded(update) for update in ours.updates)

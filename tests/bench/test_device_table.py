@@ -13,7 +13,7 @@ from edgefl.bench.device_table import report as device_table_report
 from edgefl.bench.device_table import rows as device_table
 from edgefl.bench.device_table.rows import EMBRACING, SGD, TIERS, WIDTH, Times
 from edgefl.contract.tensors import prefixed
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from exporters.bundle.formats import format_of
@@ -55,7 +55,7 @@ def test_a_weak_tier_that_takes_too_long_does_not_agree(weak: float, wrong: int)
 
 
 def test_both_methods_tiers_are_those_of_the_paper() -> None:
-    found = device_table.submodels_of(zoo.build("resnet20"))
+    found = device_table.submodels_of(build_model("resnet20"))
 
     counts = {
         key: sum(parameter.numel() for parameter in submodel.suffix.parameters())
@@ -72,7 +72,7 @@ def test_both_methods_tiers_are_those_of_the_paper() -> None:
 
 @pytest.mark.slow
 def test_the_forward_pass_alone_is_that_of_the_step() -> None:
-    submodel = device_table.submodels_of(zoo.build("resnet8"))[EMBRACING, "weak"]
+    submodel = device_table.submodels_of(build_model("resnet8"))[EMBRACING, "weak"]
     objective = Objective.of(submodel)
     step = programs.build("sgd", objective, batch=BATCH, **SGD).phases[0].function
     example = step.example(3)
@@ -86,7 +86,7 @@ def test_the_forward_pass_alone_is_that_of_the_step() -> None:
 
 @pytest.mark.slow
 def test_a_graph_is_run_by_turns_without_torch(tmp_path: Path) -> None:
-    submodel = catalog.build(zoo.build("mlp", hidden=[8]), "width", ratio=1.0)
+    submodel = catalog.build(build_model("mlp", hidden=[8]), "width", ratio=1.0)
     objective = Objective.of(submodel)
     program = programs.build("sgd", objective, batch=BATCH, **SGD)
     weights = prefixed("weights", submodel.suffix.state_dict())

@@ -13,13 +13,13 @@ from edgefl.bench.common.coded import CodedModel
 from edgefl.bench.encode.device import load
 from edgefl.bench.encode.rows import Settings, build, measure, write_graph
 from edgefl.cli import app
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
 FIELDS = ["codec", "encode_ms", "step_ms", "ratio"]
-SMALL = zoo.build("mlp", size=4, hidden=[9])
+SMALL = build_model("mlp", size=4, hidden=[9])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from edgefl.bench.memory.worker import load
 from edgefl.config import Federation, parse
 from edgefl.setup.bundles import export
 from edgefl.setup.data import open_data
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.setup.training import tier_of
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 
@@ -34,7 +34,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A bundle, and the training graph that its own is compared with."""
     settings, folder = federation(), tmp_path_factory.mktemp("compared")
     dataset = open_data(settings)
-    tier = tier_of(settings, build_model(settings, dataset), "strong")
+    tier = tier_of(settings, federation_model(settings, dataset), "strong")
     bundle = export(settings, dataset, tier, tier.main, format=request.param)
     path = folder / "strong.efl"
     write_bundle(bundle, path)

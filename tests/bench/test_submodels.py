@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.bench.submodels import Settings, build, kinds_of, matched, measure
 from edgefl.cli import app
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.wire.errors import ConfigError, ModelError
@@ -81,19 +81,21 @@ def test_chunks_that_need_less_than_training_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize(("gamma", "cut"), [(1.0, 0), (0.95, 2), (0.7, 3), (1 / 4, 4), (1 / 64, 4)])
 def test_the_cut_with_the_nearest_parameter_count_stands_for_gamma(gamma: float, cut: int) -> None:
-    spec = zoo.build("resnet8")
+    spec = build_model("resnet8")
 
     assert matched(spec, "output_side", gamma).options == {"cut": cut}
 
 
 def test_every_kind_that_fits_the_model_is_measured() -> None:
-    assert {"output_side", "width", "importance"} <= set(kinds_of(zoo.build("resnet8"))) <= set(catalog.KINDS)
+    assert (
+        {"output_side", "width", "importance"} <= set(kinds_of(build_model("resnet8"))) <= set(catalog.KINDS)
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.5, -0.25])
 def test_a_gamma_outside_its_range_is_told(gamma: float) -> None:
     with pytest.raises(ModelError, match=r"gamma lies in \(0, 1\], found"):
-        matched(zoo.build("mlp", size=4), "output_side", gamma)
+        matched(build_model("mlp", size=4), "output_side", gamma)
 
 
 @pytest.mark.slow
@@ -120,7 +122,7 @@ def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["width", "importance", "importance_structured", "output_side"])
 def test_sizes_can_be_matched_by_their_multiplications(kind: str) -> None:
-    spec = zoo.build("resnet8", size=8)
+    spec = build_model("resnet8", size=8)
     macs = whole(spec)[1]
     by_macs, by_parameters = (
         cost(matched(spec, kind, 0.25, match).of(spec)) for match in ("macs", "parameters")

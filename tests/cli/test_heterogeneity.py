@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from edgefl.cli import app
 from edgefl.config import load
 from edgefl.config.text import dump
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ConfigError, EdgeflError
 from tests.cli.runner import runner
 
@@ -112,7 +112,8 @@ def test_a_run_s_folder_gives_its_trained_model(config: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="has no model yet"):
         edgefl(folder)
     weights = {
-        name: 0 * tensor.numpy() for name, tensor in build("elu_mlp", size=8, hidden=[6]).weights.items()
+        name: 0 * tensor.numpy()
+        for name, tensor in build_model("elu_mlp", size=8, hidden=[6]).weights.items()
     }
     save_file(weights, folder / "model.safetensors")
     told = measured(folder)
@@ -126,7 +127,7 @@ def test_what_cannot_be_measured_is_told(config: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no weights"):
         edgefl(config, "--weights", tmp_path / "none.safetensors")
     save_file(
-        {name: tensor.numpy() for name, tensor in build("elu_mlp", size=8, hidden=[7]).weights.items()},
+        {name: tensor.numpy() for name, tensor in build_model("elu_mlp", size=8, hidden=[7]).weights.items()},
         tmp_path / "other.safetensors",
     )
     with pytest.raises(ConfigError, match=r"another model.*dense1"):

@@ -16,7 +16,7 @@ from edgefl.codecs.codec import Codec
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs import catalog as programs
 from edgefl.submodels import catalog as kinds
@@ -30,7 +30,7 @@ Reals = npt.NDArray[np.float64]
 
 def small() -> ModelSpec:
     """124 parameters with batch norm in 6 tensors, 12 moving statistics; no size is a multiple of 8."""
-    return zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
+    return build_model("fedbat_cnn", size=4, widths=(2, 4), classes=3)
 
 
 @dataclass(frozen=True, eq=False)

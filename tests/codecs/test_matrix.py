@@ -13,7 +13,7 @@ from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
 from edgefl.contract.program import Program
 from edgefl.models.exits import early_exits
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.setup.training import program_of
@@ -139,7 +139,7 @@ def submodel(kind: str) -> Submodel:
     size = {"size": 4, "widths": (2, 4), "classes": 3}
     if kind == "early_exit":
         return kinds.build(early_exits(base="fedbat_cnn", **size), kind)
-    spec = zoo.build("fedbat_cnn", **size)
+    spec = build_model("fedbat_cnn", **size)
     if kind == "rolling":
         return kinds.build(spec, "width", gamma=0.5, rolling=True)
     return kinds.build(spec, kind, **({} if kind == "output_side" else {"gamma": 0.5}))

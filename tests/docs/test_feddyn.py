@@ -16,7 +16,7 @@ from docs.examples.feddyn import feddyn
 from edgefl import programs
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import Client, Completed, federated
@@ -130,7 +130,7 @@ def test_it_ends_where_the_mean_gradient_is_zero_and_averaging_alone_does_not() 
     ("model", "kind"), mostly_slow([("mlp", "output_side"), ("cnn", "width")], [("mlp", "output_side")])
 )
 def test_every_function_is_the_same_in_onnx_runtime(model: str, kind: str) -> None:
-    spec = zoo.build(model, size=8)
+    spec = build_model(model, size=8)
     submodel = catalog.build(spec, kind, **({"cut": 0} if kind == "output_side" else {"gamma": 0.5}))
     program = programs.build("docs.examples.feddyn:feddyn", Objective.of(submodel), batch=4, steps=2)
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from edgefl import programs
 from edgefl.contract.program import Program
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -65,7 +65,7 @@ def program_of(name: str) -> Program | None:
     """The program of the small model; None where it is for other models."""
     if name in OTHER_MODELS:
         return None
-    spec = zoo.build("mlp", in_channels=1, size=8, hidden=[8])
+    spec = build_model("mlp", in_channels=1, size=8, hidden=[8])
     return programs.build(name, Objective.of(OutputSide(spec, 0)), batch=8, steps=3)
 
 

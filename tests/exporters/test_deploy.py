@@ -21,7 +21,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.datasets import digits
 from edgefl.lab.deployment import Workshop, chosen
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -284,7 +284,7 @@ def test_batch_statistics_need_a_batch_and_a_norm_that_takes_them(data: Dataset)
     with pytest.raises(ConfigError, match="found batch 1: take a larger one, such as 500"):
         Workshop(small(), data, {}, "batch")
     with pytest.raises(ConfigError, match="mlp has no batch norm"):
-        Workshop(build("mlp", size=8), data, {}, "batch", 20)
+        Workshop(build_model("mlp", size=8), data, {}, "batch", 20)
     with pytest.raises(ConfigError, match="resnet8 has no moving statistics"):
         Workshop(small(), data, {}, "moving")
 
@@ -305,11 +305,11 @@ def trained(folder: Path, config: str = MLP) -> Path:
     """A folder as a run leaves it; its weights."""
     (folder / "run.toml").write_text(config)
     from edgefl.setup.data import open_data
-    from edgefl.setup.model import build_model
+    from edgefl.setup.model import federation_model
 
     federation = load(folder / "run.toml")
     path = folder / "model.safetensors"
-    path.write_bytes(tensors.dump(weights_of(build_model(federation, open_data(federation)))))
+    path.write_bytes(tensors.dump(weights_of(federation_model(federation, open_data(federation)))))
     return path
 
 

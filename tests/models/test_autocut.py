@@ -18,7 +18,7 @@ from edgefl.models.layers.visible import visible
 from edgefl.models.loss import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 from tests.models import plain
@@ -134,7 +134,7 @@ ZOO: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", mostly_slow(ZOO, ["cnn", "bilstm"]))
 def test_the_zoo_s_models_as_plain_modules_are_cut_where_their_units_end(name: str) -> None:
-    spec = build(name, **ZOO[name])
+    spec = build_model(name, **ZOO[name])
 
     class Plain(nn.Module):
         def __init__(self) -> None:
@@ -198,7 +198,7 @@ def test_groups_are_balanced(sizes: list[int], groups: int, starts: list[int]) -
 
 
 def test_a_factory_of_a_plain_module_needs_no_cuts() -> None:
-    spec = build("tests.models.plain:Vit", sample_shape=[3, 8, 8], classes=5, seed=1)
+    spec = build_model("tests.models.plain:Vit", sample_shape=[3, 8, 8], classes=5, seed=1)
     assert spec.units == CASES["vit"][2]
 
 

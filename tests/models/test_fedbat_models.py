@@ -11,7 +11,7 @@ from torch import nn
 from edgefl import programs
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build as cut
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -41,7 +41,7 @@ with_norm_switch = pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("row", PAPER)
 def test_sizes_are_those_of_the_paper(row: str) -> None:
     name, options, expected = PAPER[row]
-    spec = build(name, **options)
+    spec = build_model(name, **options)
     trained = [tensor.numel() for tensor in spec.module.parameters()]
     packed = sum(-(-size // 8) + 4 for size in trained)
     moving = sum(buffer.nbytes for buffer in spec.module.buffers())
@@ -49,16 +49,16 @@ def test_sizes_are_those_of_the_paper(row: str) -> None:
 
 
 def test_the_cnn_s_stages_have_the_paper_s_shapes() -> None:
-    spec = build("fedbat_cnn", in_channels=3, size=32)
+    spec = build_model("fedbat_cnn", in_channels=3, size=32)
     assert spec.units == ("conv1", "conv2", "conv3", "conv4", "head")
     assert [spec.boundary(cut).shape for cut in range(6)] == [
         (3, 32, 32), (32, 16, 16), (64, 8, 8), (128, 4, 4), (256, 2, 2), (10,)
     ]  # fmt: skip
-    assert build("fedbat_cnn").boundary(4).shape == (256, 1, 1)
+    assert build_model("fedbat_cnn").boundary(4).shape == (256, 1, 1)
 
 
 def test_the_resnet_s_blocks_have_the_paper_s_shapes_and_project_where_they_change() -> None:
-    spec = build("resnet10")
+    spec = build_model("resnet10")
     assert spec.units == ("stem", "block1", "block2", "block3", "block4", "head")
     assert [spec.boundary(cut).shape for cut in range(1, 6)] == [
         (32, 32, 32), (32, 32, 32), (64, 16, 16), (128, 8, 8), (256, 4, 4)
@@ -68,7 +68,7 @@ def test_the_resnet_s_blocks_have_the_paper_s_shapes_and_project_where_they_chan
 
 
 def test_the_cnn_pools_what_relu_and_norm_leave_of_a_convolution() -> None:
-    spec = build("fedbat_cnn", **SMALL["fedbat_cnn"], seed=3)
+    spec = build_model("fedbat_cnn", **SMALL["fedbat_cnn"], seed=3)
     x, weights = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0)), spec.weights
     found = x
     for number in range(1, 5):
@@ -81,31 +81,33 @@ def test_the_cnn_pools_what_relu_and_norm_leave_of_a_convolution() -> None:
 
 def test_images_too_small_for_four_pools_are_refused_with_the_size_that_is_enough() -> None:
     with pytest.raises(ModelError, match="at least 16 wide, found 15"):
-        build("fedbat_cnn", size=15)
-    assert build("fedbat_cnn", size=8, widths=(8, 8, 8)).boundary(3).shape == (8, 1, 1)
+        build_model("fedbat_cnn", size=15)
+    assert build_model("fedbat_cnn", size=8, widths=(8, 8, 8)).boundary(3).shape == (8, 1, 1)
 
 
 @with_norm_switch
 def test_group_norm_has_the_same_trained_tensors_and_no_statistics(name: str) -> None:
-    batch, group = (build(name, **SMALL[name], norm=norm) for norm in ("bn", "gn"))
+    batch, group = (build_model(name, **SMALL[name], norm=norm) for norm in ("bn", "gn"))
     shapes = [{key: value.shape for key, value in spec.module.named_parameters()} for spec in (batch, group)]
     assert shapes[0] == shapes[1]
     assert list(batch.module.buffers()) and not list(group.module.buffers())
     assert not any(isinstance(part, BatchNorm) for part in group.module.modules())
     assert {norm.num_groups for norm in _group_norms(group)} == {8}
-    assert {norm.num_groups for norm in _group_norms(build(name, **SMALL[name], norm="gn", groups=2))} == {2}
+    assert {
+        norm.num_groups for norm in _group_norms(build_model(name, **SMALL[name], norm="gn", groups=2))
+    } == {2}
 
 
 @with_norm_switch
 def test_group_norm_begins_as_the_identity_after_normalising(name: str) -> None:
-    for norm in _group_norms(build(name, **SMALL[name], norm="gn")):
+    for norm in _group_norms(build_model(name, **SMALL[name], norm="gn")):
         assert torch.all(norm.weight == 1) and torch.all(norm.bias == 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "norm"), [("fedbat_cnn", "gn"), ("fedbat_cnn", "bn"), ("resnet10", "gn")])
 def test_the_exported_step_with_either_norm_equals_torch(name: str, norm: str) -> None:
-    spec = build(name, **SMALL[name], norm=norm)
+    spec = build_model(name, **SMALL[name], norm=norm)
     program = programs.build("sgd", Objective.of(OutputSide(spec, 0)), batch=8)
     step = program.phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
@@ -114,33 +116,35 @@ def test_the_exported_step_with_either_norm_equals_torch(name: str, norm: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "program"), [("width", "sgd"), ("importance", "tcbgd")])
 def test_a_submodel_of_a_model_with_group_norm_trains_as_in_torch(kind: str, program: str) -> None:
-    spec = build("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
+    spec = build_model("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
     part = cut(spec, kind, gamma=0.3)
     step = programs.build(program, Objective.of(part), batch=8).phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
 
 
 def test_a_narrow_model_with_group_norm_keeps_as_much_of_each_group() -> None:
-    spec = build("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
+    spec = build_model("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
     kept = Width(spec, 0.5, "floor").regions(0)["conv2.norm.weight"].axes[0]
     assert kept == (0, 1, 4, 5, 8, 9, 12, 13)
 
 
 def test_a_norm_that_cannot_be_is_named_with_the_remedy() -> None:
     with pytest.raises(ModelError, match=r"'bn' .* or 'gn' .*found 'layer'"):
-        build("resnet10", norm="layer")
+        build_model("resnet10", norm="layer")
     with pytest.raises(ModelError, match=r"no batch norm mode.*take norm='bn'"):
-        build("fedbat_cnn", norm="gn", bn="static")
+        build_model("fedbat_cnn", norm="gn", bn="static")
     with pytest.raises(ModelError, match="7 groups do not divide 32 channels"):
-        build("fedbat_cnn", norm="gn", groups=7)
+        build_model("fedbat_cnn", norm="gn", groups=7)
     with pytest.raises(ModelError, match="0 groups do not divide"):
-        build("resnet10", norm="gn", groups=0)
+        build_model("resnet10", norm="gn", groups=0)
 
 
 def test_batch_norm_has_its_modes_in_the_new_models_too() -> None:
     for name in ("fedbat_cnn", "resnet10"):
-        assert not list(build(name, **SMALL[name], bn="static").module.buffers())
-        norms = [part for part in build(name, bn_keep=0.5).module.modules() if isinstance(part, BatchNorm)]
+        assert not list(build_model(name, **SMALL[name], bn="static").module.buffers())
+        norms = [
+            part for part in build_model(name, bn_keep=0.5).module.modules() if isinstance(part, BatchNorm)
+        ]
         assert norms and all(norm.keep == 0.5 for norm in norms)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgefl import programs
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.errors import ConfigError
@@ -27,16 +27,16 @@ from edgefl.wire.errors import ConfigError
 )
 def test_an_option_of_a_kind_that_is_of_another_type_is_told(kind: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"option '\w+' of submodel kind"):
-        catalog.build(build("mlp"), kind, **options)
+        catalog.build(build_model("mlp"), kind, **options)
 
 
 @pytest.mark.parametrize("options", [{"steps": "ten"}, {"eval_batch": "x"}, {"remask": 1}])
 def test_an_option_of_a_program_that_is_of_another_type_is_told(options: dict[str, Any]) -> None:
-    objective = Objective(build("mlp").module, build("mlp").sample)
+    objective = Objective(build_model("mlp").module, build_model("mlp").sample)
     with pytest.raises(ConfigError, match=r"option '\w+' of program"):
         programs.build("tcbgd", objective, **options)
 
 
 def test_whole_numbers_are_numbers_and_lists_are_sequences() -> None:
-    assert catalog.build(build("mlp"), "importance", gamma=1, dense=["head"]).kind == "importance"
-    assert catalog.build(build("mlp"), "width", ratio=1).kind == "width"
+    assert catalog.build(build_model("mlp"), "importance", gamma=1, dense=["head"]).kind == "importance"
+    assert catalog.build(build_model("mlp"), "width", ratio=1).kind == "width"

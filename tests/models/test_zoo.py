@@ -14,7 +14,7 @@ from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.visible import visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
-from edgefl.models.zoo.catalog import MODELS, build
+from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.models.zoo.convnext import convnext
 from edgefl.models.zoo.elu_mlp import elu_mlp
 from edgefl.models.zoo.language import lstm_lm
@@ -79,7 +79,7 @@ def _parameters(spec: ModelSpec) -> int:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_tensor_has_an_initial_value(name: str) -> None:
-    for key, tensor in build(name).weights.items():
+    for key, tensor in build_model(name).weights.items():
         assert torch.isfinite(tensor).all() and tensor.abs().max() <= 5, key
 
 
@@ -116,7 +116,7 @@ def test_a_seed_decides_every_byte_and_leaves_the_global_generator_alone(name: s
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first, again, other = build(name, seed=1), build(name, seed=1), build(name, seed=2)
+    first, again, other = build_model(name, seed=1), build_model(name, seed=1), build_model(name, seed=2)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(first.weights[key], again.weights[key]) for key in first.weights)
     assert any(not torch.equal(first.weights[key], other.weights[key]) for key in first.weights)
@@ -124,7 +124,7 @@ def test_a_seed_decides_every_byte_and_leaves_the_global_generator_alone(name: s
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_weights_are_floats_named_by_their_unit(name: str) -> None:
-    spec = build(name)
+    spec = build_model(name)
     assert all(tensor.is_floating_point() for tensor in spec.weights.values())
     assert {key.partition(".")[0] for key in spec.weights} == set(spec.units)
 
@@ -135,13 +135,13 @@ def test_unknown_models_and_options_name_what_exists() -> None:
         match="bert, bilstm, cnn, convnext, elu_mlp, fafed_cifar, fafed_fashion, fafed_mnist, fedbat_cnn, lstm_lm, mlp, "
         "mobilenet, resnet10, resnet18, resnet20, resnet8, vit",
     ):
-        build("resnet99")
+        build_model("resnet99")
     with pytest.raises(ModelError, match=r"no option 'depth'.*widths"):
-        build("resnet8", depth=3)
+        build_model("resnet8", depth=3)
     with pytest.raises(ModelError, match="cannot load"):
-        build("no_such_package:model")
+        build_model("no_such_package:model")
     with pytest.raises(ModelError, match="batch norm mode"):
-        build("resnet8", bn="group")
+        build_model("resnet8", bn="group")
     with pytest.raises(ModelError, match=r"0\.\.5; found 9"):
         resnet8().boundary(9)
 
@@ -206,27 +206,27 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_factory_of_the_user_s_own_becomes_a_unit_list(factories: str) -> None:
-    plain = build(f"{factories}:plain", in_channels=1, size=4, classes=10, seed=3)
-    again = build(f"{factories}:plain", in_channels=1, size=4, classes=10, seed=3)
+    plain = build_model(f"{factories}:plain", in_channels=1, size=4, classes=10, seed=3)
+    again = build_model(f"{factories}:plain", in_channels=1, size=4, classes=10, seed=3)
     assert plain.units == ("0", "1", "2", "3", "4")
     assert all(torch.equal(plain.weights[key], again.weights[key]) for key in plain.weights)
     assert "2.num_batches_tracked" not in plain.weights
-    assert build(f"{factories}:cut", sample_shape=[1, 4, 4], classes=10).units == ("features", "tail")
+    assert build_model(f"{factories}:cut", sample_shape=[1, 4, 4], classes=10).units == ("features", "tail")
 
 
 def test_a_factory_that_returns_something_else_is_refused(factories: str) -> None:
     with pytest.raises(ModelError, match="found int"):
-        build(f"{factories}:wrong", sample_shape=[4], classes=2)
+        build_model(f"{factories}:wrong", sample_shape=[4], classes=2)
     with pytest.raises(ModelError, match="'classes'"):
-        build(f"{factories}:cut", sample_shape=[1, 4, 4])
+        build_model(f"{factories}:cut", sample_shape=[1, 4, 4])
     with pytest.raises(ModelError, match="'sample_shape'"):
-        build(f"{factories}:cut", classes=10)
+        build_model(f"{factories}:cut", classes=10)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_user_s_code_is_told_with_its_place(factories: str, name: str) -> None:
     with pytest.raises(ModelError, match=FAULTS[name]):
-        build(f"{factories}:{name}", sample_shape=[1, 4, 4], classes=10)
+        build_model(f"{factories}:{name}", sample_shape=[1, 4, 4], classes=10)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_place(
     (tmp_path / "broken.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModelError, match=message):
-        build("broken:model", sample_shape=[4], classes=2)
+        build_model("broken:model", sample_shape=[4], classes=2)
 
 
 def test_dropout_takes_its_randomness_from_its_input_tensor() -> None:

@@ -12,7 +12,7 @@ import torch
 from edgefl import optimizers, programs
 from edgefl.contract.server import MEAN, beside, state_of
 from edgefl.contract.tensors import Tensors
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import begun, completed
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -100,7 +100,7 @@ def test_server_momentum_adds_changes_up_and_without_momentum_is_the_mean() -> N
 
 
 def test_moving_statistics_become_their_mean_whatever_moves_the_weights() -> None:
-    spec = zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
+    spec = build_model("fedbat_cnn", size=4, widths=(2, 4), classes=3)
     objective = Objective.of(OutputSide(spec, 0))
     program = optimizers.with_optimizer(
         programs.build("fedavg", objective, batch=2, steps=2, lr=0.1), "fedadam"

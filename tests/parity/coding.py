@@ -11,14 +11,14 @@ import pytest
 from edgefl.config import Federation, parse
 from edgefl.models.exits import early_exits
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 
 
 @cache
 def spec() -> ModelSpec:
-    return zoo.build("fedbat_cnn", size=4, widths=(3, 4), classes=3, seed=1)
+    return build_model("fedbat_cnn", size=4, widths=(3, 4), classes=3, seed=1)
 
 
 def submodel(kind: str, cut: int = 1) -> Submodel:

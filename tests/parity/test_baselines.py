@@ -15,7 +15,7 @@ from edgefl import programs
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, federated
 from edgefl.submodels import catalog as kinds
@@ -46,8 +46,8 @@ class Seen(Function):
 
 def _spec(model: str) -> ModelSpec:
     if model == "mlp":
-        return zoo.build("mlp", size=4, hidden=[6], classes=3)
-    return zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
+        return build_model("mlp", size=4, hidden=[6], classes=3)
+    return build_model("fedbat_cnn", size=4, widths=(2, 4), classes=3)
 
 
 def _check(form: str, function: Function) -> None:

@@ -16,7 +16,7 @@ from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundRunner
 from edgefl.contract.program import Function
 from edgefl.models.exits import ExitSpec, with_exits
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.submodels.multi_exit import multi_exit
 from edgefl.simulation.round import run_round
@@ -55,7 +55,7 @@ def test_every_exported_function_of_a_level_equals_torch(
     ),
 )
 def test_exits_on_tokens_export_too(model: str, options: dict[str, int], form: str) -> None:
-    assert _worst_error(form, EarlyExit(with_exits(zoo.build(model, **options)), 2), 0.3) <= 1e-4
+    assert _worst_error(form, EarlyExit(with_exits(build_model(model, **options)), 2), 0.3) <= 1e-4
 
 
 @pytest.mark.parametrize("form", in_turn([()]))

@@ -7,7 +7,7 @@ import pytest
 from edgefl import programs
 from edgefl.contract.program import Function, Program
 from edgefl.models.exits import early_exits
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels import catalog as kinds
@@ -26,7 +26,7 @@ RARE = [(name, "fedbat_cnn") for name in WITH_BATCH_NORM if name not in WITH_EXI
 def submodel(name: str, net: str) -> Submodel:
     if name in WITH_EXITS:
         return kinds.build(early_exits(base=net, classes=3, **NETS[net]), "early_exit", exit=2)
-    return kinds.build(zoo.build(net, classes=3, seed=1, **NETS[net]), "output_side", cut=0)
+    return kinds.build(build_model(net, classes=3, seed=1, **NETS[net]), "output_side", cut=0)
 
 
 def functions(program: Program) -> dict[tuple[int, str], Function]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from edgefl import programs
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.pairs import in_turn, pairs, slow
@@ -40,7 +40,7 @@ SMALL: Mapping[str, Mapping[str, object]] = {
     ),
 )
 def test_the_exported_step_of_each_tier_equals_torch(model: str, tier: str, form: str) -> None:
-    submodel = tiers(model)[tier].of(zoo.build(model))
+    submodel = tiers(model)[tier].of(build_model(model))
 
     assert _worst_error(form, submodel) <= 1e-4
 
@@ -60,14 +60,14 @@ def test_the_exported_step_of_each_tier_equals_torch(model: str, tier: str, form
     ],
 )
 def test_the_exported_step_of_a_small_sibling_equals_torch(model: str, tier: str, form: str) -> None:
-    submodel = tiers(model)[tier].of(zoo.build(model, **SMALL[model]))
+    submodel = tiers(model)[tier].of(build_model(model, **SMALL[model]))
 
     assert _worst_error(form, submodel) <= 1e-4
 
 
 @pytest.mark.parametrize(("cut", "form"), in_turn([0, 1, 2]))
 def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
-    assert _worst_error(form, OutputSide(zoo.build("mlp"), cut)) <= 1e-4
+    assert _worst_error(form, OutputSide(build_model("mlp"), cut)) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
 def test_the_exported_step_of_the_federated_papers_models_equals_torch(
     model: str, cut: int, form: str
 ) -> None:
-    assert _worst_error(form, OutputSide(zoo.build(model), cut)) <= 1e-4
+    assert _worst_error(form, OutputSide(build_model(model), cut)) <= 1e-4
 
 
 def _worst_error(form: str, submodel: OutputSide, batch: int = 8) -> float:

@@ -13,7 +13,7 @@ from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.visible import visible
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.wire.errors import ExportError
@@ -166,7 +166,7 @@ def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch
 
 @pytest.mark.parametrize(("tier", "form"), in_turn([], rare=["strong", "moderate", "weak"]))
 def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str, form: str) -> None:
-    spec = zoo.build("bilstm", length=8, vocabulary=20, features=6, hidden=5)
+    spec = build_model("bilstm", length=8, vocabulary=20, features=6, hidden=5)
     step = programs.build("sgd", Objective.of(tiers("bilstm")[tier].of(spec)), batch=4).phases[0].function
 
     model = written(form, step)

@@ -13,7 +13,7 @@ from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -23,7 +23,7 @@ STEPS, LR, DECAY = 4, 3e-3, 0.3
 
 def _transformer() -> ModelSpec:
     """In float64: biases of keys have gradient 0, of whose rounding Adam would make full steps."""
-    spec = zoo.build("vit", size=8, width=12, in_channels=1, classes=3)
+    spec = build_model("vit", size=8, width=12, in_channels=1, classes=3)
     spec.module.double()
     return replace(spec, sample=TensorSpec(spec.sample.shape, torch.float64))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgefl import programs
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
@@ -104,7 +104,7 @@ def test_a_norm_that_cannot_be_is_named(name: str, clip: float) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("clip", [0.1, 1e3])
 def test_the_exported_step_clips_as_torch_does(name: str, clip: float) -> None:
-    spec = zoo.build("mlp", size=4, hidden=[6], classes=3)
+    spec = build_model("mlp", size=4, hidden=[6], classes=3)
     made = programs.build(name, Objective.of(OutputSide(spec, 0)), batch=4, steps=2, lr=0.05, clip=clip)
     step = made.phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=3).worst <= 1e-4

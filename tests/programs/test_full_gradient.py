@@ -10,7 +10,7 @@ import torch
 
 from edgefl import programs
 from edgefl.contract.server import state_of
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, drawn
@@ -63,7 +63,7 @@ def test_the_mean_loss_of_the_pass_is_over_the_samples_that_count() -> None:
 
 
 def test_batch_norm_normalises_by_the_batch_and_its_statistics_stay() -> None:
-    spec = zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3)
+    spec = build_model("fedbat_cnn", size=4, widths=(2, 4), classes=3)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(6, 1, 4, 4, generator=generator), torch.arange(6) % 3
     objective = Objective.of(OutputSide(spec, 0))
@@ -76,7 +76,7 @@ def test_batch_norm_normalises_by_the_batch_and_its_statistics_stay() -> None:
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(update[f"c/{name}"], parameter.grad, rtol=1e-4, atol=1e-6)
-    fresh = zoo.build("fedbat_cnn", size=4, widths=(2, 4), classes=3).weights
+    fresh = build_model("fedbat_cnn", size=4, widths=(2, 4), classes=3).weights
     for name in objective.fixed:
         torch.testing.assert_close(update[name], fresh[name])
 

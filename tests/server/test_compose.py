@@ -22,7 +22,7 @@ from edgefl.programs.baselines.sgd import sgd
 from edgefl.setup.bundles import bundle_digest
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.setup.training import replaced_program
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.archive import Bundle, read_bundle
@@ -200,8 +200,8 @@ def test_a_plan_knows_how_weights_go_down_and_which_of_them_training_changes(tmp
 
 
 def test_the_seed_decides_the_initial_weights(plan: RunSpec) -> None:
-    same = build_model(federation(), DATASET).weights
-    other = build_model(federation(federation={"seed": 4}), DATASET).weights
+    same = federation_model(federation(), DATASET).weights
+    other = federation_model(federation(federation={"seed": 4}), DATASET).weights
     assert all(np.array_equal(plan.initial[name], same[name].numpy()) for name in same)
     assert any(not torch.equal(same[name], other[name]) for name in same)
 
@@ -226,9 +226,9 @@ def test_a_key_that_is_added_with_its_default_leaves_a_run_as_it_is() -> None:
 def test_a_model_that_is_not_float32_cannot_be_rounded_on_its_way_down(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = build_model(federation(), DATASET)
+    spec = federation_model(federation(), DATASET)
     spec.module.half()
-    monkeypatch.setattr("server.compose.build_model", lambda *_: spec)
+    monkeypatch.setattr("server.compose.federation_model", lambda *_: spec)
     with pytest.raises(ModelError, match="only float32 can be rounded on its way"):
         compose(federation(downlink={"encoding": encoding}), DATASET, tmp_path)
 
@@ -246,7 +246,7 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = federation(model={"name": "own_model_for_digests:make", "options": {}})
-    submodel = OutputSide(build_model(federation(), DATASET), 0)
+    submodel = OutputSide(federation_model(federation(), DATASET), 0)
 
     def digests() -> list[str]:
         return [run_digest(own), bundle_digest(own, DATASET, submodel, "strong")]
@@ -268,7 +268,7 @@ def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     named = federation(program={"name": f"{source if form == 'file' else source.stem}:make"})
-    submodel = OutputSide(build_model(federation(), DATASET), 0)
+    submodel = OutputSide(federation_model(federation(), DATASET), 0)
 
     def both() -> list[str]:
         return [run_digest(named), bundle_digest(named, DATASET, submodel, "strong")]
@@ -282,7 +282,7 @@ def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
 def test_a_memory_budget_is_another_bundle_of_its_tier_alone() -> None:
     plain = federation()
     tight = federation(tiers={"strong": {"memory_budget": "64MiB"}})
-    submodel = OutputSide(build_model(plain, DATASET), 0)
+    submodel = OutputSide(federation_model(plain, DATASET), 0)
 
     def digest(config: Federation, tier: str) -> str:
         return bundle_digest(config, DATASET, submodel, tier)
@@ -325,7 +325,7 @@ def test_a_federation_file_takes_what_the_exporter_takes(text: str) -> None:
 def test_a_batch_norm_mode_that_the_model_does_not_have_is_named() -> None:
     for name in ("mlp", "cnn", "some.module:factory"):
         with pytest.raises(ConfigError, match=r"model\.bn.*remove"):
-            build_model(federation(model={"name": name, "bn": "static", "options": {}}), DATASET)
+            federation_model(federation(model={"name": name, "bn": "static", "options": {}}), DATASET)
 
 
 def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(
@@ -343,7 +343,7 @@ def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(
 
 @pytest.mark.parametrize("bn", ["global", "static"])
 def test_evaluation_is_inference_of_the_whole_model_on_all_test_samples(bn: str) -> None:
-    spec = build_model(
+    spec = federation_model(
         federation(model={"name": "resnet8", "bn": bn, "options": {"widths": [4, 4, 4]}}), DATASET
     )
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
@@ -422,4 +422,4 @@ def test_a_program_that_needs_every_device_refuses_a_sample_of_them() -> None:
 
 
 def _objective() -> Objective:
-    return Objective.of(OutputSide(build_model(federation(), DATASET), 0))
+    return Objective.of(OutputSide(federation_model(federation(), DATASET), 0))

@@ -17,7 +17,7 @@ from edgefl.codecs.apply import applied
 from edgefl.codecs.binarize import StepSize, draw
 from edgefl.contract.tensors import Tensors
 from edgefl.models.exits import with_exits
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.simulation.federated import Client, begun, drawn, federated
@@ -56,7 +56,7 @@ class Rounded(TorchDispatchMode):
 
 
 def objective_of(program: str) -> Objective:
-    plain = zoo.build("mlp", size=4, hidden=[6, 5], classes=3)
+    plain = build_model("mlp", size=4, hidden=[6, 5], classes=3)
     return Objective.of(OutputSide(with_exits(plain) if program == "multi_exit" else plain, 0))
 
 

@@ -8,7 +8,7 @@ import torch
 from edgefl.data.datasets import digits
 from edgefl.data.partition import dirichlet
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
 from edgefl.simulation.partial_synchronization import Samples, averaged, half_cut, partial_sync, synchronised
 from edgefl.simulation.svcca import matrix, similarities, svcca
@@ -138,7 +138,7 @@ def test_a_study_is_reproducible_and_synchronised_layers_stay_one(
 
 
 def test_models_with_dropout_and_tokens_can_be_studied() -> None:
-    spec = build("lstm_lm", length=4, vocabulary=12, features=5, hidden=5, rate=0.2)
+    spec = build_model("lstm_lm", length=4, vocabulary=12, features=5, hidden=5, rate=0.2)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(12, (24, 5), generator=generator)
     clients = [(tokens[:10, :-1], tokens[:10, 1:]), (tokens[10:20, :-1], tokens[10:20, 1:])]

@@ -15,7 +15,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.loss import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.split import split
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from tests.models import plain
 
 IMAGE = TensorSpec((3, 8, 8))
@@ -247,7 +247,7 @@ def model(name: str) -> ModelSpec:
 @cache
 def _made(name: str) -> ModelSpec:
     torch.manual_seed(0)
-    spec = build(name, **_SMALL[name]) if name in _SMALL else _OTHERS[name]()
+    spec = build_model(name, **_SMALL[name]) if name in _SMALL else _OTHERS[name]()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for key, tensor in spec.module.state_dict().items():

@@ -8,7 +8,7 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
 from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.cost import NO_WEIGHT, cost, entries, macs_by_weight, whole
@@ -19,7 +19,7 @@ from edgefl.wire.regions import Block, Entries
 
 @pytest.fixture(scope="module")
 def resnet8() -> ModelSpec:
-    return zoo.build("resnet8", size=16)
+    return build_model("resnet8", size=16)
 
 
 def two_layers() -> ModelSpec:
@@ -36,7 +36,7 @@ def header(arrays: dict[str, np.ndarray]) -> int:
 
 
 def test_macs_of_resnet18_are_those_of_the_spec() -> None:
-    parameters, found = whole(zoo.build("resnet18"))
+    parameters, found = whole(build_model("resnet18"))
 
     assert parameters == 11_173_962
     assert round(found / 1e6) == 555, "FIARSE spec 8.2 counts 555 M"
@@ -50,13 +50,13 @@ def test_macs_belong_to_the_weights_they_multiply_with() -> None:
 
 @pytest.mark.parametrize("model", ["cnn", "vit", "bilstm", "lstm_lm"])
 def test_macs_of_all_weights_are_the_macs_of_the_model(model: str) -> None:
-    spec = zoo.build(model)
+    spec = build_model(model)
 
     assert sum(macs_by_weight(spec.module, spec.sample).values()) == macs(spec.module, spec.sample)
 
 
 def test_products_without_weights_are_counted_too() -> None:
-    spec = zoo.build("vit")
+    spec = build_model("vit")
 
     assert macs_by_weight(spec.module, spec.sample)[NO_WEIGHT] > 0
 

@@ -17,14 +17,14 @@ from edgefl.models.exit_loss import ExitLoss, divergence
 from edgefl.models.exits import Exit, ExitSpec, with_exits
 from edgefl.models.loss import CROSS_ENTROPY, SquaredError
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
 from edgefl.models.zoo.basic import mlp
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.programs.submodels.multi_exit import multi_exit
-from edgefl.setup.model import build_model, submodel_of
+from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.training import program_of
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
@@ -69,7 +69,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("model", mostly_slow(SMALL, list(SMALL)[:2]))
 def test_any_model_gets_exits_and_trains_at_each_of_them(model: str) -> None:
     options, places = SMALL[model]
-    spec = with_exits(zoo.build(model, **options))
+    spec = with_exits(build_model(model, **options))
     assert spec.exits == tuple(f"{place}_exit" for place in places)
 
     for number in range(1, len(places) + 2):
@@ -84,7 +84,7 @@ def test_any_model_gets_exits_and_trains_at_each_of_them(model: str) -> None:
 
 def test_an_exit_is_the_mean_over_positions_and_a_dense_layer() -> None:
     image, tokens, words = (
-        with_exits(zoo.build(name, **SMALL[name][0])) for name in ("cnn", "vit", "lstm_lm")
+        with_exits(build_model(name, **SMALL[name][0])) for name in ("cnn", "vit", "lstm_lm")
     )
     features = torch.randn(2, 32, 4, 4)
     said = _exit(image, "conv1_exit").classify(features)
@@ -263,7 +263,7 @@ def test_a_federation_file_names_the_model_the_levels_and_the_program() -> None:
         "tiers": {"strong": {"kind": "early_exit"}, "weak": {"kind": "early_exit", "gamma": 0.1}},
     }
     federation = parse(tables, source="the test")
-    spec = build_model(federation, digits())
+    spec = federation_model(federation, digits())
     strong, weak = (submodel_of(spec, tier, table) for tier, table in federation.tiers.items())
     assert spec.units == ("stem", "block1", "block2", "block2_exit", "block3", "head")
     assert strong.identity["exit"] == 2 and strong.identity["width"] == 1.0

@@ -18,7 +18,7 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, role_of, select
 from edgefl.models.loss import CrossEntropy, SequenceCrossEntropy, SquaredError, without_absent
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build as build_model
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs import catalog as programs
 from edgefl.simulation.round import run_round

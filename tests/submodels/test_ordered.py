@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from edgefl.contract.tensors import Tensors, select
 from edgefl.models.loss import SquaredError
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build as build_model
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.loss import CROSS_ENTROPY
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build as build_model
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog

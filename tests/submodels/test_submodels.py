@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.models.zoo.basic import cnn, mlp
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, tiers
@@ -62,7 +62,7 @@ def test_presets_nest(model: str, cuts: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("model", mostly_slow(sorted(TIERS), ["cnn", "resnet20", "resnet8"]))
 def test_every_preset_fits_its_model_and_needs_less_from_tier_to_tier(model: str) -> None:
-    spec = build(model)
+    spec = build_model(model)
     parts = {name: tier.of(spec) for name, tier in TIERS[model].items()}
     capacities = [accounting.capacity(part) for part in parts.values()]
 
@@ -72,18 +72,18 @@ def test_every_preset_fits_its_model_and_needs_less_from_tier_to_tier(model: str
 
 
 def test_forward_peaks_of_transformers_and_language_models_are_found() -> None:
-    small = build("bert", length=6, vocabulary=20, width=12, depth=2)
+    small = build_model("bert", length=6, vocabulary=20, width=12, depth=2)
     chunk = OutputSide(small, 2).prefix[0]
     weights = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
     # At least the feed-forward layer's 4 x 12 values per token are alive at once, for 2 samples of 6 tokens.
     assert accounting.m_forward(chunk, 2) - weights >= 2 * 6 * 48
 
-    words = build("lstm_lm", length=5, vocabulary=20, features=6, hidden=4)
+    words = build_model("lstm_lm", length=5, vocabulary=20, features=6, hidden=4)
     assert accounting.m_forward(OutputSide(words, 2).prefix[0], 2) > 0
 
 
 def test_recurrent_stacks_count_10_values_per_unit_layer_and_step() -> None:
-    words = build("lstm_lm", length=5, vocabulary=20, features=6, hidden=4, layers=2)
+    words = build_model("lstm_lm", length=5, vocabulary=20, features=6, hidden=4, layers=2)
     counts = {name: a for name, _, a in accounting.per_unit(words)}
 
     assert counts == {"embedding": 0, "lstm": 10 * 4 * 2 * 5, "decoder": 5 * 20}

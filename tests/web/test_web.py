@@ -16,7 +16,7 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
@@ -58,7 +58,7 @@ def transformer() -> ModelSpec:
 
 
 def zoo_model(name: str, cut: int = 0, **options: object) -> Callable[[], OutputSide]:
-    return lambda: OutputSide(zoo.build(name, **options), cut)
+    return lambda: OutputSide(build_model(name, **options), cut)
 
 
 MODELS: dict[str, Callable[[], OutputSide]] = {

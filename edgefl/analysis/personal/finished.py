@@ -21,7 +21,7 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.personal.adaptation import ALPHA
 from edgefl.programs.personal.adapted import STEP, adapted
 from edgefl.setup.data import held_out, open_data, partition
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.setup.training import tier_of
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError
@@ -60,7 +60,7 @@ class Finished:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return build_model(self.federation, self.dataset)
+        return federation_model(self.federation, self.dataset)
 
     @cached_property
     def users(self) -> tuple[User, ...]:

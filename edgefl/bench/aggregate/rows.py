@@ -29,7 +29,7 @@ from edgefl.bench.common.coded import CODECS, CodedModel, sized
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step.rows import import_path
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 __all__ = ["CODECS", "AggregateRow", "Settings", "build", "measure"]
@@ -109,7 +109,7 @@ class Settings:
 
 def build(model: str, parameters: int, settings: Settings) -> ModelSpec:
     """The model whose updates are added, or with ``parameters`` a perceptron of that size; ModelError if there is none."""
-    return sized(parameters) if parameters else zoo.build(model, **settings.options)
+    return sized(parameters) if parameters else build_model(model, **settings.options)
 
 
 def measure(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgefl.config import parse
 from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.one_line import parse_named
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -80,7 +80,7 @@ def sized(parameters: int) -> ModelSpec:
     """A perceptron of about so many parameters: eight square layers behind a picture of 28 x 28."""
     inputs = 28 * 28
     width = int((np.sqrt(inputs**2 + 4.0 * _LAYERS * parameters) - inputs) / (2 * _LAYERS))
-    return zoo.build("mlp", hidden=[max(1, width)] * (_LAYERS + 1))
+    return build_model("mlp", hidden=[max(1, width)] * (_LAYERS + 1))
 
 
 def _section(

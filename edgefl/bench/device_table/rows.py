@@ -22,7 +22,7 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
 from edgefl.programs.submodels.frozen_forward import chunk_forward
@@ -73,7 +73,7 @@ def measure(settings: Settings, say: Callable[[str], None] = lambda _: None) -> 
         row
         for engine in settings.engines
         for model in settings.models
-        for row in _measured(engine, zoo.build(model, **settings.options), settings, say)
+        for row in _measured(engine, build_model(model, **settings.options), settings, say)
     ]
 
 

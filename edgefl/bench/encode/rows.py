@@ -28,7 +28,7 @@ from edgefl.bench.train_step.rows import take_turns
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.update.size import update_size
 from exporters.artifact import Artifact
@@ -85,7 +85,7 @@ class Settings:
 
 def build(model: str, settings: Settings) -> ModelSpec:
     """The model with initial weights; ModelError if there is none of this name."""
-    return zoo.build(model, **settings.options)
+    return build_model(model, **settings.options)
 
 
 def measure(

@@ -20,7 +20,7 @@ from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
 from edgefl.lab.lab import Lab, Said, completed
 from edgefl.setup.data import open_data, partition
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.setup.training import tier_of
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import EdgeflError
@@ -205,7 +205,7 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
     from exporters.executorch import capture_for
     from exporters.executorch.program.write import to_executorch
 
-    tier = tier_of(federation, build_model(federation, dataset), manifest.tier)
+    tier = tier_of(federation, federation_model(federation, dataset), manifest.tier)
     function = tier.program.phases[0].function
     target.write_bytes(to_executorch(capture_for(function), lean=False).model)
     return target

@@ -21,7 +21,7 @@ from edgefl.bench.programs.steps import Timing, timed
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
@@ -93,7 +93,7 @@ class Settings:
 
 def build(model: str, settings: Settings) -> ModelSpec:
     """The model with initial weights; ModelError if there is none of this name."""
-    return zoo.build(model, **settings.options)
+    return build_model(model, **settings.options)
 
 
 def everything() -> tuple[str, ...]:

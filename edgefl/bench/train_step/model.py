@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.output_side.submodel import STRONG, OutputSide, tiers
 from edgefl.wire.errors import ModelError
 
@@ -18,4 +18,4 @@ def built(model: str, options: Mapping[str, Any], tier: str) -> OutputSide:
     presets = {"strong": STRONG} if tier == "strong" else tiers(model)
     if tier not in presets:
         raise ModelError(f"model {model!r} has no tier {tier!r}; there are: {', '.join(presets)}", tier=tier)
-    return presets[tier].of(zoo.build(model, **options))
+    return presets[tier].of(build_model(model, **options))

@@ -135,14 +135,14 @@ def _measured(
     from edgefl.objective.objective import Objective
     from edgefl.programs.personal.adapted import STEP
     from edgefl.setup.data import open_data, partition
-    from edgefl.setup.model import build_model
+    from edgefl.setup.model import federation_model
     from edgefl.setup.training import program_of
     from edgefl.submodels.output_side.submodel import OutputSide
 
     alpha, users, devices, samples = asked
     count = devices or len(device_names(completed(federation)))
     dataset = open_data(federation)
-    spec = build_model(federation, dataset)
+    spec = federation_model(federation, dataset)
     whole = OutputSide(spec, 0)
     program = program_of(federation, whole)
     own = program.hyper.get("alpha", STEP) if program.personalize is not None else STEP

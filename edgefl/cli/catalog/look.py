@@ -107,11 +107,11 @@ def _with_defaults(options: Any) -> dict[str, list[str]]:
 
 
 def _models() -> list[dict[str, Any]]:
-    from edgefl.models.zoo.catalog import MODELS, build
+    from edgefl.models.zoo.catalog import MODELS, build_model
 
     rows = []
     for name in MODELS:
-        spec = build(name)
+        spec = build_model(name)
         parameters = sum(parameter.numel() for parameter in spec.module.parameters())
         rows.append(
             {
@@ -125,13 +125,13 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _submodels() -> list[dict[str, Any]]:
-    from edgefl.models.zoo.catalog import build
+    from edgefl.models.zoo.catalog import build_model
     from edgefl.submodels.output_side import accounting
     from edgefl.submodels.output_side.submodel import TIERS
 
     rows = []
     for model, tiers in TIERS.items():
-        spec = build(model)
+        spec = build_model(model)
         whole = accounting.full(spec)
         for tier, preset in tiers.items():
             submodel = preset.of(spec)
@@ -259,9 +259,9 @@ def _checked(federation: Federation) -> dict[str, UpdateSize]:
     cannot be built for the data, or cut or trained as the tiers say."""
     from edgefl.lab.lab import completed
     from edgefl.setup.data import open_data
-    from edgefl.setup.model import build_model, submodel_of, submodel_warnings
+    from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
 
-    spec = build_model(federation, open_data(federation))
+    spec = federation_model(federation, open_data(federation))
     initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     tiers = federation.tiers or completed(federation).tiers
     submodels = {tier: submodel_of(spec, tier, table) for tier, table in tiers.items()}

@@ -57,9 +57,9 @@ def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
 
 def sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
     """:func:`tier_sizes` of the federation's own model and tiers."""
-    from edgefl.setup.model import build_model, submodel_of
+    from edgefl.setup.model import federation_model, submodel_of
 
-    spec = build_model(federation, dataset)
+    spec = federation_model(federation, dataset)
     return tier_sizes(
         federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}
     )
@@ -127,10 +127,10 @@ def codec_rows() -> list[dict[str, Any]]:
     from inspect import signature
 
     from edgefl.codecs.catalog import CODECS
-    from edgefl.models.zoo.catalog import build
+    from edgefl.models.zoo.catalog import build_model
     from edgefl.submodels.output_side.submodel import OutputSide
 
-    smallest = OutputSide(build("mlp", hidden=[1]), 0)
+    smallest = OutputSide(build_model("mlp", hidden=[1]), 0)
     return [
         {
             "name": name,

@@ -83,7 +83,7 @@ def deploy(
 
     from edgefl.lab.deployment import BnEval, Workshop, chosen
     from edgefl.setup.data import open_data
-    from edgefl.setup.model import build_model
+    from edgefl.setup.model import federation_model
     from edgefl.wire.errors import ConfigError
     from server.storage.checkpoints import store
 
@@ -95,7 +95,7 @@ def deploy(
     share, options = _share(gamma), _options(option or [])
     federation = _federation(weights, config, data)
     dataset = open_data(federation)
-    spec = build_model(federation, dataset)
+    spec = federation_model(federation, dataset)
     submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options, weights=trained)
     workshop = Workshop(spec, dataset, trained, cast(BnEval, bn_eval.value), batch, samples)
     made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)

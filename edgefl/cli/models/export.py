@@ -72,7 +72,7 @@ def export(
     from edgefl.config import load, without_devices
     from edgefl.lab.lab import completed
     from edgefl.setup.data import open_data
-    from edgefl.setup.model import build_model
+    from edgefl.setup.model import federation_model
     from edgefl.setup.training import tiers_of
     from edgefl.wire.errors import ConfigError
     from exporters.bundle.formats import check_installed
@@ -93,7 +93,7 @@ def export(
             for name, table in federation.tiers.items()
         }
         federation = federation.model_copy(update={"tiers": tables})
-    tiers = tiers_of(federation, build_model(federation, dataset), list(chosen)).values()
+    tiers = tiers_of(federation, federation_model(federation, dataset), list(chosen)).values()
     wanted = [(tier, each, form) for tier in tiers for each in tier.exchanges for form in formats[tier.name]]
     rows = []
     with Progress(console=errors, transient=True) as bar:
@@ -155,7 +155,7 @@ def _export_fitting(
     from edgefl.cli.models.fit import overrides, planned, read_device, suited
     from edgefl.config import TierTable, load, without_devices
     from edgefl.setup.data import open_data
-    from edgefl.setup.model import build_model
+    from edgefl.setup.model import federation_model
     from edgefl.setup.training import program_of
     from edgefl.submodels.sizes import Size
     from edgefl.wire.errors import ConfigError
@@ -171,7 +171,7 @@ def _export_fitting(
     named = {"model.name": model} if model else {}
     federation = without_devices(load(config, {**named, **overrides(wishes)}))
     dataset = open_data(federation)
-    spec = build_model(federation, dataset)
+    spec = federation_model(federation, dataset)
     with errors.status("") as status:
         made = planned(federation, spec, wishes, lambda text: status.update(Text(text)))
         best = made.recommended()

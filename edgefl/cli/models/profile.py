@@ -239,7 +239,7 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     from edgefl.lab.lab import completed
     from edgefl.setup.bundles import export
     from edgefl.setup.data import open_data
-    from edgefl.setup.model import build_model
+    from edgefl.setup.model import federation_model
     from edgefl.setup.training import tiers_of
     from edgefl.wire.errors import ConfigError
     from exporters.bundle.formats import check_installed
@@ -254,7 +254,7 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     formats = {name: (chosen.engine,) if chosen.engine else told.formats_of(name) for name in tiers}
     check_installed(sorted({each for held in formats.values() for each in held}))
     dataset = open_data(federation)
-    for name, tier in tiers_of(federation, build_model(federation, dataset), tiers).items():
+    for name, tier in tiers_of(federation, federation_model(federation, dataset), tiers).items():
         exchanges = (tier.main,) if chosen.main_only else tier.exchanges
         for exchange, form in product(exchanges, formats[name]):
             yield export(federation, dataset, tier, exchange, format=form)

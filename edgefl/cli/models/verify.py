@@ -103,7 +103,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     from edgefl.config import without_devices
     from edgefl.data.dataset import Dataset
     from edgefl.lab.lab import completed
-    from edgefl.setup.model import build_model, submodel_of
+    from edgefl.setup.model import federation_model, submodel_of
     from edgefl.setup.training import program_of
     from edgefl.submodels.output_side.submodel import OutputSide
     from edgefl.wire.errors import ConfigError
@@ -113,7 +113,7 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
     samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
-    spec = build_model(federation, samples)
+    spec = federation_model(federation, samples)
     if named:
         tiers = completed(without_devices(federation)).tiers
         if manifest.tier not in tiers:

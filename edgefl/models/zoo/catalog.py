@@ -51,7 +51,7 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
 _SHAPE_OPTIONS = ("in_channels", "size", "classes", "sample_shape")
 
 
-def build(name: str, **options: Any) -> ModelSpec:
+def build_model(name: str, **options: Any) -> ModelSpec:
     """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
 
     ``package.module:factory`` calls a factory of your own, which returns a ModelSpec, an ``nn.Module`` (cut

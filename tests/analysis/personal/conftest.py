@@ -10,7 +10,7 @@ import pytest
 from edgefl.config import parse
 from edgefl.lab.lab import Lab, completed
 from edgefl.setup.data import open_data, partition
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.wire import tensors
 
 Leave = Callable[..., Path]
@@ -40,7 +40,7 @@ def leave(tmp_path: Path) -> Leave:
         folder.mkdir()
         lab = Lab(federation, folder)
         lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
-        weights = build_model(federation, dataset).weights
+        weights = federation_model(federation, dataset).weights
         content = tensors.dump({name: tensor.numpy() for name, tensor in weights.items()})
         (folder / "model.safetensors").write_bytes(content)
         return folder

@@ -10,7 +10,7 @@ import torch
 from edgefl.analysis.profiles.accuracy import accuracy_of, tier_accuracy
 from edgefl.config import load, without_devices
 from edgefl.setup.data import open_data
-from edgefl.setup.model import build_model
+from edgefl.setup.model import federation_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.errors import DataError
@@ -46,7 +46,7 @@ def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what
     (run / "run.toml").write_text(text)
     federation = without_devices(load(run / "run.toml", {}))
     data = open_data(federation)
-    spec = build_model(federation, data)
+    spec = federation_model(federation, data)
     weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
     (run / "model.safetensors").write_bytes(tensors.dump(weights))
     found = accuracy_of(run)
@@ -64,7 +64,7 @@ def test_data_that_the_run_did_not_have_tell_nothing_of_it(tmp_path: Path) -> No
     run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")], bundle=False)
     (run / "run.toml").write_text('[model]\nname = "mlp"\n[data]\nname = "digits"\n[tiers.strong]\n')
     federation = without_devices(load(run / "run.toml", {}))
-    spec = build_model(federation, open_data(federation))
+    spec = federation_model(federation, open_data(federation))
     weights = {name: value.numpy() for name, value in spec.module.state_dict().items()}
     (run / "model.safetensors").write_bytes(tensors.dump(weights))
     assert accuracy_of(run).axis == "accuracy on the test set"

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers.visible import visible
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.pairs import by_default
 from tests.parity.rounds import exported
@@ -51,11 +52,11 @@ def branchy() -> tuple[nn.Module, Sequence[str]]:
 
 
 @pytest.fixture(scope="module")
-def spec() -> zoo.ModelSpec:
-    return zoo.build(f"{__name__}:branchy", sample_shape=SAMPLE, classes=5)
+def spec() -> ModelSpec:
+    return build_model(f"{__name__}:branchy", sample_shape=SAMPLE, classes=5)
 
 
-def test_it_becomes_units_that_compute_the_same(spec: zoo.ModelSpec) -> None:
+def test_it_becomes_units_that_compute_the_same(spec: ModelSpec) -> None:
     assert spec.units == ("stem", "layer1_0", "layer1", "layer2", "tail")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -65,7 +66,7 @@ def test_it_becomes_units_that_compute_the_same(spec: zoo.ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("cut", by_default(range(5), [4]))
-def test_all_graphs_of_each_cut_are_exported_and_verified(spec: zoo.ModelSpec, cut: int) -> None:
+def test_all_graphs_of_each_cut_are_exported_and_verified(spec: ModelSpec, cut: int) -> None:
     # Building a bundle runs each graph in onnxruntime beside torch and checks how they fit together.
     made = exported(OutputSide(spec, cut, min(cut, 2) or 1), batch=4, steps=2, lr=0.1)
 

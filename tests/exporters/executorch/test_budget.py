@@ -8,7 +8,7 @@ import pytest
 
 from edgefl import programs
 from edgefl.contract.program import Function
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
@@ -20,7 +20,7 @@ from exporters.memory.recompute import Budget
 
 @functools.cache
 def step() -> Function:
-    objective = Objective.of(OutputSide(zoo.build("resnet8", widths=(8, 16, 16)), 0))
+    objective = Objective.of(OutputSide(build_model("resnet8", widths=(8, 16, 16)), 0))
     return programs.build("sgd", objective, batch=16).phases[0].function
 
 

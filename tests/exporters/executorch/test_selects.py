@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as kinds
 from exporters.executorch import capture_for
@@ -221,7 +221,7 @@ def test_a_selection_of_what_is_finite_drops_what_is_not() -> None:
 
 @pytest.mark.parametrize("name", ["fedbat", "per_fedavg"])
 def test_no_gradient_of_a_program_with_steps_of_its_own_needs_a_selection(name: str) -> None:
-    net = zoo.build("mlp", classes=3, seed=1, size=6, hidden=(7,))
+    net = build_model("mlp", classes=3, seed=1, size=6, hidden=(7,))
     program = programs.build(name, Objective.of(kinds.build(net, "output_side", cut=0)), batch=5, steps=2)
     steps = [f for part in program.exchanges for f in part.functions if f.name in ("binarize", "train")]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, ExportError
@@ -50,7 +50,7 @@ def captured_step(model: str) -> Captured:
 
 
 def step_of_model(model: str, options: dict[str, object], batch: int) -> Function:
-    objective = Objective.of(OutputSide(zoo.build(model, **options), 0))
+    objective = Objective.of(OutputSide(build_model(model, **options), 0))
     return programs.build("sgd", objective, batch=batch).phases[0].function
 
 

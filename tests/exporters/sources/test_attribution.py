@@ -9,7 +9,7 @@ from torch import nn
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.bundle import sources
@@ -171,7 +171,7 @@ def test_a_memory_that_is_sent_belongs_to_its_layer_also_where_no_weight_is_read
 @pytest.mark.slow
 def test_recomputed_products_count_their_multiplications() -> None:
     """Their weights wait for a gradient, and then tell no shape."""
-    spec = zoo.build("resnet8")
+    spec = build_model("resnet8")
     captured = capture(
         programs.build("sgd", Objective.of(catalog.build(spec, "output_side", cut=0)), batch=8)
         .phases[0]

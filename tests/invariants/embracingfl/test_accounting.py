@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
@@ -79,13 +79,13 @@ CASES = [
 def test_i8_parameters_and_activations_of_every_unit(
     name: str, rows: list[tuple[str, int, int]], total: tuple[int, int]
 ) -> None:
-    assert list(accounting.per_unit(build(name))) == rows
+    assert list(accounting.per_unit(build_model(name))) == rows
     assert (sum(row[1] for row in rows), sum(row[2] for row in rows)) == total
 
 
 @pytest.mark.parametrize(("name", "tier", "p", "a", "printed", "exact"), TABLE_1)
 def test_i8_tiers_of_table_1(name: str, tier: str, p: int, a: int, printed: float, exact: float) -> None:
-    submodel = tiers(name)[tier].of(build(name))
+    submodel = tiers(name)[tier].of(build_model(name))
     assert accounting.tier(submodel) == accounting.Count(p, a)
     assert round(accounting.capacity(submodel), 2) == printed
     assert accounting.capacity(submodel) == pytest.approx(exact, abs=5e-5)

@@ -14,7 +14,7 @@ from edgefl.config import parse
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_equal, paired, similarity
 from edgefl.data.partition import histograms
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.data import partition
 from edgefl.wire.errors import ConfigError, DataError, ModelError
 
@@ -145,7 +145,7 @@ def test_21_a_federation_file_names_the_three_degrees() -> None:
     ],
 )
 def test_22_the_models_have_the_paper_s_layers(name: str, sizes: dict[str, int]) -> None:
-    spec = build(name)
+    spec = build_model(name)
     found = {
         unit: sum(parameter.numel() for parameter in module.parameters())
         for unit, module in spec.module.named_children()
@@ -159,13 +159,13 @@ def test_22_the_models_have_the_paper_s_layers(name: str, sizes: dict[str, int])
 
 def test_22_logits_are_linear_unless_the_flag_says_otherwise() -> None:
     x = torch.randn(64, 1, 28, 28, generator=torch.Generator().manual_seed(0)) * 3
-    linear, squashed = (build("fafed_fashion", final_activation=on).module(x) for on in (False, True))
+    linear, squashed = (build_model("fafed_fashion", final_activation=on).module(x) for on in (False, True))
     assert linear.abs().max() > 1 and torch.equal(torch.tanh(linear), squashed)
-    relu = build("fafed_mnist", final_activation=True).module(x)
-    assert relu.min() == 0.0 and build("fafed_mnist").module(x).min() < 0
+    relu = build_model("fafed_mnist", final_activation=True).module(x)
+    assert relu.min() == 0.0 and build_model("fafed_mnist").module(x).min() < 0
 
 
 def test_22_an_image_too_small_for_the_pools_is_refused() -> None:
     with pytest.raises(ModelError, match="fafed_mnist has 2 convolutions"):
-        build("fafed_mnist", size=10)
-    assert build("fafed_fashion", size=10).boundary(2).shape == (10, 1, 1)
+        build_model("fafed_mnist", size=10)
+    assert build_model("fafed_fashion", size=10).boundary(2).shape == (10, 1, 1)

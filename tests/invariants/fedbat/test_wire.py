@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgefl.codecs.packing import pack_codes
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo import catalog as zoo
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import unpack_codes
 from edgefl.wire.update.form import SIGNS, Codes, Form, Section, Values
@@ -28,7 +28,7 @@ PAPER = [
 
 
 def paper_model(name: str, options: dict[str, int]) -> ModelSpec:
-    return zoo.build(name, **options)
+    return build_model(name, **options)
 
 
 # -- 20: the bytes ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric, per_size
 from edgefl.submodels.importance.guards import Guards, scales
@@ -107,7 +107,7 @@ def test_inv28_rounds_that_do_not_match_are_refused() -> None:
 
 
 def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
-    spec = framework_default(build("resnet8", size=8, widths=(4, 6, 8)))
+    spec = framework_default(build_model("resnet8", size=8, widths=(4, 6, 8)))
     before = {name: array.tobytes() for name, array in own_weights(spec).items()}
     found = cut_model(spec, 1 / 4)
     objective = Objective.of(OutputSide(spec, 0))
@@ -138,17 +138,17 @@ def test_inv30_local_is_the_mean_of_per_size_means_and_of_clients_if_groups_are_
 
 @pytest.fixture(scope="module")
 def resnet() -> ModelSpec:
-    return framework_default(build("resnet18", size=8, bn="static"))
+    return framework_default(build_model("resnet18", size=8, bn="static"))
 
 
 @pytest.fixture(scope="module")
 def mlp() -> ModelSpec:
-    return framework_default(build("mlp", hidden=(256, 128)))
+    return framework_default(build_model("mlp", hidden=(256, 128)))
 
 
 @pytest.fixture(scope="module")
 def he() -> ModelSpec:
-    return he_fan_out(build("resnet18", size=8, bn="static"))
+    return he_fan_out(build_model("resnet18", size=8, bn="static"))
 
 
 def fan_in(shape: tuple[int, ...]) -> int:
@@ -291,7 +291,7 @@ class Shift(nn.Module):
 def test_inv31_the_report_is_pure_and_reads_any_model(
     name: str, options: dict[str, object], gamma: float
 ) -> None:
-    spec = build(name, **options)
+    spec = build_model(name, **options)
     found = cut_model(spec, gamma, kind="layer")
     state = torch.get_rng_state()
     report = liveness(spec, found)
@@ -315,5 +315,5 @@ def test_inv31_a_gradient_where_nothing_is_kept_does_not_count() -> None:
 
 
 def test_inv31_a_model_that_is_only_a_classifier_has_nothing_below() -> None:
-    spec = framework_default(build("mlp", size=4, hidden=()))
+    spec = framework_default(build_model("mlp", size=4, hidden=()))
     assert liveness(spec, cut_model(spec, 1 / 4)).alive

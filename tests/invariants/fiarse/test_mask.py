@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.learnable import own_weights
 from edgefl.submodels.importance.maskable import maskable
@@ -34,7 +34,7 @@ def groupings(weights: Arrays) -> list[Groups]:
 
 @pytest.fixture(scope="module")
 def resnet() -> ModelSpec:
-    return framework_default(build("resnet18", bn="static"))
+    return framework_default(build_model("resnet18", bn="static"))
 
 
 # 1. Count
@@ -232,7 +232,7 @@ def test_inv07_strategies_group_the_tensors_of_a_model(resnet) -> None:
 
 
 def test_inv07_units_are_grouped_into_runs_or_as_listed() -> None:
-    spec = build("mlp", size=4, hidden=(5, 5, 5))
+    spec = build_model("mlp", size=4, hidden=(5, 5, 5))
     assert consecutive(spec, 2) == (("dense1", "dense2"), ("dense3", "head"))
     assert consecutive(spec, 3) == (("dense1", "dense2"), ("dense3",), ("head",))
     assert stages(spec) == (("dense1",), ("dense2", "dense3"), ("head",))
@@ -252,7 +252,7 @@ def test_inv07_units_are_grouped_into_runs_or_as_listed() -> None:
 )
 def test_inv07_shards_that_do_not_partition_the_model_are_refused(shards, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        Strategy("shard", shards).groups(build("mlp", size=4, hidden=(5, 5)))
+        Strategy("shard", shards).groups(build_model("mlp", size=4, hidden=(5, 5)))
 
 
 # 8. Arbitrary gamma

@@ -8,7 +8,7 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.learnable import own_weights
 from edgefl.submodels.importance.maskable import dense, maskable
 from edgefl.submodels.importance.strategy import Strategy
@@ -20,7 +20,7 @@ from edgefl.wire.errors import ModelError
 
 @pytest.mark.parametrize(("classes", "entries"), [(10, 11_164_362), (100, 11_210_532)])
 def test_maskable_resnet18_has_the_spec_s_counts(classes: int, entries: int) -> None:
-    spec = build("resnet18", classes=classes, bn="static")
+    spec = build_model("resnet18", classes=classes, bn="static")
     weights = own_weights(spec)
     assert sum(weights[name].size for name in maskable(spec)) == entries
     assert sum(weights[name].size for name in dense(spec)) == 9_600, "norm scalars"
@@ -41,7 +41,7 @@ def test_maskable_resnet18_has_the_spec_s_counts(classes: int, entries: int) -> 
     ],
 )  # fmt: skip
 def test_maskable_leaves_norms_statistics_and_bare_parameters_dense(name, options, whole) -> None:
-    spec = build(name, **options)
+    spec = build_model(name, **options)
     kept_whole = set(dense(spec))
     assert whole <= kept_whole if whole else not kept_whole
     last = {"positions", "token", "scale", "norm", "norm1", "norm2", "bn", "bn1", "bn2"}

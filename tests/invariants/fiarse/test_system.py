@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES
 from edgefl.submodels.importance.submodel import Importance, importance
@@ -166,7 +166,7 @@ def test_inv29_the_sparse_artifact_gives_the_log_probabilities_of_the_dense_mask
 
 
 def mlp() -> ModelSpec:
-    return framework_default(build("mlp", size=14, hidden=(64, 32)))
+    return framework_default(build_model("mlp", size=14, hidden=(64, 32)))
 
 
 @pytest.mark.parametrize(("min_keep", "alive"), mostly_slow([(0, False), (32, True)], [(32, True)]))

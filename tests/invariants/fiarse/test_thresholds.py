@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.strategy import Strategy, consecutive
 from edgefl.submodels.importance.thresholds import check_gamma, count, cut, top
@@ -177,7 +177,7 @@ def test_spread_is_that_of_the_population_and_a_layer_s_tensors_are_taken_togeth
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_inv07_as_many_shards_as_units_and_a_single_one(shards: int) -> None:
-    spec = build("mlp", size=4, hidden=(5, 5))
+    spec = build_model("mlp", size=4, hidden=(5, 5))
     runs = consecutive(spec, shards)
     assert len(runs) == shards and [unit for run in runs for unit in run] == ["dense1", "dense2", "head"]
     assert len(Strategy("shard", shards).groups(spec)) == shards
@@ -186,7 +186,7 @@ def test_inv07_as_many_shards_as_units_and_a_single_one(shards: int) -> None:
 @pytest.mark.parametrize("shards", [0, 4, -1])
 def test_inv07_more_shards_than_units_or_none_are_refused(shards: int) -> None:
     with pytest.raises(ModelError, match=rf"1\.\.3 shards; found {shards}"):
-        consecutive(build("mlp", size=4, hidden=(5, 5)), shards)
+        consecutive(build_model("mlp", size=4, hidden=(5, 5)), shards)
 
 
 def test_inv07_a_strategy_that_is_none_and_shards_of_another_are_refused() -> None:

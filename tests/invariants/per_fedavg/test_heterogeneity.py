@@ -18,7 +18,7 @@ from edgefl.analysis.heterogeneity.spectrum import extremes
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.groups import counts_of
-from edgefl.models.zoo.catalog import build
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import DataError
@@ -268,7 +268,7 @@ def test_a_user_with_one_sample_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["resnet8", "lstm_lm", "fafed_mnist", "vit"])
 def test_hessians_of_models_with_batch_norm_dropout_and_attention_are_symmetric(name: str) -> None:
-    spec = build(name, **SMALL[name])
+    spec = build_model(name, **SMALL[name])
     losses = Losses(Objective.of(OutputSide(spec, 0)), spec.weights)
     x = TensorSpec(spec.sample.shape, spec.sample.dtype, spec.sample.below).rows(4)
     inputs = Function("", lambda given: given, {"batch.x": x, "batch.y": spec.label.rows(4)}).example(0)
