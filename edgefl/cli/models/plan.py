@@ -95,6 +95,7 @@ def _model(
     """A federation file's model is fitted to its data; without one, the model has its own default input."""
     from edgefl.cli.options import model_options
     from edgefl.config import load, without_devices
+    from edgefl.models.zoo.catalog import build_model
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model
     from edgefl.wire.errors import ConfigError
@@ -107,7 +108,7 @@ def _model(
     federation = without_devices(load(config, {**named, **overrides}))
     if config is not None:
         return federation, federation_model(federation, open_data(federation))
-    return federation, federation_model(federation.model.name, **model_options(options))
+    return federation, build_model(federation.model.name, **model_options(options))
 
 
 def as_object(model: str, made: Plan) -> dict[str, Any]:
