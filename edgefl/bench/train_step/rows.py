@@ -216,8 +216,8 @@ def _race(
     environment = _environment(settings)
     arguments = [str(folder), str(settings.threads)]
     device, eager = (
-        Worker([sys.executable, "-m", f"edgefl.bench.{kind}", *arguments], environment)
-        for kind in ("step_device", "step_eager")
+        Worker([sys.executable, "-m", module, *arguments], environment)
+        for module in ("edgefl.bench.train_step.device", "edgefl.bench.train_step.eager")
     )
     with contextlib.ExitStack() as stack:
         try:

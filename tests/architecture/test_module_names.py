@@ -1,0 +1,32 @@
+"""Modules that code names in strings, such as those of processes that it starts: each of them exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
+_MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
+
+
+def test_modules_that_are_named_in_strings_exist() -> None:
+    names = {
+        name: path for package in PACKAGES for path in (ROOT / package).rglob("*.py") for name in _named(path)
+    }
+
+    assert "edgefl.bench.train_step.device" in names
+    assert {name: path for name, path in names.items() if not _exists(name)} == {}
+
+
+def _named(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
+            yield node.value.partition(":")[0]
+
+
+def _exists(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
