@@ -26,6 +26,7 @@ BATCH, STEPS, LR = 8, 4, 0.05
             ("resnet8 static", 2, 1),
             ("lstm_lm", 0, 1),
         ],
+        every=3,
     ),
 )
 def test_a_round_on_the_device_equals_the_round_in_torch(

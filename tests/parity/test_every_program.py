@@ -35,7 +35,7 @@ def functions(program: Program) -> dict[tuple[int, str], Function]:
     return {(at, function.name): function for at, function in found.values()}
 
 
-@pytest.mark.parametrize(("name", "net", "form"), in_turn(CASES, rare=RARE))
+@pytest.mark.parametrize(("name", "net", "form"), in_turn(CASES, rare=RARE, every=2))
 def test_every_function_of_every_program_equals_torch(name: str, net: str, form: str) -> None:
     options = {"personal": 0.1} if name == "sgd" else {}
     program = programs.build(name, Objective.of(submodel(name, net)), batch=4, steps=3, **options)

@@ -137,6 +137,7 @@ def _apart(one: Tensors, other: Tensors) -> float:
     return max((relative(one[name], other[name]) for name in one), default=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_all_schedules_share_one_graph(form: str) -> None:
     kinds: list[dict[str, object]] = [

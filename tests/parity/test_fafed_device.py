@@ -111,7 +111,7 @@ def feed_of(draws: str) -> Feed:
     return feed
 
 
-@pytest.mark.parametrize(("exchange", "form"), in_turn([PROGRAM.opening[0], PROGRAM]))
+@pytest.mark.parametrize(("exchange", "form"), in_turn([PROGRAM.opening[0], PROGRAM], every=2))
 def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_path: Path, form: str) -> None:
     given = weights()
     carry = previous(given) if exchange is PROGRAM else {}

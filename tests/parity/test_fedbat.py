@@ -62,6 +62,7 @@ def test_every_function_is_the_same_on_the_engine(
         checked(form, function, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) -> None:
     spec = small_net()

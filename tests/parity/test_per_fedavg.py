@@ -185,6 +185,7 @@ def exported(form: str, spec: ModelSpec, **options: Any) -> Exported:
     return Exported(spec, submodel, program, (), bundle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_name", "samples", "options", "form"),
     in_turn(

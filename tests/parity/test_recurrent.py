@@ -126,6 +126,7 @@ def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> 
         format_of(form).verify(step, model, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", by_default(KINDS, KINDS[:1]))
 def test_the_graph_of_a_long_sequence_is_the_graph_of_a_short_one(kind: Any) -> None:
     ours = visible(Outputs(kind(E, H, 2, bidirectional=True, batch_first=True)))

@@ -241,6 +241,7 @@ def _nodes(function: Function, op: str) -> int:
     return sum(op in str(node.target) for node in capture(function).module.graph.nodes)
 
 
+@pytest.mark.slow
 def test_a_sparse_step_has_the_convolutions_and_products_of_a_dense_one() -> None:
     spec = _small()
     dense = programs.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4).phases[0].function

@@ -107,6 +107,7 @@ def test_the_paper_s_lstm_record_is_66_560_floats_per_sample() -> None:
     assert weak.boundary.shape == (1_024 + 65_536,)
 
 
+@pytest.mark.slow
 def test_peak_bounds_of_the_tiers_of_resnet20() -> None:
     spec = resnet20()
     parts = {name: tier.of(spec) for name, tier in tiers("resnet20").items()}
