@@ -27,6 +27,20 @@ def __getattr__(name: str) -> typer.Typer:
     return app
 
 
+def bare_app() -> typer.Typer:
+    """``edgefl`` without its commands."""
+    import typer
+
+    return typer.Typer(
+        name="edgefl",
+        help="Federated learning on real devices: submodels that fit, compiled with their training algorithm.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
     end_by_signal()
@@ -59,11 +73,10 @@ def _run(arguments: list[str]) -> None:
 def _device() -> typer.Typer:
     """The command line with this command alone."""
     from edgefl.cli.device import agent as device
-    from edgefl.cli.empty import empty
 
-    made = empty()
-    device.register(made)
-    return made
+    alone = bare_app()
+    device.register(alone)
+    return alone
 
 
 def _fail(message: str, code: int = 1) -> None:

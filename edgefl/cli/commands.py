@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize, reproduce
 from edgefl.cli.bench import measure as bench
-from edgefl.cli.catalog import look as catalog
+from edgefl.cli.catalog import inspection
 from edgefl.cli.device import agent as device
-from edgefl.cli.empty import empty
 from edgefl.cli.federation import broker, run, server
 from edgefl.cli.models import deploy, export, plan, profile, verify
 
-app = empty()
+app = bare_app()
 for module in (
     run,
     broker,
@@ -21,7 +21,7 @@ for module in (
     deploy,
     verify,
     profile,
-    catalog,
+    inspection,
     bench,
     heterogeneity,
     personalize,

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph import autocut
-from edgefl.models.graph import hidden_dropout as chance
 from edgefl.models.graph.flow import Flow
+from edgefl.models.graph.hidden_dropout import dropping
 from edgefl.models.graph.plain import paths_of
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
@@ -80,7 +80,7 @@ def _check_output(spec: ModelSpec) -> None:
 
 def _children(module: nn.Sequential, sample: TensorSpec) -> nn.Sequential:
     """The children as they are, but for those that drop entries by a function: they become graphs."""
-    drops = chance.dropping(module, _zeros(sample))
+    drops = dropping(module, _zeros(sample))
     made: list[tuple[str, nn.Module]] = []
     for name, child in module.named_children():
         if name in drops:
@@ -102,7 +102,7 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None) -> nn.S
     blocks = autocut.blocks(fine)
     opened = autocut.opened(fine, autocut.chosen(fine, blocks))
     # Traced once more with all closed that no cut lies in and no F.dropout: it stays what its author wrote.
-    flow = _flow(module, sample, opened | chance.dropping(module, _zeros(sample)))
+    flow = _flow(module, sample, opened | dropping(module, _zeros(sample)))
     cuts = autocut.chosen(flow, blocks)
     if units is not None:
         cuts = _merged(flow, cuts, units)
@@ -129,7 +129,7 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...]) -> nn.Sequ
             f"cannot cut: {problem}; cuts are paths of submodules", cuts=cuts, known=sorted(known)
         )
     ancestors = {cut[:dot] for cut in cuts for dot, letter in enumerate(cut) if letter == "."}
-    flow = _flow(module, sample, frozenset(ancestors) | chance.dropping(module, _zeros(sample)))
+    flow = _flow(module, sample, frozenset(ancestors) | dropping(module, _zeros(sample)))
     ends = {cut: _end(flow, cut) for cut in cuts}
     ordered = sorted(cuts, key=ends.__getitem__)
     for before, after in pairwise(ordered):

@@ -22,15 +22,13 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import ConfigError
 from exporters.artifact import Artifact
-from exporters.capture import trace as captures
-from exporters.capture.trace import Captured
+from exporters.capture.trace import Captured, capture
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, within
 from exporters.memory.usage import rewritable
 from exporters.onnx.model import to_onnx
 from exporters.sources.blob import onnx_nodes
-from exporters.verify import graphs as checks
-from exporters.verify.graphs import Verification
+from exporters.verify.graphs import Verification, verify
 
 if TYPE_CHECKING:
     from exporters.executorch.check.isolated import IsolatedRunner
@@ -89,7 +87,7 @@ class Onnx:
     version = ""
 
     def capture(self, function: Function) -> Captured:
-        return captures.capture(function)
+        return capture(function)
 
     def write(self, captured: Captured) -> Artifact:
         model = to_onnx(captured)
@@ -103,7 +101,7 @@ class Onnx:
     def verify(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
-        return checks.verify(function, model, seed, in_place)
+        return verify(function, model, seed, in_place)
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()

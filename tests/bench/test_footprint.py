@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from edgefl.bench.footprint import idle as footprint_idle
 from edgefl.bench.footprint import rows as footprint
-from edgefl.bench.footprint.idle import Idle
+from edgefl.bench.footprint.idle import Idle, edgefl_clients
 from edgefl.wire.errors import EdgeflError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def idle() -> Idle:
-    (found,) = footprint_idle.edgefl_clients(sys.executable, "onnx", 1)
+    (found,) = edgefl_clients(sys.executable, "onnx", 1)
     return found
 
 

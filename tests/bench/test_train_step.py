@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from edgefl import programs
 from edgefl.bench.common.as_written import as_written, loss_as_written
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step import et_training as step_et_training
+from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.eager import optimizer, stepper
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import Settings, compiled, measure
@@ -89,8 +89,8 @@ def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tm
     wanted = loss_as_written(submodel.spec.loss)(module(batch["batch.0.x"]), batch["batch.0.y"])
     wanted.backward()  # type: ignore[no-untyped-call]
 
-    step_et_training.prepare(tmp_path, submodel)
-    program = step_et_training.opened(tmp_path)
+    et_training.prepare(tmp_path, submodel)
+    program = et_training.opened(tmp_path)
     (loss,) = program.forward_backward("forward", (batch["batch.0.x"], batch["batch.0.y"]))
 
     torch.testing.assert_close(loss, wanted.detach())
@@ -104,7 +104,7 @@ def test_batch_norm_in_elementary_ops_is_batch_norm(affine: bool) -> None:
     module = as_written(nn.Sequential(BatchNorm(3, affine=affine), BatchNorm(3, frozen=True)))
     x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
 
-    plain = step_et_training.elementary(copy.deepcopy(module))
+    plain = et_training.elementary(copy.deepcopy(module))
 
     assert [type(part).__name__ for part in plain] == ["PlainBatchNorm", "AnyBatchNorm"]
     torch.testing.assert_close(plain(x), module(x))
@@ -115,7 +115,7 @@ def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -
     """Here there is no batch to export it for."""
     said: list[str] = []
 
-    worker, why = step_et_training.run(tmp_path, built("mlp", {"size": 4}, "strong"), 1, {}, said.append)
+    worker, why = et_training.run(tmp_path, built("mlp", {"size": 4}, "strong"), 1, {}, said.append)
 
     assert worker is None and str(why).startswith("IndexError: ") and len(said) == 1
 

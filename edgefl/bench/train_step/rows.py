@@ -30,8 +30,7 @@ from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import BATCHES, write_graph
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step import et_training as step_et_training
-from edgefl.bench.train_step import ort_training as step_ort_training
+from edgefl.bench.train_step import et_training, ort_training
 from edgefl.bench.train_step.model import built
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import role_of
@@ -243,7 +242,7 @@ def _et_training(
     if not settings.et_training:
         return None, None
     environment = _environment(settings)
-    return step_et_training.run(
+    return et_training.run(
         folder, submodel, settings.threads, environment, lambda text: say(f"{model}: {text}")
     )
 
@@ -258,7 +257,7 @@ def _third(
     if not settings.ort_training:
         return None, None
     try:
-        step_ort_training.prepare(folder, submodel, settings.batch)
+        ort_training.prepare(folder, submodel, settings.batch)
         path = stack.enter_context(import_path())
         command = [settings.ort_training, "-m", "edgefl.bench.train_step.ort_training"]
         worker = Worker(

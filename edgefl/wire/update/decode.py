@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire import bits as masks
+from edgefl.wire.bits import packed_bytes, unpack
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.regions import Region, local_shape, pieces
 from edgefl.wire.tensors import Array, Arrays
@@ -49,7 +49,7 @@ def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
     ProtocolError unless ``packed`` is uint8 of exactly ceil(bits * count / 8).
     """
     _check_bits(bits)
-    _check_array(f"{count} codes of {bits} bits", packed, "uint8", masks.packed_bytes(count, bits))
+    _check_array(f"{count} codes of {bits} bits", packed, "uint8", packed_bytes(count, bits))
     rows = np.unpackbits(packed, count=bits * count, bitorder="little").reshape(count, bits)
     return np.packbits(rows, axis=1, bitorder="little").reshape(count)
 
@@ -176,7 +176,7 @@ def _split(
         for name in section.names:
             match section.encoding:
                 case Codes(bits=bits):
-                    size = masks.packed_bytes(sizes[name], bits)
+                    size = packed_bytes(sizes[name], bits)
                     data = queue.take("codes", size).astype(np.uint8, copy=False)
                 case Values(dtype="float32"):
                     data = queue.take("values", sizes[name])
@@ -194,7 +194,7 @@ def _kept(
     counts = [sizes[name] for name in form.masked]
     if not sum(counts):
         return {name: np.zeros(0, np.bool_) for name in form.masked}
-    mask = masks.unpack(arrays["mask"], sum(counts))
+    mask = unpack(arrays["mask"], sum(counts))
     kept = dict(zip(form.masked, np.split(mask, np.cumsum(counts)[:-1]), strict=True))
     for section in form.sections:
         if isinstance(section.encoding, Sparse):

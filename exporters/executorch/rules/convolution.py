@@ -12,7 +12,7 @@ from torch import Tensor
 from exporters.decompositions import convolution as plain
 from exporters.decompositions.convolution import per_axis
 from exporters.decompositions.rule import Rules
-from exporters.executorch.rules import dense, depthwise, thin
+from exporters.executorch.rules import dense, depthwise, few_channels
 from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import join
 
@@ -117,8 +117,8 @@ def _one_to_one(w: Tensor, groups: int) -> bool:
 
 def _forward(x: Tensor, w: Tensor, moves: Moves, groups: int) -> Tensor:
     """x [N, C, H, W] -> y [N, H', W', O]."""
-    if groups == 1 and thin.fits(w):
-        return thin.forward(x, w, moves)
+    if groups == 1 and few_channels.fits(w):
+        return few_channels.forward(x, w, moves)
     x = x.permute(_LAST)
     if _one_to_one(w, groups):
         return depthwise.forward(x, w, moves)
@@ -138,8 +138,8 @@ def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: Moves, grou
 def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: Moves, groups: int) -> Tensor:
     """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dw of ``shape``."""
     kernel = shape[2:]
-    if groups == 1 and thin.covers(shape):
-        return thin.weight_gradient(grad, x, kernel, moves)
+    if groups == 1 and few_channels.covers(shape):
+        return few_channels.weight_gradient(grad, x, kernel, moves)
     grad, x = grad.permute(_LAST), x.permute(_LAST)
     if shape[1] == 1 and shape[0] == groups > 1:
         return depthwise.weight_gradient(grad, x, kernel, moves)

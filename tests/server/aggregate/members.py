@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import machine as c
+from server.coordinator import machine
 from server.coordinator.machine import Close, ModelReady, Rules, State
 from server.coordinator.roster import TierRule
 
@@ -32,39 +32,39 @@ def play(rules: Rules, state: State, *events: Any, now: float = 1.0) -> tuple[St
     """Feed events; a round that closes gets its model at once."""
     done: list[Any] = []
     for event in events:
-        state, actions = c.step(rules, state, event, now)
+        state, actions = machine.step(rules, state, event, now)
         done += actions
         if any(isinstance(action, Close) for action in actions):
-            state, actions = c.step(rules, state, ModelReady(VERSION), now)
+            state, actions = machine.step(rules, state, ModelReady(VERSION), now)
             done += actions
     return state, done
 
 
-def hello(*names: str) -> list[c.Event]:
-    return [c.DeviceHello(name, 8, 50) for name in names]
+def hello(*names: str) -> list[machine.Event]:
+    return [machine.DeviceHello(name, 8, 50) for name in names]
 
 
-def accepted(*names: str) -> list[c.Event]:
-    return [c.Answered(name, True) for name in names]
+def accepted(*names: str) -> list[machine.Event]:
+    return [machine.Answered(name, True) for name in names]
 
 
-def decline(state: State, name: str, reason: str = NO_CARRY) -> c.Declined:
+def decline(state: State, name: str, reason: str = NO_CARRY) -> machine.Declined:
     assert state.round is not None
-    return c.Declined(name, state.round.assignments[name].nonce, reason)
+    return machine.Declined(name, state.round.assignments[name].nonce, reason)
 
 
-def left(*names: str) -> list[c.Event]:
-    return [c.DeviceStatus(name, online=False) for name in names]
+def left(*names: str) -> list[machine.Event]:
+    return [machine.DeviceStatus(name, online=False) for name in names]
 
 
-def back(*names: str) -> list[c.Event]:
-    return [c.DeviceStatus(name, online=True) for name in names]
+def back(*names: str) -> list[machine.Event]:
+    return [machine.DeviceStatus(name, online=True) for name in names]
 
 
 def begun(position: int = 0, **changes: Any) -> tuple[Rules, State]:
     """An open round of all three devices after ``position`` completed exchanges."""
     rules = replace(RULES, **changes)
-    state, _ = play(rules, c.initial(VERSION, 0.0), *hello(*NAMES), now=0.0)
+    state, _ = play(rules, machine.initial(VERSION, 0.0), *hello(*NAMES), now=0.0)
     for _ in range(position):
         state, _ = play(rules, state, *accepted(*NAMES), now=0.0)
     assert state.phase == "open" and state.position == position
@@ -76,16 +76,16 @@ def kinds(actions: list[Any]) -> list[type]:
 
 
 DEVICES = st.sampled_from("abcd")
-EVERYONE = c.Answered("everyone", True)
+EVERYONE = machine.Answered("everyone", True)
 EVENTS = st.lists(
     st.one_of(
         *[st.just(EVERYONE)] * 3,
-        st.builds(c.DeviceHello, DEVICES, st.just(8), st.just(50)),
-        st.builds(c.DeviceStatus, DEVICES, st.sampled_from([True, True, False])),
-        st.builds(c.Answered, DEVICES, st.sampled_from([True, True, True, False])),
-        st.builds(c.Declined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])),
-        st.just(c.Tick()),
-        st.builds(c.Outage, st.floats(0, 5)),
+        st.builds(machine.DeviceHello, DEVICES, st.just(8), st.just(50)),
+        st.builds(machine.DeviceStatus, DEVICES, st.sampled_from([True, True, False])),
+        st.builds(machine.Answered, DEVICES, st.sampled_from([True, True, True, False])),
+        st.builds(machine.Declined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])),
+        st.just(machine.Tick()),
+        st.builds(machine.Outage, st.floats(0, 5)),
     ),
     min_size=5,
     max_size=60,
@@ -98,5 +98,5 @@ def addressed(state: State, event: Any) -> list[Any]:
         return [event]
     if event == EVERYONE:
         return accepted(*(each.device for each in state.round.with_status("open")))
-    task = state.round.assignments.get(event.device) if isinstance(event, c.Declined) else None
+    task = state.round.assignments.get(event.device) if isinstance(event, machine.Declined) else None
     return [replace(event, nonce=task.nonce) if task else event]

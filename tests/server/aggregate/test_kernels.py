@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import server
-from edgefl.wire import bits as masks
+from edgefl.wire.bits import pack, packed_bytes
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.regions import Block, Entries, Region, local_shape, pieces
 from edgefl.wire.tensors import Arrays
@@ -138,9 +138,7 @@ def drawn(rng: np.random.Generator, form: Form, regions: Mapping[str, Region]) -
             made[name] = np.abs(rng.normal(size=length)) if name == "scales" else rng.normal(size=length)
             made[name] = made[name].astype(dtype)
     if "mask" in made:
-        made["mask"] = masks.pack(
-            np.concatenate([_kept(rng, form, name, sizes[name]) for name in form.masked])
-        )
+        made["mask"] = pack(np.concatenate([_kept(rng, form, name, sizes[name]) for name in form.masked]))
     return made
 
 
@@ -260,7 +258,7 @@ SIGNED = {"codes": np.zeros(3, np.uint8), "scales": np.ones(2, np.float32)}
 
 
 def mask(*kept: int) -> np.ndarray:
-    return masks.pack(np.isin(np.arange(16), kept))
+    return pack(np.isin(np.arange(16), kept))
 
 
 def halves(value: float, dtype: str) -> Arrays:
@@ -397,4 +395,4 @@ def test_codes_end_with_the_array() -> None:
         made = compiled(layout, {"w": None}, form)
         block = made.blocks[-1]
         last = int(block[0]) + bits * int(block[1])
-        assert -(-last // 8) == masks.packed_bytes(size, bits)
+        assert -(-last // 8) == packed_bytes(size, bits)

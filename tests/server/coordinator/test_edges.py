@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator import attendance, claims, roster
-from server.coordinator import machine as c
+from server.coordinator import attendance, claims, machine, roster
 from server.coordinator.machine import Abandon, Close, Finish, Open, Refuse, Rules
 from server.coordinator.roster import Device, TierRule
 from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left
@@ -22,7 +21,7 @@ def test_a_run_takes_all_devices_and_any_report_unless_told_otherwise() -> None:
     assert (rules.deadline_s, rules.ready_timeout_s, rules.offline_grace_s) == (120.0, 120.0, 30.0)
     assert (rules.weighted, rules.samples, rules.most_samples) == (False, 0, 1 << 20)
     assert (rules.whole, rules.absent, rules.opening, rules.all_needed) == (False, "wait", 0, False)
-    assert c.MOST_SAMPLES == 1 << 24
+    assert machine.MOST_SAMPLES == 1 << 24
 
 
 def test_names_and_numbers_of_tasks_are_the_same_in_every_release() -> None:
@@ -53,15 +52,15 @@ def test_a_device_is_eligible_until_the_grace_is_over() -> None:
 
 def test_the_first_round_needs_as_many_devices_as_must_report() -> None:
     rules = replace(RULES, min_devices=1, min_reports=3)
-    state, _ = hello(rules, c.initial(VERSION, 0.0), "strong-0", "strong-1")
+    state, _ = hello(rules, machine.initial(VERSION, 0.0), "strong-0", "strong-1")
     assert attendance.presence(rules, state, 0.0) == attendance.Presence(2, 3)
-    assert kinds(c.step(rules, state, c.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [Open]  # type: ignore[arg-type]
+    assert kinds(machine.step(rules, state, machine.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [Open]  # type: ignore[arg-type]
 
 
 def test_without_a_number_of_reports_one_is_needed() -> None:
     rules = replace(RULES, min_devices=0, min_reports=0)
-    assert attendance.presence(rules, c.initial(VERSION, 0.0), 0.0) == attendance.Presence(0, 1)
-    state, _ = hello(rules, c.initial(VERSION, 0.0), "strong-0")
+    assert attendance.presence(rules, machine.initial(VERSION, 0.0), 0.0) == attendance.Presence(0, 1)
+    state, _ = hello(rules, machine.initial(VERSION, 0.0), "strong-0")
     state, actions = answer(rules, state, "strong-0", accepted=False)
     assert isinstance(actions[0], Abandon) and "it needs 1 reports, 0 of 1 devices" in actions[0].text
 
@@ -70,10 +69,10 @@ def test_from_the_second_round_on_nobody_waits_for_min_devices() -> None:
     rules, state = opened()
     state, _ = answer(rules, state, "strong-0", "strong-1", "weak-0")
     for name in ("strong-1", "weak-0"):
-        state, _ = c.step(rules, state, c.DeviceStatus(name, online=False), 1.0)
-    state, actions = c.step(rules, state, c.ModelReady("w" * 64), 6.0)
+        state, _ = machine.step(rules, state, machine.DeviceStatus(name, online=False), 1.0)
+    state, actions = machine.step(rules, state, machine.ModelReady("w" * 64), 6.0)
     assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0"}
-    assert c.wake_at(rules, replace(state, phase="waiting", round=None), 6.0) is None
+    assert machine.wake_at(rules, replace(state, phase="waiting", round=None), 6.0) is None
 
 
 @pytest.mark.parametrize(
@@ -91,14 +90,14 @@ def test_as_many_are_chosen_as_the_goal_needs_at_least(changes: Any, goal: int, 
 
 
 def test_a_round_has_its_deadline_from_when_it_opened() -> None:
-    state, _ = c.step(RULES, c.initial(VERSION, 0.0), c.DeviceHello("strong-0", 8, 50), 7.0)
+    state, _ = machine.step(RULES, machine.initial(VERSION, 0.0), machine.DeviceHello("strong-0", 8, 50), 7.0)
     assert state.round is not None and (state.round.opened, state.round.deadline) == (7.0, 17.0)
     assert state.round.position == 0 and not state.round.whole
 
 
 def test_a_device_without_samples_weighs_one_at_most() -> None:
     rules = replace(RULES, weighted=True)
-    state, _ = c.step(rules, c.initial(VERSION, 0.0), c.DeviceHello("strong-0", 8, 0), 0.0)
+    state, _ = machine.step(rules, machine.initial(VERSION, 0.0), machine.DeviceHello("strong-0", 8, 0), 0.0)
     assert state.round is not None and state.round.weight_limit == 1
 
 
@@ -119,56 +118,56 @@ def test_an_update_after_the_round_closes_finds_no_round_open() -> None:
 
 
 def test_hellos_of_a_device_that_is_there_renew_what_is_known_of_it() -> None:
-    state, _ = hello(RULES, c.initial(VERSION, 0.0), "weak-0")
-    state, _ = c.step(RULES, state, c.DeviceHello("weak-0", 9, 60), 3.0)
+    state, _ = hello(RULES, machine.initial(VERSION, 0.0), "weak-0")
+    state, _ = machine.step(RULES, state, machine.DeviceHello("weak-0", 9, 60), 3.0)
     assert state.devices["weak-0"] == Device("weak-0", "weak", 60, online=True, seen=3.0)
 
 
 def test_a_stranger_has_no_tier_and_one_that_is_gone_was_never_seen() -> None:
-    state = c.initial(VERSION, 0.0)
-    state, _ = c.step(RULES, state, c.DeviceStatus("x", online=True), 3.0)
-    state, _ = c.step(RULES, state, c.DeviceStatus("y", online=False), 3.0)
+    state = machine.initial(VERSION, 0.0)
+    state, _ = machine.step(RULES, state, machine.DeviceStatus("x", online=True), 3.0)
+    state, _ = machine.step(RULES, state, machine.DeviceStatus("y", online=False), 3.0)
     assert state.devices == {"x": Device("x", "", 0, True, 3.0), "y": Device("y", "", 0, False, 0.0)}
 
 
 def test_a_status_that_is_no_news_changes_nothing() -> None:
     rules, state = opened()
-    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=False), 1.0)
-    assert c.step(rules, state, c.DeviceStatus("weak-0", online=False), 3.0) == (state, ())
-    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=True), 3.0)
+    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    assert machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 3.0) == (state, ())
+    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=True), 3.0)
     assert state.devices["weak-0"].seen == 3.0
 
 
 def test_an_outage_moves_every_clock_that_runs_and_no_other() -> None:
     rules, state = opened()
-    state, _ = c.step(rules, state, c.DeviceStatus("weak-0", online=False), 1.0)
-    state, _ = c.step(rules, state, c.Outage(30.0), 31.0)
+    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, machine.Outage(30.0), 31.0)
     assert state.round is not None and (state.round.opened, state.round.deadline) == (0.0, 40.0)
     assert {name: device.seen for name, device in state.devices.items()} == {
         "strong-0": 0.0,
         "strong-1": 0.0,
         "weak-0": 31.0,
     }
-    waiting, _ = c.step(RULES, c.initial(VERSION, 5.0), c.Outage(30.0), 35.0)
-    assert waiting.waiting_since == 35.0 and c.wake_at(RULES, waiting, 35.0) == 135.0
+    waiting, _ = machine.step(RULES, machine.initial(VERSION, 5.0), machine.Outage(30.0), 35.0)
+    assert waiting.waiting_since == 35.0 and machine.wake_at(RULES, waiting, 35.0) == 135.0
 
 
 def test_the_first_answer_stands() -> None:
     rules, state = opened()
-    state, _ = c.step(rules, state, c.Answered("strong-0", False, "why"), 1.0)
-    after, actions = c.step(rules, state, c.Answered("strong-0", True), 1.0)
+    state, _ = machine.step(rules, state, machine.Answered("strong-0", False, "why"), 1.0)
+    after, actions = machine.step(rules, state, machine.Answered("strong-0", True), 1.0)
     assert after == state and not actions and state.round is not None
     assert (state.round.assignments["strong-0"].status, state.round.assignments["strong-0"].reason) == (
         "rejected",
         "why",
     )
-    assert c.step(rules, state, c.Answered("nobody", True), 1.0) == (state, ())
+    assert machine.step(rules, state, machine.Answered("nobody", True), 1.0) == (state, ())
 
 
-@pytest.mark.parametrize("event", [c.ModelReady("w" * 64), c.ModelReady("w" * 64, failed="why")])
-def test_a_model_that_no_round_waits_for_changes_nothing(event: c.ModelReady) -> None:
+@pytest.mark.parametrize("event", [machine.ModelReady("w" * 64), machine.ModelReady("w" * 64, failed="why")])
+def test_a_model_that_no_round_waits_for_changes_nothing(event: machine.ModelReady) -> None:
     rules, state = opened()
-    assert c.step(rules, state, event, 1.0) == (state, ())
+    assert machine.step(rules, state, event, 1.0) == (state, ())
 
 
 def test_while_the_model_is_computed_answers_and_time_change_nothing() -> None:
@@ -176,15 +175,15 @@ def test_while_the_model_is_computed_answers_and_time_change_nothing() -> None:
     assert state.round is not None
     late = state.round.assignments["strong-1"]
     state, actions = answer(rules, state, "strong-0")
-    assert kinds(actions) == [Close] and c.wake_at(rules, state, 1.0) is None  # type: ignore[arg-type]
-    for event in (c.Tick(), c.Declined("strong-1", late.nonce, "busy")):
-        assert c.step(rules, state, event, 1e6) == (state, ())
+    assert kinds(actions) == [Close] and machine.wake_at(rules, state, 1.0) is None  # type: ignore[arg-type]
+    for event in (machine.Tick(), machine.Declined("strong-1", late.nonce, "busy")):
+        assert machine.step(rules, state, event, 1e6) == (state, ())
 
 
 def test_what_a_round_takes_over_from_the_one_before() -> None:
     rules, state = opened(("strong-0",))
     state, _ = answer(rules, state, "strong-0")
-    state, _ = c.step(rules, state, c.ModelReady("w" * 64), 4.0)
+    state, _ = machine.step(rules, state, machine.ModelReady("w" * 64), 4.0)
     assert (state.next_round, state.model_version, state.position, state.base) == (2, "w" * 64, 1, 1)
     assert (state.waiting_since, state.refused) == (4.0, 0)
 
@@ -197,8 +196,8 @@ def test_a_run_whose_rounds_only_began_the_method_has_trained_nothing(
 ) -> None:
     rules, state = begun(rounds - 1, rounds=rounds, opening=opening)
     for event in accepted(*NAMES):
-        state, actions = c.step(rules, state, event, 1.0)
-    state, actions = c.step(rules, state, c.ModelReady(VERSION), 1.0)
+        state, actions = machine.step(rules, state, event, 1.0)
+    state, actions = machine.step(rules, state, machine.ModelReady(VERSION), 1.0)
     assert kinds(list(actions)) == [end] and state.phase == "done"
 
 
@@ -207,7 +206,7 @@ def test_a_run_in_which_no_round_closed_has_trained_nothing_where_all_are_needed
     whole: bool, end: type
 ) -> None:
     rules, state = begun(whole=whole, rounds=1, opening=0)
-    state, actions = c.step(rules, state, c.Tick(), 100.0)
+    state, actions = machine.step(rules, state, machine.Tick(), 100.0)
     assert kinds(list(actions)) == [Abandon, end]
     if whole:
         assert "all 1 rounds are over" in actions[1].text and "only begin" not in actions[1].text  # type: ignore[union-attr]
@@ -229,10 +228,10 @@ def test_grace_runs_from_the_later_of_both_instants() -> None:
 
 def test_a_round_that_needs_all_ends_for_the_first_that_stays_away_and_another_for_the_last() -> None:
     rules, state = begun(1)
-    state, _ = c.step(rules, state, left("a")[0], 10.0)
-    state, _ = c.step(rules, state, left("b")[0], 12.0)
+    state, _ = machine.step(rules, state, left("a")[0], 10.0)
+    state, _ = machine.step(rules, state, left("b")[0], 12.0)
     assert state.round is not None and attendance.given_up_at(rules, state, state.round) == 15.0
     partial, state = begun(1, absent="partial")
     for event, now in ((accepted("c")[0], 1.0), (left("a")[0], 10.0), (left("b")[0], 12.0)):
-        state, _ = c.step(partial, state, event, now)
+        state, _ = machine.step(partial, state, event, now)
     assert state.round is not None and attendance.given_up_at(partial, state, state.round) == 17.0

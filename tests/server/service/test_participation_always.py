@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.coordinator import machine as c
+from server.coordinator import machine
 from server.coordinator.machine import Abandon, Close, Finish, ModelReady, Open, Refuse, Rules
 from tests.server.aggregate.members import EVENTS, RULES, VERSION, addressed
 
@@ -17,13 +17,13 @@ class Watch:
     """What a state machine has done so far, and what it must not do next."""
 
     def __init__(self, rules: Rules) -> None:
-        self.rules, self.state, self.now = rules, c.initial(VERSION, 0.0), 0.0
+        self.rules, self.state, self.now = rules, machine.initial(VERSION, 0.0), 0.0
         self.last = self.position = self.base = 0
         self.open = False
         self.members: tuple[str, ...] = ()
 
     def take(self, event: Any) -> None:
-        self.state, actions = c.step(self.rules, self.state, event, self.now)
+        self.state, actions = machine.step(self.rules, self.state, event, self.now)
         for action in actions:
             self._judge(action)
             if isinstance(action, Close):
@@ -68,5 +68,5 @@ def test_whatever_happens_positions_go_up_by_one_and_members_change_with_the_met
         state = watch.state
         assert (state.position, state.base, state.members) == (watch.position, watch.base, watch.members)
         assert (state.phase == "open") == watch.open
-        wake = c.wake_at(watch.rules, state, watch.now)
+        wake = machine.wake_at(watch.rules, state, watch.now)
         assert wake is None or wake > watch.now, "a wake that is due has been served"

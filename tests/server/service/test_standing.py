@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.mqtt.packets import Traffic
-from server.coordinator import machine as c
+from server.coordinator import machine
 from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
 from server.storage.journal import Journal, Run
 from server.storage.round_rows import MethodProgress
@@ -23,7 +23,7 @@ class Server:
 
     def __init__(self, rules: Rules, url: str = "sqlite://") -> None:
         self.rules, self.now = rules, 0.0
-        self.state = c.initial(VERSION, 0.0)
+        self.state = machine.initial(VERSION, 0.0)
         self.journal = Journal(url, "demo")
         self.journal.begin_run(Run("run", "digest", 1))
 
@@ -34,20 +34,20 @@ class Server:
             self._answered(current.number, task, event)
         self._do(event)
 
-    def _answered(self, number: int, task: c.Assignment, event: Any) -> None:
+    def _answered(self, number: int, task: machine.Assignment, event: Any) -> None:
         match event:
-            case c.Answered(accepted=True):
+            case machine.Answered(accepted=True):
                 traffic = {"down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
                 self.journal.accept(
                     "run", number, task, sha256="s", weight=1, metrics={}, data=b"", **traffic
                 )
-            case c.Answered():
+            case machine.Answered():
                 self.journal.reject("run", number, task.device, task.nonce, "s", "nan", "", final=True)
-            case c.Declined(nonce=task.nonce):
+            case machine.Declined(nonce=task.nonce):
                 self.journal.decline("run", number, task.device, event.reason)
 
     def _do(self, event: Any) -> None:
-        self.state, actions = c.step(self.rules, self.state, event, self.now)
+        self.state, actions = machine.step(self.rules, self.state, event, self.now)
         for action in actions:
             match action:
                 case Open(round=begun):
@@ -77,7 +77,7 @@ def test_after_every_event_the_journal_has_the_state(events: list[Any], absent: 
     server = Server(replace(RULES, absent=absent, opening=opening, min_devices=2, deadline_s=20, rounds=5))
     for event in events:
         server.now += 1.0
-        if not isinstance(event, c.Outage):  # it moves deadlines, which a restart sets anew
+        if not isinstance(event, machine.Outage):  # it moves deadlines, which a restart sets anew
             for each in addressed(server.state, event):
                 server.take(each)
                 assert server.resumed == server.state
@@ -91,14 +91,14 @@ def losing() -> Server:
     for event in hello(*NAMES):
         server.take(event)
     for name in NAMES * 2:
-        server.take(c.Answered(name, accepted=True))
+        server.take(machine.Answered(name, accepted=True))
     server.journal.decline("run", 3, "b", NO_CARRY)
     return server
 
 
 def test_a_decline_survives_and_the_round_it_ends_ends_after_the_restart(losing: Server) -> None:
-    state, actions = c.step(RULES, losing.resumed, c.Outage(0.0), 1.0)
-    told, expected = c.step(RULES, losing.state, decline(losing.state, "b"), 1.0)
+    state, actions = machine.step(RULES, losing.resumed, machine.Outage(0.0), 1.0)
+    told, expected = machine.step(RULES, losing.state, decline(losing.state, "b"), 1.0)
     assert (state, actions) == (told, expected) and isinstance(actions[0], Abandon) and actions[0].restart
 
 
@@ -113,7 +113,7 @@ def test_the_method_begins_again_when_the_round_ends_and_not_before(losing: Serv
 def test_a_round_that_was_closed_with_the_mark_of_an_earlier_one_counts_from_there(losing: Server) -> None:
     losing.take(decline(losing.state, "b"))
     for name in NAMES:
-        losing.take(c.Answered(name, accepted=True))
+        losing.take(machine.Answered(name, accepted=True))
     assert losing.journal.progress("run") == MethodProgress(1, 4, NAMES)
 
 

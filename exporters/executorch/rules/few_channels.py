@@ -15,13 +15,13 @@ from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import join, taps
 
 MOST_ROW = 16
-"""Numbers per kernel row, KW * C, up to which a convolution is thin."""
+"""Numbers per kernel row, KW * C, up to which a convolution has few channels."""
 MOST_ALL = 128
 """Numbers per kernel, KH * KW * C, up to which it is."""
 
 
 def covers(shape: Sequence[int]) -> bool:
-    """Whether a kernel [O, C, KH, KW] is thin; those of one position are plain products."""
+    """Whether a kernel [O, C, KH, KW] has few channels; those of one position are plain products."""
     offsets = shape[2] * shape[3]
     return shape[3] * shape[1] <= MOST_ROW and offsets * shape[1] <= MOST_ALL and offsets > 1
 
