@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,26 @@ from edgefl.cli.models.fit import Wishes, rate, read_device, read_hello
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.mqtt.messages import Hello, encode
+from exporters import fit
 from tests.cli.runner import runner
 
 SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_are_traced_once() -> Iterator[None]:
+    """Plans for models of equal tensors share the peaks that one plan remembers by itself."""
+    known: dict[object, dict[object, int]] = {}
+    begin = fit._Planner.__init__
+
+    def shared(planner: Any, spec: Any, *others: Any) -> None:
+        begin(planner, spec, *others)
+        tensors = tuple((name, tensor.shape) for name, tensor in spec.weights.items())
+        planner._known = known.setdefault(tensors, {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit._Planner, "__init__", shared)
+        yield
 
 
 def edgefl(*arguments: str | Path) -> str:
