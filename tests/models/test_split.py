@@ -18,6 +18,7 @@ from edgefl.wire.errors import ModelError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from tests.models.plain import Frozen
+from tests.rings.rows import mostly_slow
 
 SAMPLE = TensorSpec((1, 9, 9))
 CUTS = ((), ("layer1",), ("layer1.0", "layer2"), ("stem", "layer1.0", "layer1.1", "layer2"))
@@ -79,7 +80,7 @@ def _split(net: nn.Module, *cuts: str) -> ModelSpec:
     return split(net, cuts, sample=SAMPLE, classes=10)
 
 
-@pytest.mark.parametrize("cuts", CUTS, ids="+".join)
+@pytest.mark.parametrize(("cuts",), mostly_slow(((cuts,) for cuts in CUTS), [(CUTS[2],)]), ids="+".join)
 def test_cuts_at_any_depth_compute_the_same(cuts: tuple[str, ...]) -> None:
     net = _net().eval()
     spec = _split(net, *cuts)
@@ -220,6 +221,7 @@ def test_a_module_handed_over_in_inference_mode_freezes_nothing() -> None:
     assert "frozen" not in repr(visible(Frozen().eval()))
 
 
+@pytest.mark.slow
 def test_a_split_model_trains() -> None:
     spec = _split(_net(), "layer1", "layer2")
     objective = Objective(spec.part(1, 3), spec.boundary(1))

@@ -102,7 +102,7 @@ def test_01_the_closed_form_has_the_sweep_of_the_spec() -> None:
         assert drift(beta, eta, 2000) == pytest.approx(value, abs=6e-6)
 
 
-@pytest.mark.parametrize(("beta", "eta"), mostly_slow(SWEEP, [min(SWEEP), max(SWEEP)]))
+@pytest.mark.parametrize(("beta", "eta"), mostly_slow(SWEEP, [max(SWEEP)]))
 def test_01_the_naive_method_makes_the_sweep_for_every_step_size_and_decay(beta: float, eta: float) -> None:
     found = walked(naive_together(), 2000, lr=eta, beta=beta)
     assert found[2000] - 10 == pytest.approx(SWEEP[beta, eta], abs=6e-6)
@@ -110,6 +110,7 @@ def test_01_the_naive_method_makes_the_sweep_for_every_step_size_and_decay(beta:
     assert found[50] - 10 == pytest.approx(drift(beta, eta, 50), abs=1e-11)
 
 
+@pytest.mark.slow
 def test_01_beginning_beside_the_optimum_does_not_help() -> None:
     made = together(naive(), 3)
     found = walked(made, 2000, 0.5)

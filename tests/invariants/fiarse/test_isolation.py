@@ -222,6 +222,7 @@ def test_inv18_a_device_with_a_sparse_payload_equals_the_dense_masked_simulation
         assert dense[name][~mask].tobytes() == weights[name][~mask].tobytes()
 
 
+@pytest.mark.slow
 def test_inv18_a_device_that_holds_everything_equals_plain_training(tmp_path: Path) -> None:
     submodel = importance(small_net(), gamma=1.0)
     bundle = small_bundle(1.0)

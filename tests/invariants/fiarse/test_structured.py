@@ -140,7 +140,12 @@ def through(score: Tensor, theta: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("measure", ["mean", "rms"])
-@pytest.mark.parametrize("name", ["resnet8", "mlp", "MobileNet", "bilstm", "HeadSized"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        ["resnet8", "mlp", "MobileNet", "bilstm", "HeadSized"], ["resnet8", "mlp", "bilstm", "HeadSized"]
+    ),
+)
 def test_r5_the_gradient_of_a_network_is_the_one_through_its_channel_masks(name: str, measure) -> None:
     """Kernels, biases and norm pairs of a channel times one mask, differentiated by torch."""
     part = importance_structured(model(name), gamma=0.6, measure=measure)
