@@ -87,7 +87,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Fit:
     """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason."""
 
     offers: tuple[Offer, ...]
@@ -144,7 +144,7 @@ def plan(
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
     say: Callable[[str], None] = lambda _: None,
-) -> Plan:
+) -> Fit:
     """All submodels of ``spec`` as the device would find them. Some seconds for each graph, which is traced.
 
     ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for an unknown kind.
@@ -162,7 +162,7 @@ def plan(
             left_out.append((size, error))
     if not offers:
         raise left_out[0][1]
-    return Plan(tuple(offers), tuple(left_out))
+    return Fit(tuple(offers), tuple(left_out))
 
 
 @dataclass(frozen=True)

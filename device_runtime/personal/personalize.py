@@ -28,7 +28,7 @@ from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.feeds import Feeds, complete
 from device_runtime.round.forward import MultiStepForward, record_tag
-from device_runtime.round.graphs import Blobs, Graphs, Settings, check_port, labelled
+from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, check_port, labelled
 from device_runtime.round.job import Job
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.errors import BundleError, ConfigError
@@ -228,7 +228,7 @@ class Personalizer:
 
     @contextmanager
     def _recorded(self, job: Job, data: Chosen, folder: Path) -> Iterator[Callable[[Array], Array]]:
-        settings = Settings(folder=folder, checkpoint_steps=1)
+        settings = GraphSettings(folder=folder, checkpoint_steps=1)
         forward = MultiStepForward(self._graphs, self._manifest, self._profiler, settings)
         with forward.record(job, data) as record:
             yield lambda rows: record.rows(rows, record_tag(job))

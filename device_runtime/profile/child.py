@@ -98,12 +98,12 @@ def _read(out: Path) -> BundleProfile:
 
 def main(bundle: str, engine: str, threads: str, repeat: str) -> None:
     """The child: the profile of the file ``bundle`` as JSON on standard output; an error becomes its exit code."""
-    from device_runtime.profile.whole import Settings, profile_bundle
+    from device_runtime.profile.whole import ProfileSettings, profile_bundle
     from edgefl.wire.bundle.archive import read_bundle
 
     end_with_input()
     try:
-        settings = Settings(engine=engine, threads=int(threads), repeat=int(repeat))
+        settings = ProfileSettings(engine=engine, threads=int(threads), repeat=int(repeat))
         profile = profile_bundle(read_bundle(Path(bundle)), settings)
     except EdgeflError as error:
         sys.stderr.write(error.message + "\n")

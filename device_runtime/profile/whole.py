@@ -32,7 +32,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ProfileSettings:
     """``engine`` "": the one of the bundle's format. ``samples`` 0: two batches. ``limit_s`` is for one process."""
 
     engine: str = ""
@@ -41,7 +41,7 @@ class Settings:
     samples: int = 0
     limit_s: float = 600.0
 
-    def checked(self) -> Settings:
+    def checked(self) -> ProfileSettings:
         """These settings; ConfigError for one that cannot be used."""
         if self.threads < 1 or self.repeat < 1 or self.samples < 0:
             raise ConfigError(
@@ -52,7 +52,7 @@ class Settings:
 
 
 def profile_bundle(
-    bundle: Bundle, settings: Settings, progress: Callable[[str], None] = lambda _: None
+    bundle: Bundle, settings: ProfileSettings, progress: Callable[[str], None] = lambda _: None
 ) -> BundleProfile:
     """Measure every graph of ``bundle`` and one short round. Some seconds for each.
 
@@ -86,7 +86,7 @@ def _engine(manifest: Manifest, wanted: str) -> str:
     return formats[0]
 
 
-def _run(folder: BundleFolder, part: str, engine: str, settings: Settings) -> Part:
+def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings) -> Part:
     """One part in a process of its own."""
     out = folder.path / "part.msgpack"
     out.unlink(missing_ok=True)
@@ -101,7 +101,9 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: Settings) -> Pa
     return msgspec.msgpack.decode(out.read_bytes(), type=Part)
 
 
-def _ended(command: Sequence[str], folder: BundleFolder, settings: Settings, part: str) -> tuple[int, str]:
+def _ended(
+    command: Sequence[str], folder: BundleFolder, settings: ProfileSettings, part: str
+) -> tuple[int, str]:
     """The exit code of a process and what it complained of. Whatever ends the wait for it ends the process too."""
     # What it leaves when it is killed goes with the folder.
     told = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
@@ -128,7 +130,7 @@ def _ended(command: Sequence[str], folder: BundleFolder, settings: Settings, par
 
 
 def _assembled(
-    folder: BundleFolder, engine: str, settings: Settings, whole: Part, parts: list[Part]
+    folder: BundleFolder, engine: str, settings: ProfileSettings, whole: Part, parts: list[Part]
 ) -> BundleProfile:
     manifest, seen = folder.manifest, whole.round
     assert seen is not None

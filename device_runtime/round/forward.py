@@ -9,7 +9,7 @@ import numpy as np
 from device_runtime.data.samples import FittedData
 from device_runtime.memory import trim_memory
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Graphs, Settings, Step
+from device_runtime.round.graphs import Graphs, GraphSettings, Step
 from device_runtime.round.job import Job
 from device_runtime.round.record import Record
 from edgefl.wire.bundle.manifest import Manifest, Port
@@ -28,7 +28,9 @@ def record_tag(job: Job) -> str:
 class MultiStepForward:
     """Runs the chunks of a manifest's prefix over the local data, once per round."""
 
-    def __init__(self, graphs: Graphs, manifest: Manifest, profiler: Profiler, settings: Settings) -> None:
+    def __init__(
+        self, graphs: Graphs, manifest: Manifest, profiler: Profiler, settings: GraphSettings
+    ) -> None:
         self._graphs = graphs
         self._manifest = manifest
         self._profiler = profiler

@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Settings:
+class GraphSettings:
     """What the agent decides for a round."""
 
     folder: Path

@@ -23,7 +23,7 @@ from device_runtime.memory import trim_memory
 from device_runtime.round.costs import Profiler
 from device_runtime.round.feeds import Feeds, complete
 from device_runtime.round.forward import MultiStepForward, record_tag
-from device_runtime.round.graphs import Blobs, Graphs, Memory, Settings, Step, check_port, labelled
+from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, Memory, Step, check_port, labelled
 from device_runtime.round.job import Job
 from device_runtime.round.record import Record
 from device_runtime.store.checkpoint_rows import Checkpoint
@@ -69,7 +69,7 @@ class RoundRunner:
         blobs: Blobs,
         memory: Memory,
         profiler: Profiler,
-        settings: Settings,
+        settings: GraphSettings,
     ) -> None:
         self._engine = engine
         self._manifest = manifest

@@ -11,7 +11,7 @@ from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
 from device_runtime.memory import peak_bytes
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings, Step
+from device_runtime.round.graphs import GraphSettings, Step
 from device_runtime.round.job import Job
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
@@ -107,8 +107,8 @@ class Work:
                 offers_bytes=self.memory_bytes,
             )
 
-    def _settings(self, job: Job) -> Settings:
-        return Settings(
+    def _settings(self, job: Job) -> GraphSettings:
+        return GraphSettings(
             folder=self.folder,
             checkpoint_steps=self.limits.checkpoint_steps,
             watch=lambda step: self.watch(job, step),

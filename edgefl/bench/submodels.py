@@ -86,7 +86,7 @@ class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Settings:
+class SubmodelSettings:
     """What is measured: ``steps`` training steps, after one that is not counted."""
 
     batch: int = 32
@@ -165,13 +165,17 @@ def _exists(spec: ModelSpec, kind: str) -> bool:
     return True
 
 
-def build(model: str, settings: Settings) -> ModelSpec:
+def build(model: str, settings: SubmodelSettings) -> ModelSpec:
     """The model with initial weights; ModelError if there is none of this name."""
     return build_model(model, **settings.options)
 
 
 def measure(
-    spec: ModelSpec, kind: str, gamma: float, settings: Settings, say: Callable[[str], None] = lambda _: None
+    spec: ModelSpec,
+    kind: str,
+    gamma: float,
+    settings: SubmodelSettings,
+    say: Callable[[str], None] = lambda _: None,
 ) -> SubmodelRow:
     """One row. ConfigError, ModelError or ExportError where there is no such submodel; EdgeflError if a worker ends."""
     size = matched(spec, kind, gamma, settings.match)
@@ -215,7 +219,7 @@ def measure(
 
 
 def runs(
-    program: Program, submodel: Submodel, settings: Settings, say: Callable[[str], None]
+    program: Program, submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]
 ) -> Iterator[Run]:
     """Start, step and finish, each in a process of its own, with what the one before left."""
     weights = payload(submodel)
@@ -225,7 +229,7 @@ def runs(
         yield _run(function, left, program.hyper, settings)
 
 
-def forward_runs(submodel: Submodel, settings: Settings, say: Callable[[str], None]) -> Iterator[Run]:
+def forward_runs(submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]) -> Iterator[Run]:
     """The forward pass of each frozen chunk, each in a process of its own."""
     for chunk, function in zip(submodel.prefix, _forwards(submodel), strict=True):
         say(f"graph {function.name} of {', '.join(chunk.units)}")
@@ -244,7 +248,7 @@ def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
     return size.finer if forward > training else size
 
 
-def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: Settings) -> Run:
+def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings) -> Run:
     """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
     captured = capture(function)
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
@@ -262,7 +266,7 @@ def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings
     )
 
 
-def _trained(folder: Path, settings: Settings, steps: int) -> Worker:
+def _trained(folder: Path, settings: SubmodelSettings, steps: int) -> Worker:
     """The worker after one run that is not counted, and ``steps`` more."""
     try:
         with worker(folder, settings.threads) as running:

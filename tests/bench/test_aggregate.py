@@ -15,7 +15,7 @@ import torch
 from edgefl.bench.aggregate.copy_speed import CpuCopy
 from edgefl.bench.aggregate.on_device import row_of
 from edgefl.bench.aggregate.ours import Ours
-from edgefl.bench.aggregate.rows import Settings, build, measure, too_large
+from edgefl.bench.aggregate.rows import AggregateSettings, build, measure, too_large
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
@@ -68,7 +68,7 @@ def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(
 @with_flower
 @pytest.mark.parametrize("codec", ["dense", "fedbat"])
 def test_beside_flower_both_make_the_same_weights(codec: str) -> None:
-    row = measure(SMALL, codec, Settings(clients=9, threads=2, repeat=2))
+    row = measure(SMALL, codec, AggregateSettings(clients=9, threads=2, repeat=2))
 
     assert row.flower_error is None and row.flower_s_min is not None and row.flower_s is not None
     assert row.flower_updates_per_s == pytest.approx(9 / row.flower_s, rel=1e-2)
@@ -155,12 +155,12 @@ def test_a_row_of_updates_on_the_device_counts_their_bytes() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="torch finds none here; choose cpu"):
-        Settings(device="cuda")
+        AggregateSettings(device="cuda")
 
 
 def test_an_interpreter_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match="no Python interpreter 'no-such-python' for Flower"):
-        Settings(flower="no-such-python")
+        AggregateSettings(flower="no-such-python")
 
 
 @pytest.mark.slow
@@ -173,5 +173,5 @@ def test_a_codec_that_does_not_exist_does_not_lose_the_others(bare: Path) -> Non
 
 
 def test_the_model_is_chosen_by_name_or_by_size() -> None:
-    assert build("resnet8", 0, Settings()).name == "resnet8"
-    assert build("resnet8", 3_000, Settings()).name == "mlp"
+    assert build("resnet8", 0, AggregateSettings()).name == "resnet8"
+    assert build("resnet8", 3_000, AggregateSettings()).name == "mlp"

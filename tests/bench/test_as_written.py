@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edgefl.bench.common.as_written import as_written, check_as_written
 from edgefl.bench.train_step.model import built
-from edgefl.bench.train_step.rows import Settings, measure
+from edgefl.bench.train_step.rows import TrainStepSettings, measure
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
 from edgefl.models.layers.visible import visible
@@ -74,7 +74,7 @@ def test_a_users_recurrent_layers_stay_torchs_own(make: Callable[[], nn.Module])
 def test_a_users_recurrent_model_is_measured() -> None:
     options = {"classes": 3, "sample_shape": [1, 5, 6]}
 
-    row = measure(f"{__name__}:lstm", Settings(batch=2, repeat=1, options=options))
+    row = measure(f"{__name__}:lstm", TrainStepSettings(batch=2, repeat=1, options=options))
 
     assert row.ms > 0 and row.eager_ms > 0 and row.max_rel_error < 1e-4
 
@@ -144,12 +144,12 @@ def test_a_model_without_weights_has_nothing_to_train() -> None:
     options = {"classes": 3, "sample_shape": [1, 1, 3]}
 
     with pytest.raises(ModelError, match="nothing to train"):
-        measure(f"{__name__}:no_weights", Settings(batch=2, repeat=1, options=options))
+        measure(f"{__name__}:no_weights", TrainStepSettings(batch=2, repeat=1, options=options))
 
 
 def test_an_interpreter_that_is_not_there_is_told_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="no Python interpreter '/nope'"):
-        Settings(ort_training="/nope")
+        TrainStepSettings(ort_training="/nope")
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_process_that_ends_is_told_in_a_line_and_its_log_is_kept(monkeypatch: 
     monkeypatch.setenv("PYTHONHASHSEED", "no number")
 
     with pytest.raises(EdgeflError) as raised:
-        measure("mlp", Settings(batch=2, repeat=1, options={"size": 4}))
+        measure("mlp", TrainStepSettings(batch=2, repeat=1, options={"size": 4}))
 
     assert "ended: " in raised.value.message and "\n" not in raised.value.message
     assert "PYTHONHASHSEED" in str(raised.value.details["log"])

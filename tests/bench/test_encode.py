@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.bench.common.coded import CodedModel
 from edgefl.bench.encode.device import load
-from edgefl.bench.encode.rows import Settings, build, measure, write_graph
+from edgefl.bench.encode.rows import EncodeSettings, build, measure, write_graph
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
@@ -39,7 +39,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 
 @pytest.mark.slow
 def test_a_codec_of_plain_sgd_has_plain_sgds_step() -> None:
-    row = measure(SMALL, "topk:share=0.2", Settings(batch=2, repeat=1))
+    row = measure(SMALL, "topk:share=0.2", EncodeSettings(batch=2, repeat=1))
 
     assert row.program == "sgd" and row.step_ms == row.sgd_step_ms and row.ratio == row.sgd_ratio
 
@@ -87,6 +87,6 @@ def test_the_worker_imports_no_torch() -> None:
 
 
 def test_models_take_options() -> None:
-    settings = Settings(options={"size": 4})
+    settings = EncodeSettings(options={"size": 4})
 
     assert build("mlp", settings).sample.shape == (1, 4, 4)

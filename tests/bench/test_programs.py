@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from edgefl.bench.programs.figures import ADAPTIVE, FIGURES, ROUND
-from edgefl.bench.programs.rows import Settings, build, everything, measure, parsed
+from edgefl.bench.programs.rows import ProgramSettings, build, everything, measure, parsed
 from edgefl.cli import app
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
-COUNTS = Settings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
+COUNTS = ProgramSettings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
 FEDDYN = "docs.examples.feddyn:feddyn"
 
 
@@ -94,7 +94,9 @@ def test_an_optimizer_takes_its_options_beside_fedavgs() -> None:
 
 
 def test_moving_statistics_travel_and_count() -> None:
-    settings = Settings(batch=4, steps=2, samples=8, repeat=0, options={"widths": [2, 4, 4], "size": 8})
+    settings = ProgramSettings(
+        batch=4, steps=2, samples=8, repeat=0, options={"widths": [2, 4, 4], "size": 8}
+    )
     [row] = measure(build("resnet8", settings), "sgd", settings)
 
     assert row.up_bytes > 4 * row.parameters and row.up_bytes == row.down_bytes

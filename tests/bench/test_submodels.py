@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edgefl.bench.submodels import Settings, build, kinds_of, matched, measure
+from edgefl.bench.submodels import SubmodelSettings, build, kinds_of, matched, measure
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
@@ -46,7 +46,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 
 @pytest.mark.slow
 def test_an_importance_row_tells_executed_and_kept_macs() -> None:
-    settings = Settings(batch=4, steps=1, options={"size": 8})
+    settings = SubmodelSettings(batch=4, steps=1, options={"size": 8})
 
     row = measure(build("mlp", settings), "importance", 1 / 16, settings)
 
@@ -59,7 +59,7 @@ def test_an_importance_row_tells_executed_and_kept_macs() -> None:
 @pytest.mark.slow
 def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -> None:
     """With one sample per step the forward pass, of 32 rows at once, is what needs most: 100 MB of tensors."""
-    settings = Settings(batch=1, steps=1, options={"size": 112})
+    settings = SubmodelSettings(batch=1, steps=1, options={"size": 112})
 
     row = measure(build("resnet8", settings), "output_side", 0.7, settings)
 
@@ -71,7 +71,7 @@ def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -
 @pytest.mark.slow
 def test_chunks_that_need_less_than_training_stay_as_they_are() -> None:
     """Training needs 40 MB more than the frozen chunk, so that what a process takes beside tensors does not decide."""
-    settings = Settings(batch=64, steps=1, options={"size": 48})
+    settings = SubmodelSettings(batch=64, steps=1, options={"size": 48})
 
     row = measure(build("resnet8", settings), "output_side", 0.95, settings)
 

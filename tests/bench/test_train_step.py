@@ -20,7 +20,7 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.eager import optimizer, stepper
 from edgefl.bench.train_step.model import built
-from edgefl.bench.train_step.rows import Settings, compiled, measure
+from edgefl.bench.train_step.rows import TrainStepSettings, compiled, measure
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
@@ -63,7 +63,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 
 @pytest.mark.slow
 def test_an_environment_without_onnxruntime_training_costs_only_its_columns() -> None:
-    settings = Settings(batch=2, repeat=1, options={"size": 4}, ort_training=sys.executable)
+    settings = TrainStepSettings(batch=2, repeat=1, options={"size": 4}, ort_training=sys.executable)
 
     row = measure("mlp", settings)
 
@@ -73,7 +73,7 @@ def test_an_environment_without_onnxruntime_training_costs_only_its_columns() ->
 
 @pytest.mark.slow
 def test_executorchs_own_training_export_stands_beside_the_step() -> None:
-    row = measure("mlp", Settings(batch=2, repeat=1, options={"size": 4}, et_training=True))
+    row = measure("mlp", TrainStepSettings(batch=2, repeat=1, options={"size": 4}, et_training=True))
 
     assert row.et_training_error is None
     assert 0 < (row.et_training_ms_min or 0) <= (row.et_training_ms or 0)

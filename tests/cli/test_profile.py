@@ -14,7 +14,7 @@ import pytest
 from device_runtime.profile import whole
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.parts import GRAPH, Part
-from device_runtime.profile.whole import Settings
+from device_runtime.profile.whole import ProfileSettings
 from edgefl.cli import app
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
@@ -51,7 +51,7 @@ def measured_before(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The command finds a profile that was measured once; these are the tiers and engines that it asks for."""
     asked: list[tuple[str, str]] = []
 
-    def profile(bundle: Bundle, settings: Settings, _watch: object = None) -> BundleProfile:
+    def profile(bundle: Bundle, settings: ProfileSettings, _watch: object = None) -> BundleProfile:
         listed, engine = bundle.manifest, settings.engine or bundle.manifest.graphs[0].format
         asked.append((listed.tier, engine))
         return msgspec.structs.replace(

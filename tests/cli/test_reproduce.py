@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from edgefl.analysis.reproduce import catalog, counterexample
-from edgefl.analysis.reproduce.report import Report, holds, near
+from edgefl.analysis.reproduce.report import ReproductionReport, holds, near
 from edgefl.cli import app
 from edgefl.cli.analysis.reproduce import conclude
 from edgefl.wire.errors import ConfigError
@@ -59,11 +59,11 @@ def test_what_does_not_agree_is_said_and_is_the_exit_code(
 ) -> None:
     rows = (near("a run", "x", 1.0, 2.0, 0.5), holds("a run", "falls", 1.0, True))
     with pytest.raises(typer.Exit) as ended:
-        conclude("test", Report(rows, {}, ""), [], 1.0, as_json=as_json)
+        conclude("test", ReproductionReport(rows, {}, ""), [], 1.0, as_json=as_json)
     assert ended.value.exit_code == 1
     said = capsys.readouterr().out
     assert json.loads(said)["agrees"] is False if as_json else "1 of 2 agree" in said
-    conclude("test", Report(rows[1:], {}, ""), [], 1.0, as_json=as_json)
+    conclude("test", ReproductionReport(rows[1:], {}, ""), [], 1.0, as_json=as_json)
 
 
 def test_every_expected_number_is_one_that_its_run_reaches() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from device_runtime.engine.base import LoadedGraph, Outputs, State
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings, Step
+from device_runtime.round.graphs import GraphSettings, Step
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.database import Store
@@ -103,7 +103,7 @@ class Device:
             blobs=self.world,
             memory=self.store,
             profiler=Profiler(),
-            settings=Settings(self.folder, self.checkpoint_steps, watch, aborted),
+            settings=GraphSettings(self.folder, self.checkpoint_steps, watch, aborted),
         )
         return self.runner.run(job, tiny.local(self.rows).fitted(tiny.DATA), carry or {})
 

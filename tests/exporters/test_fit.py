@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgefl.wire.errors import ModelError
-from exporters.fit import Offer, Plan
+from exporters.fit import Fit, Offer
 
 
 def offer(size: str, parameters: float, macs: float, **other: Any) -> Offer:
@@ -32,19 +32,19 @@ def offer(size: str, parameters: float, macs: float, **other: Any) -> Offer:
 def test_many_parameters_that_compute_little_do_not_win() -> None:
     last_layers, slice_ = offer("cut 9", 0.9, 0.01), offer("gamma 0.25", 0.25, 0.25)
 
-    assert Plan((last_layers, slice_)).recommended() is slice_
+    assert Fit((last_layers, slice_)).recommended() is slice_
 
 
 def test_of_equals_the_one_that_moves_fewer_bytes_is_taken() -> None:
     many, few = offer("a", 1.0, 1.0), offer("b", 1.0, 1.0, upload_bytes=900)
 
-    assert Plan((many, few)).recommended() is few
+    assert Fit((many, few)).recommended() is few
 
 
 def test_what_has_a_problem_is_not_taken() -> None:
     whole, part = offer("a", 1.0, 1.0, problem="needs more memory"), offer("b", 0.1, 0.1)
 
-    made = Plan((whole, part))
+    made = Fit((whole, part))
 
     assert made.fitting == (part,) and made.recommended() is part
     assert made.reason() == (
@@ -53,7 +53,7 @@ def test_what_has_a_problem_is_not_taken() -> None:
 
 
 def test_the_reason_names_the_runner_up() -> None:
-    made = Plan((offer("a", 0.1, 0.1), offer("b", 0.5, 0.5), offer("c", 0.2, 0.3)))
+    made = Fit((offer("a", 0.1, 0.1), offer("b", 0.5, 0.5), offer("c", 0.2, 0.3)))
 
     assert "none trains more (next: some, c, with 20.0% and 30.0%)" in made.reason()
 
@@ -63,7 +63,7 @@ def test_if_all_need_too_much_memory_the_smallest_is_named() -> None:
     small = offer("b", 0.1, 0.1, memory_bytes=1 << 20, problem="needs 1.0 MiB of memory")
 
     with pytest.raises(ModelError, match=r"the smallest, some with b, needs 1\.0 MiB") as told:
-        Plan((large, small)).recommended()
+        Fit((large, small)).recommended()
     assert told.value.details["memory_bytes"] == 1 << 20
 
 
@@ -75,13 +75,13 @@ def test_where_some_need_memory_and_some_time_the_remedy_is_for_one_whose_memory
     with pytest.raises(
         ModelError, match=r"the quickest whose memory fits, some with b, a round takes.*it needs 9\.0 s"
     ):
-        Plan((quick, slow, slower)).recommended()
+        Fit((quick, slow, slower)).recommended()
 
 
 def test_one_that_is_dead_is_listed_but_not_recommended() -> None:
     dead, alive = offer("a", 1.0, 1.0, dead="no input reaches the classifier"), offer("b", 0.1, 0.1)
 
-    made = Plan((dead, alive))
+    made = Fit((dead, alive))
 
     assert made.fitting == (dead, alive) and made.recommended() is alive
     assert made.reason().endswith("; nothing else fits and trains")
@@ -94,9 +94,9 @@ def test_if_all_that_fit_are_dead_the_one_to_make_room_for_is_alive() -> None:
     with pytest.raises(
         ModelError, match="no submodel that would train fits the device: the smallest, some with b"
     ):
-        Plan((dead, alive)).recommended()
+        Fit((dead, alive)).recommended()
 
 
 def test_if_all_are_dead_the_error_says_what_would_revive_one() -> None:
     with pytest.raises(ModelError, match=r"some with a is dead .* no input reaches.* larger gamma"):
-        Plan((offer("a", 0.1, 0.1, dead="no input reaches the classifier"),)).recommended()
+        Fit((offer("a", 0.1, 0.1, dead="no input reaches the classifier"),)).recommended()

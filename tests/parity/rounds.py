@@ -12,7 +12,7 @@ from torch import Tensor
 
 from device_runtime.data.samples import Batches, FittedData, LabelSpec, LocalData
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Residency, Settings
+from device_runtime.round.graphs import GraphSettings, Residency
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.checkpoint_rows import Checkpoint
@@ -140,7 +140,7 @@ def on_device(
         blobs=MemoryBlobs(blobs),
         memory=NoMemory(),
         profiler=Profiler(),
-        settings=Settings(folder=folder, checkpoint_steps=2),
+        settings=GraphSettings(folder=folder, checkpoint_steps=2),
     )
     result = runner.run(job, _fitted(tier, data), {})
     return result, runner.graphs.residency

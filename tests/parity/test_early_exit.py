@@ -11,7 +11,7 @@ from torch import Tensor
 
 from device_runtime.data.samples import Batches, LabelSpec
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings
+from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundRunner
 from edgefl.contract.program import Function
@@ -89,7 +89,7 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
         blobs=MemoryBlobs({**bundle.blobs, **blobs}),
         memory=NoMemory(),
         profiler=Profiler(),
-        settings=Settings(folder=tmp_path, checkpoint_steps=2),
+        settings=GraphSettings(folder=tmp_path, checkpoint_steps=2),
     )
 
     update = runner.run(job, data, {}).update

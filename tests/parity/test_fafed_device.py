@@ -11,7 +11,7 @@ import torch
 from device_runtime.data import samples as local
 from device_runtime.data.samples import Batches, LabelSpec
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings
+from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundResult, RoundRunner
 from edgefl.contract.program import Function, Program
@@ -74,7 +74,7 @@ def on_device(
         blobs=MemoryBlobs(blobs),
         memory=NoMemory(),
         profiler=Profiler(),
-        settings=Settings(folder=folder, checkpoint_steps=1),
+        settings=GraphSettings(folder=folder, checkpoint_steps=1),
     )
     job = Job(
         run="run",

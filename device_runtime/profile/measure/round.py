@@ -16,7 +16,7 @@ from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.measure.sampler import MemorySampler
 from device_runtime.profile.measure.watched import NoMemory, Stage, WatchedEngine
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings
+from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundRunner
 from edgefl.wire import tensors
@@ -49,7 +49,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
     profiler = Profiler()
     with MemorySampler() as sampler:
         watched = WatchedEngine(engine, folder, sampler)
-        settings = Settings(folder.path, checkpoint_steps=1 << 30)
+        settings = GraphSettings(folder.path, checkpoint_steps=1 << 30)
         runner = RoundRunner(
             engine=watched,
             manifest=manifest,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from edgefl.analysis.charts import svg
-from edgefl.analysis.heterogeneity.report import Report, reading
+from edgefl.analysis.heterogeneity.report import HeterogeneityReport, reading
 
 BARS = 24
 """Users that are drawn as bars; more of them are a line."""
@@ -22,7 +22,7 @@ _STYLE = (
 )
 
 
-def page(title: str, report: Report, sections: Sections, notes: Sequence[str]) -> str:
+def page(title: str, report: HeterogeneityReport, sections: Sections, notes: Sequence[str]) -> str:
     """``sections`` are tables of rows with equal keys, ``notes`` what to read before them."""
     told = reading(report.kappa, max(report.alpha_lambda))
     warned = ' class="warning"' if "unsafe" in told else ""
@@ -38,7 +38,7 @@ def page(title: str, report: Report, sections: Sections, notes: Sequence[str]) -
     )
 
 
-def _pairwise(report: Report) -> str:
+def _pairwise(report: HeterogeneityReport) -> str:
     names = [str(user) for user in range(len(report.counts))]
     return svg.heatmap(
         report.labels.pairwise.tolist(),
@@ -50,7 +50,7 @@ def _pairwise(report: Report) -> str:
     )
 
 
-def _kappas(report: Report) -> str:
+def _kappas(report: HeterogeneityReport) -> str:
     kappas = report.adaptation.kappas
     title = f"kappa per user, alpha {report.setting.alpha:g}: what FO leaves out"
     if len(kappas) <= BARS:

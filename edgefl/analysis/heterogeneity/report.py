@@ -23,7 +23,7 @@ CURVED, CURVED_ROWS = 5, 256
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class HeterogeneityReport:
     """What was measured, in the setting that it was measured for."""
 
     setting: theory.Setting
@@ -67,7 +67,7 @@ def examine(
     curved: int = CURVED,
     seed: int = 0,
     told: Told = lambda _: None,
-) -> Report:
+) -> HeterogeneityReport:
     """``shards`` are the users' samples in random order, ``counts`` (n, classes) the labels of all that they hold.
 
     ``curved`` users, evenly spread over all, have their Hessians examined on 256 samples each (0: all users).
@@ -87,7 +87,7 @@ def examine(
     curvature = curvature_report(losses, examined, setting.alpha, told)
     told("distances between inputs")
     inputs = [shards[user][0].flatten(1).numpy() for user in range(users)]
-    return Report(
+    return HeterogeneityReport(
         setting=setting,
         counts=counts,
         labels=label_report(counts),
@@ -114,7 +114,7 @@ def reading(kappa: float, alpha_lambda: float) -> str:
     return f"kappa {kappa:.3g} > 0.8: the Hessian decides the step, FO drops most of it"
 
 
-def as_object(report: Report) -> dict[str, Any]:
+def as_object(report: HeterogeneityReport) -> dict[str, Any]:
     """The report in types that JSON knows."""
     labels, gradients, setting = report.labels, report.gradients, report.setting
     user_level, sample_level = majority_levels(report.counts)
@@ -160,13 +160,13 @@ def _means(distances: Distances) -> Mapping[str, float]:
     }
 
 
-def _label_bound(report: Report) -> float:
+def _label_bound(report: HeterogeneityReport) -> float:
     """4 B^2 mean TV^2 (eq. 14): an estimate, since B is the largest norm seen of a batch's gradient, and single samples have
     larger ones."""
     return 4 * report.constants.B**2 * report.labels.mean_tv2
 
 
-def _theory(report: Report) -> dict[str, Any]:
+def _theory(report: HeterogeneityReport) -> dict[str, Any]:
     of, setting = report.constants, report.setting
     most_alpha, most_beta = theory.alpha_max(of), theory.beta_max(of, setting)
     return {

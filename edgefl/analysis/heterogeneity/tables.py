@@ -7,7 +7,7 @@ import math
 from edgefl.analysis.heterogeneity import theory
 from edgefl.analysis.heterogeneity.curvature import PROBES
 from edgefl.analysis.heterogeneity.labels import grouped, majority_levels
-from edgefl.analysis.heterogeneity.report import Report
+from edgefl.analysis.heterogeneity.report import HeterogeneityReport
 from edgefl.analysis.heterogeneity.spectrum import STEPS
 
 Row = dict[str, str]
@@ -16,7 +16,7 @@ _GROUPS = 12
 """Groups of users with the same classes that are listed; more say little."""
 
 
-def tables(report: Report) -> dict[str, list[Row]]:
+def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
     """Rows by section; each has the keys ``what``, ``value`` and ``beside it``."""
     return {
         "labels": _labels(report),
@@ -27,7 +27,7 @@ def tables(report: Report) -> dict[str, list[Row]]:
     }
 
 
-def groups(report: Report) -> list[Row]:
+def groups(report: HeterogeneityReport) -> list[Row]:
     """Users that hold the same classes, together; none where almost everybody holds other ones."""
     found = grouped(report.counts)
     if len(found) > _GROUPS:
@@ -45,7 +45,7 @@ def groups(report: Report) -> list[Row]:
     ]
 
 
-def _labels(report: Report) -> list[Row]:
+def _labels(report: HeterogeneityReport) -> list[Row]:
     labels = report.labels
     by_user, by_sample = majority_levels(report.counts)
     return [
@@ -61,7 +61,7 @@ def _labels(report: Report) -> list[Row]:
     ]
 
 
-def _inputs(report: Report) -> list[Row]:
+def _inputs(report: HeterogeneityReport) -> list[Row]:
     found, chance = report.features.found, report.features.chance
     kinds = (
         ("W1 per feature", found.per_feature, chance.per_feature, "exact, mean over features"),
@@ -74,7 +74,7 @@ def _inputs(report: Report) -> list[Row]:
     ]
 
 
-def _gradients(report: Report) -> list[Row]:
+def _gradients(report: HeterogeneityReport) -> list[Row]:
     found, adaptation, of = report.gradients, report.adaptation, report.constants
     bound = theory.gamma_f2(of, report.setting.alpha)
     labelled = 4 * of.B**2 * report.labels.mean_tv2
@@ -93,7 +93,7 @@ def _gradients(report: Report) -> list[Row]:
     ]
 
 
-def _curvature(report: Report) -> list[Row]:
+def _curvature(report: HeterogeneityReport) -> list[Row]:
     found, of = report.curvature, report.constants
     most = max(report.alpha_lambda)
     seen = f"{len(found.users)} of {len(report.counts)} users, {STEPS} Lanczos steps"
@@ -110,7 +110,7 @@ def _curvature(report: Report) -> list[Row]:
     ]
 
 
-def _theory(report: Report) -> list[Row]:
+def _theory(report: HeterogeneityReport) -> list[Row]:
     of, setting = report.constants, report.setting
     most_alpha, most_beta = theory.alpha_max(of), theory.beta_max(of, setting)
     return [

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from device_runtime.data import support
 from device_runtime.data.support import Shards, checked_protocol
-from edgefl.analysis.personal.report import Point, Report, UserReport, summed_up
+from edgefl.analysis.personal.report import PersonalReport, Point, UserReport, summed_up
 from edgefl.contract.program import Function, Program
 from edgefl.contract.ranges import at_least_zero
 from edgefl.contract.tensors import Tensors, prefixed, role_of, select
@@ -162,7 +162,7 @@ def evaluate_users(
     protocol: support.Protocol = "train_support",
     seed: int = 0,
     headline: int = 1,
-) -> Report:
+) -> PersonalReport:
     """All ``users`` after q steps of size ``alpha`` from ``weights``, for q = ``headline`` and each of ``steps``."""
     setting = Setting(alpha, tuple(steps), batch, protocol, seed, headline)
     adapter = Adapter(program, weights)

@@ -12,7 +12,7 @@ import torch
 
 from device_runtime.data.samples import load as load_data
 from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_user
-from edgefl.analysis.personal.report import Report, UserReport, summed_up
+from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.lab.lab import CONFIG_NAME, device_names
@@ -111,7 +111,7 @@ class Finished:
         """The step size that the programs of all tiers have."""
         return next(iter(self.adapters.values())).program.hyper[ALPHA]
 
-    def report(self, setting: Setting) -> Report:
+    def report(self, setting: Setting) -> PersonalReport:
         """All users; those whose samples the protocol cannot split are left out, with the reason."""
         left_out: dict[str, str] = {}
         return summed_up(setting, list(self._evaluated(setting, left_out)), left_out)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from edgefl.analysis.charts.svg import line_chart
-from edgefl.analysis.personal.report import Report
+from edgefl.analysis.personal.report import PersonalReport
 
 _STYLE = (
     "body{font:15px system-ui,sans-serif;max-width:860px;margin:2rem auto;padding:0 1rem}"
@@ -16,7 +16,7 @@ _STYLE = (
 )
 
 
-def page(title: str, reports: Sequence[Report]) -> str:
+def page(title: str, reports: Sequence[PersonalReport]) -> str:
     """The page of ``reports``, the first of which is the headline; ValueError without one."""
     if not reports:
         raise ValueError(f"the page {title!r} has no report to show")
@@ -39,14 +39,14 @@ def page(title: str, reports: Sequence[Report]) -> str:
     )
 
 
-def summary(reports: Sequence[Report]) -> list[dict[str, str]]:
+def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:
     """A line for each number, a column for each of ``reports``, which differ in their protocols."""
     columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
     names = next(iter(columns.values()))
     return [{"accuracy": name} | {column: told[name] for column, told in columns.items()} for name in names]
 
 
-def _numbers(report: Report) -> dict[str, str]:
+def _numbers(report: PersonalReport) -> dict[str, str]:
     after = "1 step" if report.steps == 1 else f"{report.steps} steps"
     told: dict[str, float | None] = {
         "before": report.before,
@@ -61,7 +61,7 @@ def _numbers(report: Report) -> dict[str, str]:
     return {name: "-" if value is None else f"{value:.2%}" for name, value in told.items()}
 
 
-def user_rows(report: Report) -> list[dict[str, str]]:
+def user_rows(report: PersonalReport) -> list[dict[str, str]]:
     """A line for each user, those that fare worst first."""
     ordered = sorted(report.users, key=lambda user: user.after(report.steps).accuracy)
     return [
@@ -78,7 +78,7 @@ def user_rows(report: Report) -> list[dict[str, str]]:
     ]
 
 
-def _curve(reports: Sequence[Report]) -> str:
+def _curve(reports: Sequence[PersonalReport]) -> str:
     lines: dict[str, list[tuple[float, float]]] = {
         report.protocol: [(float(point.steps), point.accuracy) for point in report.curve]
         for report in reports
@@ -86,7 +86,7 @@ def _curve(reports: Sequence[Report]) -> str:
     return line_chart(lines, title="Mean accuracy over users", x="steps", y="accuracy")
 
 
-def _users(report: Report) -> str:
+def _users(report: PersonalReport) -> str:
     """Users in the order of their accuracy, before and after: who gains, and who is left behind."""
 
     def ranked(values: Sequence[float]) -> list[tuple[float, float]]:

@@ -62,7 +62,7 @@ class Evaluated(Protocol):
 
 
 @dataclass(frozen=True)
-class Report:
+class PersonalReport:
     """All users under one protocol; accuracies from 0 to 1, all users alike unless it says otherwise.
 
     ``mean`` is the headline: after ``steps`` steps; ``before`` that without one. ``std`` is over users, of the population;
@@ -94,7 +94,7 @@ class Report:
 
 def summed_up(
     setting: Evaluated, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
-) -> Report:
+) -> PersonalReport:
     """The report of these ``users``. DataError without any."""
     if not users:
         reasons = "; ".join(f"{name}: {why}" for name, why in (left_out or {}).items())
@@ -103,7 +103,7 @@ def summed_up(
     samples = [user.samples for user in users]
     majority = [user.majority for user in users if user.majority is not None]
     known = len(majority) == len(users)
-    return Report(
+    return PersonalReport(
         protocol=setting.protocol,
         leaks=any(user.leaks for user in users),
         note=support.NOTES[setting.protocol],

@@ -15,7 +15,7 @@ import torch
 
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.analysis.reproduce import three_clients
-from edgefl.analysis.reproduce.report import Compared, Report, Reproduction, holds, near
+from edgefl.analysis.reproduce.report import Compared, Reproduction, ReproductionReport, holds, near
 from edgefl.contract.program import Program
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
@@ -136,7 +136,7 @@ def drift(beta: float, eta: float, steps: int) -> float:
     return eta / 3 * sum(1 / math.sqrt(1 - beta**k) for k in range(1, steps + 1))
 
 
-def run(limit: int | None, progress: Progress) -> Report:
+def run(limit: int | None, progress: Progress) -> ReproductionReport:
     """Every run, each at most ``limit`` iterations long. ConfigError for less than one round."""
     if limit is not None and limit < LONGEST:
         raise ConfigError(
@@ -167,7 +167,7 @@ def run(limit: int | None, progress: Progress) -> Report:
         values = list(paths["FAFED, theory"].values())
         falls = all(later < earlier for earlier, later in pairwise(values))
         rows.append(holds("FAFED, theory", "only falls, to", values[-1], falls))
-    return Report(tuple(rows), _charts(paths), _NOTE)
+    return ReproductionReport(tuple(rows), _charts(paths), _NOTE)
 
 
 def _direction(name: str, found: Path) -> Compared:

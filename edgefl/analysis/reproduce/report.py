@@ -18,7 +18,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReproductionReport:
     """``charts``: SVG text by file name. ``note``: how the numbers were made."""
 
     rows: tuple[Compared, ...]
@@ -30,7 +30,7 @@ class Report:
         return all(row.agrees for row in self.rows)
 
 
-Runner = Callable[[int | None, Callable[[str], None]], Report]
+Runner = Callable[[int | None, Callable[[str], None]], ReproductionReport]
 
 
 @dataclass(frozen=True)

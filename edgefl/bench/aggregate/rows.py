@@ -32,7 +32,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ConfigError, EdgeflError
 
-__all__ = ["CODECS", "AggregateRow", "Settings", "build", "measure"]
+__all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]
 
 PER_BLOCK = 3
 """Of our aggregations in a block with one of Flower's."""
@@ -81,7 +81,7 @@ class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Settings:
+class AggregateSettings:
     """What is measured. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none.
 
     Raises ConfigError for a device that is not there or an interpreter that does not exist.
@@ -107,13 +107,13 @@ class Settings:
             )
 
 
-def build(model: str, parameters: int, settings: Settings) -> ModelSpec:
+def build(model: str, parameters: int, settings: AggregateSettings) -> ModelSpec:
     """The model whose updates are added, or with ``parameters`` a perceptron of that size; ModelError if there is none."""
     return sized(parameters) if parameters else build_model(model, **settings.options)
 
 
 def measure(
-    spec: ModelSpec, codec: str, settings: Settings, say: Callable[[str], None] = lambda _: None
+    spec: ModelSpec, codec: str, settings: AggregateSettings, say: Callable[[str], None] = lambda _: None
 ) -> AggregateRow:
     """One row. ConfigError or ModelError where there is no such codec."""
     say(f"{codec}: drawing {settings.clients} updates")
@@ -134,7 +134,7 @@ def measure(
 
 def _row(
     ours: Ours,
-    settings: Settings,
+    settings: AggregateSettings,
     flower_ms: Sequence[float],
     difference: float | None,
     problem: str | None,
@@ -175,7 +175,11 @@ def _row(
 
 
 def _flower(
-    stack: contextlib.ExitStack, folder: Path, ours: Ours, settings: Settings, say: Callable[[str], None]
+    stack: contextlib.ExitStack,
+    folder: Path,
+    ours: Ours,
+    settings: AggregateSettings,
+    say: Callable[[str], None],
 ) -> tuple[Worker | None, str | None]:
     """The worker, after a first average that is not counted; or None and why."""
     if not settings.flower:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.analysis.reproduce.report import Compared, Report, Reproduction, holds
-from edgefl.bench.device_table.rows import EMBRACING, TIERS, WIDTH, Settings, Times, measure
+from edgefl.analysis.reproduce.report import Compared, Reproduction, ReproductionReport, holds
+from edgefl.bench.device_table.rows import EMBRACING, TIERS, WIDTH, TableSettings, Times, measure
 
 PHONE: Mapping[str, Mapping[str, Sequence[float]]] = {
     EMBRACING: {"forward": (2095.4, 2095.4, 2095.4), "backward": (419643.8, 197265.0, 85448.3)},
@@ -17,30 +17,30 @@ PAPERS_MODEL = "resnet20"
 WEAK_BACKWARD = 0.25
 """At most this share of the strong tier's backward time, for EmbracingFL's weak tier."""
 
-FULL = Settings()
-QUICK = Settings(models=("resnet8",), engines=("onnx",), batch=8, steps=1, repeat=3)
+FULL = TableSettings()
+QUICK = TableSettings(models=("resnet8",), engines=("onnx",), batch=8, steps=1, repeat=3)
 
 
-def run(limit: int | None, progress: Callable[[str], None]) -> Report:
+def run(limit: int | None, progress: Callable[[str], None]) -> ReproductionReport:
     """ResNet-20 and the CNN, 32 samples, both engines; ``limit`` bounds the timed runs of each graph."""
     return _report(_bounded(FULL, limit), progress)
 
 
-def quick(limit: int | None, progress: Callable[[str], None]) -> Report:
+def quick(limit: int | None, progress: Callable[[str], None]) -> ReproductionReport:
     """ResNet-8, 8 samples, on onnxruntime: the orderings in a minute."""
     return _report(_bounded(QUICK, limit), progress)
 
 
-def _bounded(settings: Settings, limit: int | None) -> Settings:
+def _bounded(settings: TableSettings, limit: int | None) -> TableSettings:
     if limit is None:
         return settings
     repeat = max(1, min(settings.repeat, limit // settings.steps))
     return replace(settings, steps=min(settings.steps, limit), repeat=repeat)
 
 
-def _report(settings: Settings, progress: Callable[[str], None]) -> Report:
+def _report(settings: TableSettings, progress: Callable[[str], None]) -> ReproductionReport:
     times = measure(settings, progress)
-    return Report(tuple(compared(times)), {}, _note(settings))
+    return ReproductionReport(tuple(compared(times)), {}, _note(settings))
 
 
 def compared(times: Sequence[Times]) -> Iterator[Compared]:
@@ -75,7 +75,7 @@ def compared(times: Sequence[Times]) -> Iterator[Compared]:
                 yield holds(name, f"backward / strong <= {WEAK_BACKWARD}", share, share <= WEAK_BACKWARD)
 
 
-def _note(settings: Settings) -> str:
+def _note(settings: TableSettings) -> str:
     runs = settings.steps * settings.repeat
     return (
         f"One batch of {settings.batch} samples, {settings.threads} thread(s), medians of {runs} runs by turns, each graph "

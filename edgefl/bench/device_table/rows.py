@@ -41,7 +41,7 @@ SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 @dataclass(frozen=True)
-class Settings:
+class TableSettings:
     """``steps`` timed runs of each graph in each of ``repeat`` blocks, after one that is not counted."""
 
     models: tuple[str, ...] = ("resnet20", "cnn")
@@ -65,7 +65,7 @@ class Times:
     backward_ms: float
 
 
-def measure(settings: Settings, say: Callable[[str], None] = lambda _: None) -> list[Times]:
+def measure(settings: TableSettings, say: Callable[[str], None] = lambda _: None) -> list[Times]:
     """Every engine, model, method and tier. ConfigError for an engine that is not installed, EdgeflError where a graph
     cannot be exported or a process ends."""
     check_installed(settings.engines)
@@ -105,7 +105,7 @@ def forward_only(objective: Objective, batch: int) -> Function:
 
 
 def _measured(
-    engine: str, spec: ModelSpec, settings: Settings, say: Callable[[str], None]
+    engine: str, spec: ModelSpec, settings: TableSettings, say: Callable[[str], None]
 ) -> Iterator[Times]:
     """The graphs of all submodels take turns, each in a process of its own."""
     form = format_of(engine)
@@ -128,7 +128,7 @@ def _measured(
             yield Times(engine, spec.name, method, tier, sum(chunks) + forward, max(0.0, step - forward))
 
 
-def _run(workers: Sequence[Worker], settings: Settings, running: ExitStack) -> None:
+def _run(workers: Sequence[Worker], settings: TableSettings, running: ExitStack) -> None:
     for each in workers:
         running.enter_context(each)
         each.run(1, count=False)

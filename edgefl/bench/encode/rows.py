@@ -36,7 +36,7 @@ from exporters.capture.trace import Captured, capture
 from exporters.memory.usage import rewritable
 from exporters.onnx.model import to_onnx
 
-__all__ = ["CODECS", "EncodeRow", "Settings", "build", "measure"]
+__all__ = ["CODECS", "EncodeRow", "EncodeSettings", "build", "measure"]
 
 Exported = tuple[Captured, bytes]
 SGD = "dense"
@@ -74,7 +74,7 @@ class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Settings:
+class EncodeSettings:
     """What is measured: ``repeat`` blocks of calls to each graph."""
 
     batch: int = 32
@@ -83,13 +83,13 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def build(model: str, settings: Settings) -> ModelSpec:
+def build(model: str, settings: EncodeSettings) -> ModelSpec:
     """The model with initial weights; ModelError if there is none of this name."""
     return build_model(model, **settings.options)
 
 
 def measure(
-    spec: ModelSpec, codec: str, settings: Settings, say: Callable[[str], None] = lambda _: None
+    spec: ModelSpec, codec: str, settings: EncodeSettings, say: Callable[[str], None] = lambda _: None
 ) -> EncodeRow:
     """One row. ConfigError or ModelError where there is no such codec, ExportError where its graphs cannot be made."""
     model = CodedModel.of(spec, codec, batch=settings.batch)
@@ -140,12 +140,12 @@ def _step(program: Program) -> Function:
     return program.phases[-1].function
 
 
-def _worker(folder: Path, name: str, settings: Settings) -> Worker:
+def _worker(folder: Path, name: str, settings: EncodeSettings) -> Worker:
     command = [sys.executable, "-m", "edgefl.bench.encode.device", str(folder), name, str(settings.threads)]
     return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)})
 
 
-def _race(workers: Mapping[str, Worker], settings: Settings, say: Callable[[str], None]) -> float:
+def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable[[str], None]) -> float:
     """Let the workers take turns; milliseconds of the first encoding."""
     with contextlib.ExitStack() as stack:
         try:

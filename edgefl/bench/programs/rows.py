@@ -79,7 +79,7 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProgramSettings:
     """What is measured: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones
     (0: none are timed)."""
 
@@ -91,7 +91,7 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def build(model: str, settings: Settings) -> ModelSpec:
+def build(model: str, settings: ProgramSettings) -> ModelSpec:
     """The model with initial weights; ModelError if there is none of this name."""
     return build_model(model, **settings.options)
 
@@ -112,7 +112,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def measure(
-    spec: ModelSpec, program: str, settings: Settings, say: Callable[[str], None] = lambda _: None
+    spec: ModelSpec, program: str, settings: ProgramSettings, say: Callable[[str], None] = lambda _: None
 ) -> list[ProgramRow]:
     """A row for each exchange of ``program``. ConfigError or ModelError where there is none such, or not for this model."""
     name, options = parsed(program)
@@ -151,7 +151,9 @@ class Cost:
     state: int
 
 
-def _exchanged(spec: ModelSpec, program: Program, settings: Settings) -> Iterator[tuple[str, Program, Cost]]:
+def _exchanged(
+    spec: ModelSpec, program: Program, settings: ProgramSettings
+) -> Iterator[tuple[str, Program, Cost]]:
     """One device goes once through every exchange of ``program``; the server's state stays as it began."""
     trained = [name for name, tensor in spec.module.named_parameters() if tensor.requires_grad]
     device = Client(0, _random(spec.sample, settings.samples), _random(spec.label, settings.samples))
@@ -232,7 +234,7 @@ def _row(
     place: str,
     cost: Cost,
     timing: Timing | None,
-    settings: Settings,
+    settings: ProgramSettings,
 ) -> ProgramRow:
     count = parameters(spec)
     figures = FIGURES.get((program, place))

@@ -98,7 +98,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainStepSettings:
     """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training.
 
     Raises ConfigError for an interpreter that is not there.
@@ -125,7 +125,7 @@ class Settings:
             )
 
 
-def measure(model: str, settings: Settings, say: Callable[[str], None] = lambda _: None) -> StepRow:
+def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] = lambda _: None) -> StepRow:
     """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
     submodel = built(model, settings.options, settings.tier)
     program = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
@@ -209,7 +209,7 @@ def _median(worker: Worker) -> float:
 
 
 def _race(
-    folder: Path, model: str, settings: Settings, submodel: OutputSide, say: Callable[[str], None]
+    folder: Path, model: str, settings: TrainStepSettings, submodel: OutputSide, say: Callable[[str], None]
 ) -> tuple[Worker, Worker, Worker | None, str | None]:
     """The device's worker, torch's, onnxruntime-training's where it runs, and why it does not."""
     environment = _environment(settings)
@@ -231,12 +231,12 @@ def _race(
     return device, eager, other, problem
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: TrainStepSettings) -> dict[str, str]:
     return quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
 
 
 def _et_training(
-    folder: Path, model: str, settings: Settings, submodel: OutputSide, say: Callable[[str], None]
+    folder: Path, model: str, settings: TrainStepSettings, submodel: OutputSide, say: Callable[[str], None]
 ) -> tuple[Worker | None, str | None]:
     """ExecuTorch's own training export, after the race: a step takes so long that the others would wait for it."""
     if not settings.et_training:
@@ -250,7 +250,7 @@ def _et_training(
 def _third(
     stack: contextlib.ExitStack,
     folder: Path,
-    settings: Settings,
+    settings: TrainStepSettings,
     submodel: OutputSide,
     environment: Mapping[str, str],
 ) -> tuple[Worker | None, str | None]:
@@ -294,7 +294,9 @@ def take_turns(workers: Sequence[Worker], repeat: int, say: Callable[[str], None
 # -- what they are given -----------------------------------------------------------------------------------------
 
 
-def _write_job(folder: Path, model: str, settings: Settings, program: Program, submodel: OutputSide) -> None:
+def _write_job(
+    folder: Path, model: str, settings: TrainStepSettings, program: Program, submodel: OutputSide
+) -> None:
     """The model by name for torch; for both, the batches and the state that the program starts from."""
     job = {"model": model, "options": dict(settings.options), "tier": settings.tier, "sgd": dict(SGD)}
     (folder / "job.json").write_text(json.dumps(job))

@@ -14,7 +14,7 @@ from edgefl.cli.output import console, errors, print_json, print_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edgefl.analysis.heterogeneity.report import Report
+    from edgefl.analysis.heterogeneity.report import HeterogeneityReport
     from edgefl.config import Federation
 
 _HELP = """
@@ -126,7 +126,7 @@ def _measured(
     weights: Path | None,
     asked: tuple[float | None, int, int, int],
     told: Callable[[str], None],
-) -> tuple[str, Report]:
+) -> tuple[str, HeterogeneityReport]:
     from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
     from edgefl.analysis.heterogeneity.report import examine
     from edgefl.analysis.heterogeneity.theory import Setting
@@ -198,7 +198,7 @@ def _tensors(initial: dict[str, Tensor], path: Path | None) -> dict[str, Tensor]
     return {name: torch.from_numpy(found[name].copy()) for name in initial}
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(report: HeterogeneityReport) -> list[str]:
     setting = report.setting
     return [
         f"alpha {setting.alpha:g}, beta {setting.beta:g}, tau {setting.tau}, batches of {setting.inner}. Hessians of "

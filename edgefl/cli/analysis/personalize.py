@@ -11,7 +11,7 @@ import typer
 from edgefl.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.analysis.personal.report import Report
+    from edgefl.analysis.personal.report import PersonalReport
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 _WORST = 10
@@ -96,7 +96,7 @@ def numbers(text: str) -> tuple[int, ...]:
         ) from error
 
 
-def _show(title: str, made: list[Report], html: Path | None) -> None:
+def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
     from edgefl.analysis.personal.page import summary, user_rows
 
     first = made[0]

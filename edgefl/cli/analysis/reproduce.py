@@ -12,7 +12,7 @@ from rich.text import Text
 from edgefl.cli.output import console, errors, human, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.analysis.reproduce.report import Report, Reproduction, Runner
+    from edgefl.analysis.reproduce.report import Reproduction, ReproductionReport, Runner
 
 _HELP = """
 Run a result of a paper again and print every number beside the one it should be.
@@ -66,7 +66,9 @@ def reproduce(
     conclude(name, report, files, time.perf_counter() - began, as_json=as_json)
 
 
-def conclude(name: str, report: Report, files: list[str], seconds: float, *, as_json: bool) -> None:
+def conclude(
+    name: str, report: ReproductionReport, files: list[str], seconds: float, *, as_json: bool
+) -> None:
     """Says it all; typer.Exit(1) where something is not as it should be."""
     if as_json:
         answer = {"rows": report.rows, "agrees": report.agrees, "note": report.note, "charts": files}
@@ -107,14 +109,14 @@ def _list(as_json: bool) -> None:
         print_table("reproductions", rows)
 
 
-def _written(report: Report, folder: Path) -> list[str]:
+def _written(report: ReproductionReport, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in report.charts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [str(folder / name) for name in report.charts]
 
 
-def _show(name: str, report: Report, files: list[str]) -> None:
+def _show(name: str, report: ReproductionReport, files: list[str]) -> None:
     rows = [
         {
             "run": row.run,

@@ -112,13 +112,13 @@ def aggregate(
     option: _Options = None,
     as_json: _Json = False,
 ) -> None:
-    from edgefl.bench.aggregate.rows import CODECS, Settings, build, measure
+    from edgefl.bench.aggregate.rows import CODECS, AggregateSettings, build, measure
     from edgefl.cli.options import model_options
 
     if on_device:
         _on_device(parameters, clients, repeat, device, as_json)
         return
-    settings = Settings(
+    settings = AggregateSettings(
         clients=clients,
         threads=threads,
         device=device.value,
@@ -145,11 +145,11 @@ def encode(
     option: _Options = None,
     as_json: _Json = False,
 ) -> None:
-    from edgefl.bench.encode.rows import CODECS, Settings, build, measure
+    from edgefl.bench.encode.rows import CODECS, EncodeSettings, build, measure
     from edgefl.cli.options import model_options
 
     options = model_options(option or ())
-    settings = Settings(batch=batch, threads=threads, repeat=repeat, options=options)
+    settings = EncodeSettings(batch=batch, threads=threads, repeat=repeat, options=options)
     spec = build(model, settings)
     rows, failed = _measured(codec or CODECS, lambda name, say: measure(spec, name, settings, say), _encoded)
     title = f"encode: {spec.name}, batch {batch}, threads {threads}"

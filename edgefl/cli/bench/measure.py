@@ -172,11 +172,11 @@ def train_step(
     ] = "",
     as_json: _Json = False,
 ) -> None:
-    from edgefl.bench.train_step.rows import MODELS, Settings, measure
+    from edgefl.bench.train_step.rows import MODELS, TrainStepSettings, measure
     from edgefl.wire.errors import EdgeflError
     from exporters.memory.recompute import Budget
 
-    settings = Settings(
+    settings = TrainStepSettings(
         batch=batch,
         target=target.value,
         threads=threads,
@@ -231,13 +231,13 @@ def submodels(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    from edgefl.bench.submodels import GAMMAS, Settings, build, kinds_of, measure
+    from edgefl.bench.submodels import GAMMAS, SubmodelSettings, build, kinds_of, measure
     from edgefl.bench.submodels import Match as Share
     from edgefl.cli.models.fit import gammas
     from edgefl.wire.errors import EdgeflError
 
     options = model_options(option or ())
-    settings = Settings(
+    settings = SubmodelSettings(
         batch=batch, steps=steps, threads=threads, match=cast(Share, match.value), options=options
     )
     spec = build(model, settings)

@@ -56,13 +56,13 @@ def programs(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
-    from edgefl.bench.programs.rows import Settings, build, everything, measure
+    from edgefl.bench.programs.rows import ProgramSettings, build, everything, measure
     from edgefl.cli.bench.report import print_rows
     from edgefl.cli.options import model_options
     from edgefl.wire.errors import EdgeflError
 
     options = model_options(option or ())
-    settings = Settings(batch, steps, samples, repeat, threads, options)
+    settings = ProgramSettings(batch, steps, samples, repeat, threads, options)
     spec = build(model, settings)
     rows: list[ProgramRow] = []
     failed = []

@@ -128,14 +128,14 @@ def options_of(factory: Callable[..., Any], upon: int) -> dict[str, Any]:
 
 def _measured(name: str) -> tuple[Any, list[ProgramRow]]:
     """(the objective, a row for each exchange) on a small model: dense layers, with exits where the program needs them."""
-    from edgefl.bench.programs.rows import Settings, measure
+    from edgefl.bench.programs.rows import ProgramSettings, measure
     from edgefl.models.exits import with_exits
     from edgefl.models.zoo.catalog import build_model
     from edgefl.objective.objective import Objective
     from edgefl.submodels.output_side.submodel import OutputSide
     from edgefl.wire.errors import ModelError
 
-    settings = Settings(batch=2, steps=2, samples=4, repeat=0)
+    settings = ProgramSettings(batch=2, steps=2, samples=4, repeat=0)
     plain = build_model("mlp", size=8, hidden=[64, 32])
     for spec in (plain, with_exits(plain)):
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
-    from exporters.fit import Device, Plan
+    from exporters.fit import Device, Fit
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit)/s")  # b would be bits to some
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3}
@@ -107,7 +107,7 @@ def read_hello(path: Path) -> Wishes:
 
 def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
-) -> Plan:
+) -> Fit:
     """Every submodel of ``spec`` beside the device, trained by the federation's program."""
     from edgefl.setup.training import program_of
     from exporters.fit import plan

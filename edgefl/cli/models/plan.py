@@ -14,7 +14,7 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.models.spec import ModelSpec
-    from exporters.fit import Offer, Plan
+    from exporters.fit import Fit, Offer
 
 _EXAMPLES = """
 List the submodels of a model that fit a device, with what each would cost it, and recommend one.
@@ -111,7 +111,7 @@ def _model(
     return federation, build_model(federation.model.name, **model_options(options))
 
 
-def as_object(model: str, made: Plan) -> dict[str, Any]:
+def as_object(model: str, made: Fit) -> dict[str, Any]:
     """What ``--json`` prints. ModelError if nothing fits."""
     return {
         "model": model,
@@ -125,7 +125,7 @@ def as_object(model: str, made: Plan) -> dict[str, Any]:
     }
 
 
-def _show(model: str, made: Plan) -> None:
+def _show(model: str, made: Fit) -> None:
     best = made.recommended()
     rows = [_row(offer, offer is best) for offer in made.fitting]
     notes = {

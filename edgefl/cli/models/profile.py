@@ -107,10 +107,10 @@ def profile(
         return
     given = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     refuse(given | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
-    from device_runtime.profile.whole import Settings, profile_bundle
+    from device_runtime.profile.whole import ProfileSettings, profile_bundle
     from edgefl.analysis.profiles.accuracy import accuracy_of
 
-    settings = Settings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
+    settings = ProfileSettings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
     found: list[BundleProfile] = []
     with _ended_tidily(), errors.status("") as status:
         accuracy = accuracy_of(run) if run else None

@@ -36,7 +36,7 @@ from edgefl.submodels.compaction.branches import without_constants
 from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
 from edgefl.submodels.compaction.folding import fold
 from edgefl.submodels.compaction.needs import needs
-from edgefl.submodels.compaction.report import Layer, Report
+from edgefl.submodels.compaction.report import CompactionReport, Layer
 from edgefl.submodels.structured.groups import Part, members, output_dims
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
@@ -51,7 +51,7 @@ class Compacted:
     """A dense network of the same units, in inference, whose tensors keep their names where they are left."""
 
     spec: ModelSpec
-    report: Report
+    report: CompactionReport
 
     @property
     def weights(self) -> Arrays:
@@ -171,7 +171,7 @@ def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
 # -- report ----------------------------------------------------------------------------------------------------
 
 
-def _report(masked: ModelSpec, small: ModelSpec, masks: Masks) -> Report:
+def _report(masked: ModelSpec, small: ModelSpec, masks: Masks) -> CompactionReport:
     before, after = dict(masked.module.named_parameters()), dict(small.module.named_parameters())
     dims = output_dims(masked)
     layers = {
@@ -179,7 +179,7 @@ def _report(masked: ModelSpec, small: ModelSpec, masks: Masks) -> Report:
         for name, dim in dims.items()
     }
     entries = sum(mask.size for mask in masks.values())
-    return Report(
+    return CompactionReport(
         gamma=sum(int(mask.sum()) for mask in masks.values()) / entries if entries else 1.0,
         layers=layers,
         parameters_before=sum(tensor.numel() for tensor in before.values()),

@@ -19,7 +19,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompactionReport:
     """The network before and after. ``gamma`` is the share of the masked tensors' entries that the mask keeps.
 
     ``parameters`` and ``macs`` (of one sample's forward pass) count what a dense runtime stores and executes, zeros

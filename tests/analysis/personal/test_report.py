@@ -10,13 +10,13 @@ import torch
 
 from device_runtime.data.support import Shards
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_users
-from edgefl.analysis.personal.report import Point, Report, UserReport, summed_up, worst_decile
+from edgefl.analysis.personal.report import PersonalReport, Point, UserReport, summed_up, worst_decile
 from edgefl.data.groups import groups
 from edgefl.wire.errors import ConfigError, DataError
 from tests.analysis.personal.users import BATCH, users_of, whole
 
 
-def _report(accuracies: list[float], samples: list[int]) -> Report:
+def _report(accuracies: list[float], samples: list[int]) -> PersonalReport:
     users = [
         UserReport(
             number=number,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.profile.whole import Settings, profile_bundle
+from device_runtime.profile.whole import ProfileSettings, profile_bundle
 from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Peak, Split, Times
 from tests.device_runtime import tiny
@@ -17,7 +17,7 @@ from tests.device_runtime import tiny
 @functools.cache
 def measured(prefix: tuple[str, ...] = ("stem", "mid")) -> BundleProfile:
     """The tiny bundle's profile, measured once."""
-    return profile_bundle(tiny.make_bundle(prefix), Settings(repeat=5, samples=10))
+    return profile_bundle(tiny.make_bundle(prefix), ProfileSettings(repeat=5, samples=10))
 
 
 def graph(name: str, kind: str, median_ms: float, **fields: object) -> GraphProfile:

@@ -13,7 +13,7 @@ from device_runtime.engine.base import LoadedGraph, Outputs
 from device_runtime.engine.executorch import ExecuTorchEngine
 from device_runtime.profile.measure.executorch_trace import trace
 from device_runtime.profile.measure.inputs import Inputs
-from device_runtime.profile.whole import Settings, profile_bundle
+from device_runtime.profile.whole import ProfileSettings, profile_bundle
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle
@@ -129,23 +129,23 @@ def test_a_damaged_graph_is_one_clear_error() -> None:
     )
     damaged = Bundle(msgspec.structs.replace(manifest, graphs=graphs), {**bundle.blobs, ref.sha256: broken})
     with pytest.raises(BundleError, match=r"round was not measured.*cannot load graph 'start'"):
-        profile_bundle(damaged, Settings(repeat=1))
+        profile_bundle(damaged, ProfileSettings(repeat=1))
 
 
 def test_an_engine_of_another_format_is_refused_before_anything_runs() -> None:
     with pytest.raises(BundleError, match="holds onnx graphs, engine 'executorch'"):
-        profile_bundle(tiny.make_bundle(), Settings(engine="executorch"))
+        profile_bundle(tiny.make_bundle(), ProfileSettings(engine="executorch"))
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"repeat": 0}, {"samples": -1}])
 def test_settings_that_cannot_be_used_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least"):
-        profile_bundle(tiny.make_bundle(), Settings(**wrong))  # type: ignore[arg-type]
+        profile_bundle(tiny.make_bundle(), ProfileSettings(**wrong))  # type: ignore[arg-type]
 
 
 def test_a_process_that_takes_too_long_is_ended() -> None:
     with pytest.raises(BundleError, match=r"not measured within 0\.01 s"):
-        profile_bundle(tiny.make_bundle(), Settings(limit_s=0.01))
+        profile_bundle(tiny.make_bundle(), ProfileSettings(limit_s=0.01))
 
 
 def test_a_profile_travels_in_a_few_kilobytes(measured: BundleProfile) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings
+from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundRunner
 from edgefl.wire.errors import BundleError, DataError
 from tests.device_runtime import tiny
@@ -112,7 +112,7 @@ def test_data_that_do_not_fit_a_batch_port_are_a_data_error(device: Device) -> N
         blobs=device.world,
         memory=device.store,
         profiler=Profiler(),
-        settings=Settings(device.folder, 1),
+        settings=GraphSettings(device.folder, 1),
     )
 
     with pytest.raises(DataError, match=r"batch\.0\.x should be float32 \(4, 3\), found float32 \(4, 5\)"):

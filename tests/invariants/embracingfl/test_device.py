@@ -15,7 +15,7 @@ from device_runtime.data.samples import Batches, LocalData
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.round.costs import Profiler
 from device_runtime.round.forward import MultiStepForward, record_tag
-from device_runtime.round.graphs import Graphs, Settings
+from device_runtime.round.graphs import Graphs, GraphSettings
 from device_runtime.round.record import Record
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import StaleRecordError
@@ -40,7 +40,10 @@ def test_i1_the_record_on_disk_is_the_one_shot_forward_whatever_the_chunking(
     tier = tier_of(3, chunks)
     manifest, data = tier.bundle.manifest, local_data(tier.spec, 21, 5)
     job, blobs = job_of(tier, seed=1)
-    graphs, settings = Graphs(OnnxEngine(), manifest, MemoryBlobs(blobs), Profiler()), Settings(tmp_path, 1)
+    graphs, settings = (
+        Graphs(OnnxEngine(), manifest, MemoryBlobs(blobs), Profiler()),
+        GraphSettings(tmp_path, 1),
+    )
 
     with MultiStepForward(graphs, manifest, Profiler(), settings).record(
         job, data.fitted(manifest.data)

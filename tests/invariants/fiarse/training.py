@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from device_runtime.data.samples import Batches, LabelSpec, LocalData
 from device_runtime.engine.select import open_engine
 from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Settings
+from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundRunner
 from edgefl.contract.program import Function, Program
@@ -264,7 +264,7 @@ def train_on_device(
         blobs=MemoryBlobs(blobs),
         memory=NoMemory(),
         profiler=Profiler(),
-        settings=Settings(folder=folder, checkpoint_steps=2),
+        settings=GraphSettings(folder=folder, checkpoint_steps=2),
     )
     return runner.run(job, data.fitted(manifest.data, LabelSpec.of(manifest)), {}).update
 
