@@ -26,4 +26,4 @@ def problems(wheel: Path) -> list[str]:
 if __name__ == "__main__":
     wheels = sorted(Path(sys.argv[1]).glob("edgefl-*.whl"))
     told = [text for wheel in wheels for text in problems(wheel)] if wheels else ["no wheel was built"]
-    sys.exit("\n".join(told))
+    sys.exit("\n".join(told) or 0)
