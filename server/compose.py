@@ -98,14 +98,14 @@ def _exchange(
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
-    plans = {
-        name: _tier_plan(federation, dataset, tier, own[name], folder, emit) for name, tier in tiers.items()
+    hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
+    specs = {
+        name: _tier_spec(federation, dataset, tier, own[name], folder, emit) for name, tier in tiers.items()
     }
-    hyper = _scalars({name: each.program for name, each in own.items()})
-    return ExchangeSpec(plans, hyper, exchange.program.schedule, exchange.program.server)
+    return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
 
 
-def _tier_plan(
+def _tier_spec(
     federation: Federation,
     dataset: Dataset,
     tier: Tier,

@@ -114,13 +114,12 @@ class Refused(Event, frozen=True, kw_only=True):
 class RoundClosed(Event, frozen=True, kw_only=True):
     """A round is over. ``accuracy`` and ``loss`` are the global model's on the test set, None if not evaluated.
 
-    ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that brought
-    them blobs (by their own count) and of those that brought their updates here, second copies included (one that comes
-    after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets are in
-    (:mod:`edgefl.wire.mqtt.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages held
-    the updates
-    as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256`` is the digest of
-    the round's checkpoint file.
+    ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that
+    brought them blobs (by their own count) and of those that brought their updates here, second copies included (one
+    that comes after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets
+    are in (:mod:`edgefl.wire.mqtt.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
+    held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
+    is the digest of the round's checkpoint file.
     """
 
     round: int

@@ -123,9 +123,8 @@ class Rounds:
                 )
             later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
             state = replace(state, phase="open", round=later)
-        for units in self._journal.published_units(
-            self._run.run
-        ):  # what a killed process did not live to clear
+        # What a killed process did not live to clear.
+        for units in self._journal.published_units(self._run.run):
             self.announcements.clear(msgspec.msgpack.decode(units, type=_Published))
         return state
 

@@ -2,7 +2,7 @@
 
 ::
 
-    found = profile_bundle(read_bundle(Path("weak.efl")), Settings(repeat=20))
+    found = profile_bundle(read_bundle(Path("weak.efl")), ProfileSettings(repeat=20))
     found.step_ms, found.peak_bytes
 
 Each graph, and one short round, has a fresh process, so that its memory over the idle process is its own.

@@ -31,8 +31,8 @@ _LOCK_PATIENCE_S = 5.0
 _CACHE_KIB = 256
 """What SQLite keeps of the file in memory for good, once it wrote that much; its own choice of 2 MiB is no faster."""
 
-_LAYOUT = 1
-"""Of the tables, in SQLite's ``user_version``, which is 0 in a new file."""
+_LAYOUT = 3
+"""Of the tables, in SQLite's ``user_version``, which is 0 in a new file. Below it lie those of before the first release."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -120,7 +120,8 @@ class Store:
     def _check_layout(self, path: Path) -> None:
         """StoreError if another release wrote the file in another layout."""
         [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
-        if layout not in (0, _LAYOUT):
+        new = not self._db.execute("SELECT 1 FROM sqlite_master").fetchall()
+        if layout != _LAYOUT and not (new and layout == 0):
             self._db.close()
             raise StoreError(
                 f"{path} has layout {layout}, this runtime reads {_LAYOUT}: install the edgefl that wrote it, or move the "

@@ -61,8 +61,8 @@ def build(name: str, objective: Objective, **options: object) -> Program:
     """The program ``name`` for ``objective``. Raises ConfigError, with what exists, for a wrong name or option.
 
     ``personal``, which no factory needs to know, adds the graph of :func:`edgefl.programs.personal.adapted.adapted`
-    to any program
-    that has none. It is left out otherwise, since it costs each bundle a graph and each export the time to make it.
+    to any program that has none. It is left out otherwise, since it costs each bundle a graph and each export the
+    time to make it.
     """
     factory = factory_of(name) if ":" in name else PROGRAMS.get(name)
     if factory is None:

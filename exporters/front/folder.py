@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from edgefl.system.files import write_whole
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import BundleError
@@ -27,5 +28,5 @@ def stored_bundle(path: Path, digest: str, make: Callable[[], Bundle]) -> Bundle
     mark.unlink(missing_ok=True)
     bundle = make()
     archive.write_bundle(bundle, path)
-    mark.write_text(digest)  # last: half a digest is no digest, and the bundle is made again
+    write_whole(mark, digest.encode())
     return bundle

@@ -37,7 +37,7 @@ def coded_program(
     if codec.feedback and submodel.moves:
         raise ConfigError(
             f"codec {codec.name!r} keeps on each device what coding lost of every entry, and kind {submodel.kind!r} holds "
-            "; choose a codec without feedback, or a kind that stays in its place",
+            "other entries in each round; choose a codec without feedback, or a kind that stays in its place",
             codec=codec.name,
             kind=submodel.kind,
         )
@@ -104,7 +104,7 @@ def _check_carry(program: Program, submodel: Submodel) -> None:
     if submodel.moves and any(role_of(name) == "carry" for name in ports):
         raise ConfigError(
             f"program {program.name!r} keeps something of every entry on each device, and kind {submodel.kind!r} holds "
-            "; choose another program, or a kind that stays in its place: output_side or width "
+            "other entries in each round; choose another program, or a kind that stays in its place: output_side or width "
             "without rolling",
             program=program.name,
             kind=submodel.kind,

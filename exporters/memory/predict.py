@@ -1,11 +1,10 @@
 """How much memory a device needs to run a captured graph, before anything is exported or run.
 
-:func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes in
-place, the buffers of state that the device binds, and its arena (:mod:`exporters.memory.arena`). What it needs
-beside tensors
-is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells prediction and
-measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. A budget has to have room for
-this and for the bound :func:`exporters.memory.recompute.peak_bytes`, which mostly is more.
+:func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes
+in place, the buffers of state that the device binds, and its arena (:mod:`exporters.memory.arena`). What it needs
+beside tensors is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells
+prediction and measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. A budget has
+to have room for this and for the bound :func:`exporters.memory.recompute.peak_bytes`, which mostly is more.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Compiled loops that add batches of packed updates into int64 sums.
 
-All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never copied
-together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and ``size`` are those
-of :mod:`server.aggregate.scatter`. Each block's sum over the batch is built in the cache, so the sums in memory are
-read and written
-once per batch. The loops hold no lock of Python's: several threads may run them on disjoint blocks. They are not numba's
-own parallel loops, whose thread pool must not be used from several threads at once.
+All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never
+copied together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
+``size`` are those of :mod:`server.aggregate.scatter`. Each block's sum over the batch is built in the cache, so the
+sums in memory are read and written once per batch. The loops hold no lock of Python's: several threads may run them
+on disjoint blocks. They are not numba's own parallel loops, whose thread pool must not be used from several threads
+at once.
 
 Everything that these loops are compiled with stands in this file (:mod:`server.aggregate.native` says why).
 """

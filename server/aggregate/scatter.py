@@ -1,9 +1,8 @@
 """Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
 
 An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.kernels.BLOCK` entries that
-lie one after
-the other in the update, share a scale, and go to neighbouring entries of the model or to positions listed in ``index``.
-Regions name no entry twice, so no two blocks write the same place and threads need no locks.
+lie one after the other in the update, share a scale, and go to neighbouring entries of the model or to positions
+listed in ``index``. Regions name no entry twice, so no two blocks write the same place and threads need no locks.
 """
 
 from __future__ import annotations

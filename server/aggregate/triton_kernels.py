@@ -11,10 +11,9 @@ the sum of their scales in a table of 16:
 * a table has 128 bytes: one line of the first cache that covers each memory bank once, so lanes never conflict, whatever
   the bits are. (Tables of 256 sums for eight clients need half of the instructions, but conflict about threefold.)
 
-Compiled for sm_90 the loop has 2.5 instructions and 1.4 integer operations per bit: two thirds and three quarters of what
-there is time for. These are counts, not measurements: :func:`server.aggregate.cuda.measure_signs` measures. Sums are
-of int64 and
-wrap as those do, so the order changes no bit.
+Compiled for sm_90 the loop has 2.5 instructions and 1.4 integer operations per bit: two thirds and three quarters of
+what there is time for. These are counts, not measurements: :func:`server.aggregate.cuda.measure_signs` measures. Sums
+are of int64 and wrap as those do, so the order changes no bit.
 
 Without a GPU, ``TRITON_INTERPRET=1`` in the environment before the first import of triton runs all of this in numpy.
 """

@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from edgefl.wire.errors import StoreError
 from server.coordinator.states import MOST_REASON
 
 _BLOB = sa.LargeBinary(length=2**32 - 1)
@@ -80,9 +81,29 @@ updates = sa.Table(
 SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float32_bytes")
 
 
+LAYOUT = 1
+"""Of the tables and of what lies in them; another number is another release's journal."""
+layout = sa.Table(
+    "journal_layout", _tables, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
+)
+
+
 def create(engine: sa.Engine) -> None:
-    """The tables, where there are none."""
-    _tables.create_all(engine)
+    """The tables, where there are none; StoreError if those that are there have another layout."""
+    names = set(sa.inspect(engine).get_table_names())
+    with engine.begin() as connection:
+        if not names & set(_tables.tables):
+            _tables.create_all(connection)
+            connection.execute(layout.insert().values(number=LAYOUT))
+            return
+        number = connection.execute(sa.select(layout.c.number)).scalar() if layout.name in names else 0
+    if number != LAYOUT:
+        raise StoreError(
+            f"the journal at {engine.url!s} has layout {number}, this server reads {LAYOUT}: go on with the edgefl that "
+            "wrote it, or choose another folder",
+            url=str(engine.url),
+            layout=number,
+        )
 
 
 def use_write_ahead_log(connection: Any, _record: object) -> None:

@@ -36,7 +36,7 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         MOVING,
         PROGRAM,
         ConfigError,
-        r"'ef_signsgd' keeps .* choose a codec without feedback, or a kind that stays",
+        r"'ef_signsgd' keeps .* other entries in each round; choose a codec without feedback, or a kind that stays",
     ),
     (
         "FedBAT is a training, of which the codec is the last part",

@@ -19,11 +19,17 @@ LOOKED_AT_BY = {
     "edgefl/bench": ("tests/bench",),
     "edgefl/cli": ("tests/cli",),
     "edgefl/codecs": ("tests/parity",),
+    "edgefl/config": ("tests/e2e",),
     "edgefl/contract": ("tests/parity",),
+    "edgefl/lab": ("tests/e2e",),
     "edgefl/models": ("tests/parity", "tests/web"),
     "edgefl/objective": ("tests/parity", "tests/invariants"),
+    "edgefl/optimizers": ("tests/parity", "tests/invariants"),
     "edgefl/programs": ("tests/parity", "tests/invariants"),
+    "edgefl/setup": ("tests/e2e",),
     "edgefl/submodels": ("tests/parity", "tests/invariants"),
+    "edgefl/system": ("tests/e2e",),
+    "edgefl/wire": ("tests/e2e",),
     "device_runtime": ("tests/parity", "tests/e2e"),
     "exporters": ("tests/parity", "tests/web"),
     "server": ("tests/e2e",),
@@ -35,6 +41,8 @@ def changed_rooms(paths: Iterable[str]) -> list[str]:
     folders: dict[str, None] = {}
     for path in paths:
         top, _, below = path.partition("/")
+        if path == "pyproject.toml" or (top == "tests" and "/" not in below and below.endswith(".py")):
+            return ["tests"]  # what all tests share
         if (top == "tests" and "/" in below) or (top == "edgefl" and "/" in below):
             folders[f"tests/{below.partition('/')[0]}"] = None
         elif top in ("device_runtime", "exporters", "server"):

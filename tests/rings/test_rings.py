@@ -8,8 +8,9 @@ from tests.rings.record import FileTimes, FullRun, by_folder, longest_first
 
 def test_a_changed_room_asks_for_its_mirror_and_for_what_else_looks_at_it() -> None:
     assert changed_rooms(["exporters/onnx/ops.py"]) == ["tests/exporters", "tests/parity", "tests/web"]
-    assert changed_rooms(["edgefl/wire/bits.py", "README.md"]) == ["tests/wire"]
-    assert changed_rooms(["tests/server/intake/test_assembly.py", "tests/conftest.py"]) == ["tests/server"]
+    assert changed_rooms(["edgefl/wire/bits.py", "README.md"]) == ["tests/wire", "tests/e2e"]
+    assert changed_rooms(["tests/server/intake/test_assembly.py", "docs/testing.md"]) == ["tests/server"]
+    assert changed_rooms(["tests/server/intake/test_assembly.py", "tests/conftest.py"]) == ["tests"]
 
 
 def test_the_budget_takes_the_quickest_and_names_what_it_leaves_out() -> None:

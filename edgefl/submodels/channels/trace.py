@@ -70,7 +70,7 @@ def watch(
 
 
 def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
-    """Every unit in turn. Its name tells an operation where the user's code begins (:data:`book.UNITS`)."""
+    """Every unit in turn. Its name tells an operation where the user's code begins (:data:`operations.UNITS`)."""
     for name, unit in units.named_children():
         found = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
         with blamed(f"unit {name!r} cannot read samples of shape {found}"):

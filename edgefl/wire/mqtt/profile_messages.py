@@ -57,8 +57,7 @@ class ProfileAnswer(Message, frozen=True, kw_only=True):
     """``devices/<id>/profiles``: the device's word on a request; ``done`` and ``declined`` are the last one.
 
     ``profile`` holds an encoded :class:`edgefl.wire.bundle.profiles.BundleProfile` when ``state`` is ``done``.
-    ``reason`` is a
-    short code where it is ``declined``, ``text`` explains.
+    ``reason`` is a short code where it is ``declined``, ``text`` explains.
     """
 
     nonce: str

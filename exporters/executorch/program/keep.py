@@ -24,7 +24,7 @@ from exporters.memory.usage import SMALL_BYTES
 
 HELD = "edgefl_after"
 PRODUCT = 10.0
-"""From this work on (:func:`.xnnpack.costs`) a node is not computed twice."""
+"""From this work on (:func:`exporters.executorch.xnnpack.region.costs`) a node is not computed twice."""
 
 
 def end_of_forward(captured: Captured, module: fx.GraphModule) -> fx.Node | None:

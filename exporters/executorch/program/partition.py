@@ -20,7 +20,7 @@ from exporters.executorch.xnnpack.region import costs, supported
 from exporters.executorch.xnnpack.sums import is_long_sum
 
 LEAST = 4.0
-"""Work of a region that is worth the call: an element-wise node counts 1, a product more (:func:`.xnnpack.costs`)."""
+"""Work of a region that is worth the call: an element-wise node counts 1, a product more (``xnnpack.region.costs``)."""
 
 
 @dataclass(frozen=True)

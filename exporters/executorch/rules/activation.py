@@ -22,7 +22,7 @@ def step(x: Tensor) -> Tensor:
 
 
 def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    """dL/dx = dL/dy where low < x < high: selections, which become products where dL/dy is finite (:mod:`..selects`)."""
+    """dL/dx = dL/dy where low < x < high: selections, which become products where dL/dy is finite (``passes.selects``)."""
     zero = torch.zeros((), dtype=grad.dtype)
     return torch.where(x <= low, zero, torch.where(x >= high, zero, grad))
 

@@ -31,7 +31,7 @@ _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hin
 class Region:
     """What the delegate reads and writes, in the order of its arguments; its bytes, its own memory, its values.
 
-    ``reserved``: behind the outputs it writes a single number that nobody reads (:meth:`.xnn_builder.Builder.reserve`).
+    ``reserved``: behind the outputs it writes a single number that nobody reads (:meth:`.builder.Builder.reserve`).
     """
 
     inputs: tuple[fx.Node, ...]

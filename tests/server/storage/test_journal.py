@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,18 @@ def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str
     assert found.assignments["c"] == ASSIGNMENTS["c"]
     assert (found.number, found.model_version, found.goal, found.deadline) == (1, "v" * 64, 2, 20.5)
     assert again.latest_run() == RUN and again.devices() == {"a": Device("a", "strong", 7, True, 1.0)}
+
+
+@pytest.mark.parametrize("number", [None, 0, 2])
+def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, number: int | None) -> None:
+    """None: one of before there was a number."""
+    journal.close()
+    change = "DROP TABLE journal_layout" if number is None else f"UPDATE journal_layout SET number = {number}"
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
+        database.execute(change)
+
+    with pytest.raises(StoreError, match=f"has layout {number or 0}, this server reads 1: .*another folder"):
+        Journal(url, "demo")
 
 
 def test_a_new_process_replays_accepted_updates_only(journal: Journal, url: str) -> None:
