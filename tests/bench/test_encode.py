@@ -17,6 +17,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
+from tests.rings.rows import mostly_slow
 
 FIELDS = ["codec", "encode_ms", "step_ms", "ratio"]
 SMALL = build_model("mlp", size=4, hidden=[9])
@@ -44,7 +45,7 @@ def test_a_codec_of_plain_sgd_has_plain_sgds_step() -> None:
     assert row.program == "sgd" and row.step_ms == row.sgd_step_ms and row.ratio == row.sgd_ratio
 
 
-@pytest.mark.parametrize("codec", ["dense", "fedbat", "topk:share=0.2", "fedpaq"])
+@pytest.mark.parametrize("codec", mostly_slow(["dense", "fedbat", "topk:share=0.2", "fedpaq"], ("fedbat",)))
 def test_what_is_timed_is_the_whole_update_as_it_is_sent(codec: str, tmp_path: Path) -> None:
     model = CodedModel.of(SMALL, codec, batch=2)
     write_graph(tmp_path, "encode", model, model.program.finish)

@@ -36,6 +36,7 @@ def edgefl(*arguments: str | Path) -> int:
     return ran.exit_code
 
 
+@pytest.mark.slow
 def test_tiers_without_counts_are_exported_and_verified(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(WITHOUT_COUNTS)

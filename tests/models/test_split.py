@@ -186,6 +186,7 @@ def test_outputs_are_classes_only_where_the_loss_chooses_among_them() -> None:
         split(net, sample=SAMPLE, classes=4)
 
 
+@pytest.mark.slow
 def test_a_frozen_batch_norm_computes_as_before_and_keeps_its_statistics_in_an_exported_step() -> None:
     torch.manual_seed(0)
     net, x, y = Frozen(), torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))

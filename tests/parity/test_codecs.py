@@ -255,6 +255,7 @@ def test_coded_rounds_on_the_device_equal_those_in_torch(
     assert (manifest.codec, manifest.codec_version) == (tier.program.form.codec, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Path, form: str) -> None:
     tier = Tier(form, "ef_signsgd", {"sign0": "plus"}, "output_side")
@@ -272,6 +273,7 @@ def test_residual_of_the_last_round_changes_what_the_next_one_sends(tmp_path: Pa
         assert np.mean(np.sign(told) != np.sign(u)) <= 0.01, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_a_device_knows_objective_names_only_by_their_ports(form: str) -> None:
     tier = Tier(form, "ef_signsgd", {}, "output_side")

@@ -75,7 +75,7 @@ def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("codec", "options", "form"), in_turn(FEEDBACK))
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(FEEDBACK, every=2))
 def test_a_round_that_diverged_does_not_end_in_the_residual(
     codec: str, options: dict[str, object], number: float, form: str
 ) -> None:

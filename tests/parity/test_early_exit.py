@@ -58,6 +58,7 @@ def test_exits_on_tokens_export_too(model: str, options: dict[str, int], form: s
     assert _worst_error(form, EarlyExit(with_exits(build_model(model, **options)), 2), 0.3) <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_inference_does_not_compute_the_exits_before_the_last(form: str) -> None:
     program = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)

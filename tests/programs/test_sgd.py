@@ -72,6 +72,7 @@ def test_functions_are_pure_and_speak_in_known_roles(name: str) -> None:
         assert not any(tensor.requires_grad for tensor in first.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(MODELS, ["cnn", "mlp", "bilstm"]))
 def test_functions_trace_into_graphs_without_weights_inside(name: str) -> None:
     for function in _functions(name):

@@ -218,6 +218,7 @@ def test_every_function_is_the_same_in_onnxruntime(model: str, activations: bool
         assert verify(function, to_onnx(capture(function)), 0).worst <= 1e-4, function.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     mostly_slow(

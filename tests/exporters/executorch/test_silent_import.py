@@ -19,6 +19,7 @@ def test_the_libraries_are_loaded_without_a_word() -> None:
     assert ran.stdout == ran.stderr == ""
 
 
+@pytest.mark.slow
 def test_errors_are_heard_again_after_it() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", f"{_LOADED}; import logging, os; logging.warning('a'); os.write(2, b'b')"],
