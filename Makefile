@@ -34,7 +34,7 @@ RING := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscop
 
 test test-all test-slow coverage: export OMP_NUM_THREADS := 1
 test: $(STAMP)
-	$(RING) -m "not slow"
+	$(RING) -m "not slow" --record build/test-times.json
 
 # Writes .ci/full-run.json where everything passes on a clean checkout: commit it.
 test-all: $(STAMP)

@@ -1,6 +1,6 @@
 """What each test file took, and the commit on which all tests last passed: ``.ci/full-run.json``.
 
-``python -m tests.rings.record`` prints the recorded times by folder, as docs/testing.md shows them.
+``python -m tests.rings.record [FILE]`` prints recorded times by folder, as docs/testing.md shows them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
@@ -86,6 +87,7 @@ class Recorder:
             wall_seconds=round(time.monotonic() - self._begun, 1),
             files=files,
         )
+        self._path.parent.mkdir(exist_ok=True)
         self._path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
 
 
@@ -121,9 +123,10 @@ def _row(folder: str, rows: list[FileTimes]) -> str:
 
 
 if __name__ == "__main__":
-    last = load()
+    recorded = Path(sys.argv[1]) if sys.argv[1:] else PATH
+    last = load(recorded)
     if last is None:
-        raise SystemExit(f"{PATH} is missing: `make test-all` on a clean checkout writes it")
+        raise SystemExit(f"{recorded} is missing: `make test-all` on a clean checkout writes {PATH}")
     print(
         f"{last.machine}; {last.date}; commit {last.commit[:12]}; {last.wall_seconds / 60:.1f} minutes of wall time\n"
     )
