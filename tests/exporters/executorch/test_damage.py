@@ -170,7 +170,9 @@ def test_an_interrupted_run_leaves_no_process_for_the_next(interpreter: Callable
     apart = IsolatedRunner(limit_s=20.0)
     interpreter("exec sleep 60")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.5, 5.0)  # again: Python drops one that comes while it finalizes an object
+    signal.setitimer(
+        signal.ITIMER_REAL, 0.5, 5.0
+    )  # again: Python drops one that comes while it finalizes an object
     try:
         with pytest.raises(KeyboardInterrupt):
             apart.run("train", b"", [])
