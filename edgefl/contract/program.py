@@ -120,7 +120,8 @@ class Program:
 
     ``start`` and ``finish`` read ``weights.*`` and ``carry.*``: a change is what training left of the weights minus the
     weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
-    scalar; ``schedule`` those that the server announces otherwise, exchange by exchange. ``form`` says what the bytes of
+    scalar; ``schedule`` those that the server announces otherwise, exchange by exchange; ``announced`` names the options
+    that act through it alone, where it has other names than they (``eta.3`` of ``lr``). ``form`` says what the bytes of
     ``update.*`` mean; ``masks`` names those that are packed bits, with their number of bits. ``own_inference``:
     ``evaluate`` reads the weights in another form than they travel in, so that units which this program does not train
     would not fit those that it does.
@@ -141,6 +142,7 @@ class Program:
     evaluate: Function
     hyper: Mapping[str, float] = field(default_factory=dict)
     schedule: Schedule = constant
+    announced: frozenset[str] = frozenset()
     form: Form = DENSE
     masks: Mapping[str, int] = field(default_factory=dict)
     own_inference: bool = False

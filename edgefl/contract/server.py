@@ -32,12 +32,14 @@ class ServerOpt:
     elsewhere, and the exchange's scalars, to which the server adds ``share``, the part of all devices that reported. It
     returns the tensors that become something else than that mean. ``unfold(update)`` gives what is averaged in place of
     one update (the squares of what was sent, for example), by the same names. All are pure functions of named tensors.
+    ``options`` names those of the program that the server alone reads.
     """
 
     name: str = "mean"
     state: Mapping[str, float] = field(default_factory=dict)
     step: Callable[[Tensors, Tensors, Scalars], Tensors] = _mean
     unfold: Callable[[Tensors], Tensors] = _as_sent
+    options: frozenset[str] = frozenset()
 
 
 MEAN = ServerOpt()

@@ -78,8 +78,18 @@ def test_one_of_them_is_shown_with_its_options_and_another_name_says_what_there_
 
 def test_options_are_marked_as_compiled_in_or_as_scalars_of_the_task() -> None:
     rows = _listed("programs")
-    assert rows["sgd"]["scalars"] == ["lr"] and rows["per_fedavg"]["scalars"] == ["alpha", "delta0", "lr"]
+    assert rows["sgd"]["scalars"] == ["lr"] and rows["per_fedavg"]["scalars"] == [
+        "alpha",
+        "delta0",
+        "lr",
+        "schedule",
+    ]
     assert rows["fedbat"]["scalars"] == ["lr", "rho"]
+    assert {"lr", "alpha", "schedule", "beta", "rho", "ext"} <= set(rows["fafed"]["scalars"])
+    assert rows["fafed"]["server_options"] == ["first_step"] and rows["scaffold"]["server_options"] == [
+        "eta_g"
+    ]
+    assert not any(set(row["scalars"]) & set(row["server_options"]) for row in rows.values())
     told = runner().invoke(app, ["ls", "programs", "sgd"]).output
     assert "option lr, scalar of the task" in told and "option batch, compiled in" in told
     assert "compiled in" not in runner().invoke(app, ["ls", "optimizers", "fedadam"]).output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _ROLE = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`")
 """A reference such as :func:`edgefl.programs.baselines.sgd.sgd`, of which people read the last name."""
+
+_MARKS = {"scalars": "scalar of the task", "server_options": "of the server"}
 
 CAPTION = (
     "exchanges: of a round, and those that come once, before all. gradients: of a local step; full: a pass over all local "
@@ -49,14 +51,20 @@ def program_rows() -> list[dict[str, Any]]:
                 "everyone": made.whole,
                 "options": options_of(factory, 1),
                 "scalars": sorted(scalars_of(made) & options_of(factory, 1).keys()),
+                "server_options": sorted(server_options_of(made) & options_of(factory, 1).keys()),
             }
         )
     return rows
 
 
 def scalars_of(program: Program) -> set[str]:
-    """The options that a round announces: all others are compiled into the graphs."""
-    return {name for exchange in program.exchanges for name in exchange.hyper}
+    """The options that a round announces, by their own names or as what its schedule makes of them."""
+    return set().union(*(exchange.hyper.keys() | exchange.announced for exchange in program.exchanges))
+
+
+def server_options_of(program: Program) -> set[str]:
+    """The options that the server alone reads, when it makes the new model of the averages."""
+    return set().union(*(exchange.server.options for exchange in program.exchanges))
 
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,21 +89,22 @@ def one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]
     known = {str(row["name"]): row for row in rows if "name" in row}
     if name not in known:
         raise ConfigError(f"`edgefl ls {what}` has no {name!r}; there are: {', '.join(known)}", name=name)
-    row = {key: value for key, value in known[name].items() if key not in ("options", "scalars")}
-    options, scalars = known[name].get("options") or {}, known[name].get("scalars")
+    row = {key: value for key, value in known[name].items() if key not in ("options", *_MARKS)}
+    options = known[name].get("options") or {}
     told = [{"key": key, "value": value} for key, value in row.items()]
     if isinstance(options, dict):
         return told + [
-            {"key": f"option {key}{_bound(key, scalars)}", "value": value} for key, value in options.items()
+            {"key": f"option {key}{_mark(key, known[name])}", "value": value}
+            for key, value in options.items()
         ]
     return [*told, {"key": "options", "value": options}]
 
 
-def _bound(option: str, scalars: Collection[str] | None) -> str:
-    """When a program's option gets its value; nothing for what has no graphs."""
-    if scalars is None:
+def _mark(option: str, row: dict[str, Any]) -> str:
+    """Where a program's option acts; nothing for what has no graphs."""
+    if "scalars" not in row:
         return ""
-    return ", scalar of the task" if option in scalars else ", compiled in"
+    return next((f", {text}" for key, text in _MARKS.items() if option in row[key]), ", compiled in")
 
 
 def optimizer_rows() -> list[dict[str, Any]]:

@@ -11,6 +11,10 @@ from edgefl.programs.adaptive.second_moment import SecondMoment, known
 from edgefl.programs.adaptive.storm import FirstStep, Storm
 from edgefl.wire.errors import ConfigError
 
+_SCHEDULED = frozenset(
+    {"lr", "alpha", "schedule", "w", "decay_unit", "epoch_steps", "smoothness", "devices", "h"}
+)
+
 
 def fafed(
     objective: Objective,
@@ -79,6 +83,7 @@ def fafed(
         adaptive={"beta": beta, "rho": rho},
         first_step=first_step,
         second_moment=second_moment,
+        announced=_SCHEDULED,
     ).program()
 
 

@@ -10,6 +10,8 @@ from edgefl.programs.adaptive.schedules import Constant, Decaying, DecayUnit, St
 from edgefl.programs.adaptive.storm import Storm
 from edgefl.wire.errors import ConfigError
 
+_SCHEDULED = frozenset({"lr", "alpha", "schedule", "w", "sigma", "c", "decay_unit", "epoch_steps"})
+
 
 def stem(
     objective: Objective,
@@ -62,4 +64,5 @@ def stem(
         eval_batch=eval_batch,
         clip=clip,
         ext=ext,
+        announced=_SCHEDULED,
     ).program()

@@ -41,6 +41,7 @@ class Storm:
     because two factors would break what their difference cancels (spec 8.11). ``ext``: what the old gradient is
     multiplied by, 1 in the paper; public code of FAFED has it, with 0.95 for images and 1 for its language model. At 0,
     m is a heavy ball. ``adaptive`` holds beta and rho, and is empty where A = 1; ``second_moment`` says what v is made of.
+    ``announced``: the options of the method that ``schedule`` is made of.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Storm:
     adaptive: Mapping[str, float] = field(default_factory=dict)
     first_step: FirstStep = "preconditioned"
     second_moment: SecondMoment = "elementwise"
+    announced: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps", "opening_steps", "eval_batch"):
@@ -82,7 +84,9 @@ class Storm:
             finish=device.opened(),
             evaluate=check,
             hyper={"eta": self.schedule.eta(0), **self.adaptive},
-            server=ServerOpt(f"{self.name} opening", state, self._first, self._unfolded),
+            server=ServerOpt(
+                f"{self.name} opening", state, self._first, self._unfolded, frozenset({"first_step"})
+            ),
             carry_rule=CarryRule(exchanges=1),
             whole=True,
         )
@@ -94,6 +98,7 @@ class Storm:
             evaluate=check,
             hyper=self._announced(1, 1),
             schedule=self._announced,
+            announced=self.announced,
             server=ServerOpt(self.name, state, self._advanced),
             opening=(opening,),
             carry_rule=CarryRule(exchanges=1, needed=True),

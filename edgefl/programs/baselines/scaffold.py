@@ -50,7 +50,7 @@ def scaffold(
         finish=Function("finish", made.finish, made.finish_ports),
         evaluate=evaluate(objective, eval_batch or batch),
         hyper={"lr": lr},
-        server=ServerOpt("scaffold", {"c": 0.0}, _server(eta_g)),
+        server=ServerOpt("scaffold", {"c": 0.0}, _server(eta_g), options=frozenset({"eta_g"})),
         whole=True,
     )
 

@@ -110,6 +110,7 @@ def per_fedavg(
         personalize=personalize(objective, batch),
         hyper={"lr": lr, "alpha": alpha, **reach},
         schedule=_diminishing(lr) if schedule == "diminishing" else _constant,
+        announced=frozenset({"schedule"}),
         draws="draw",
     )
 
