@@ -38,7 +38,7 @@ test: $(STAMP)
 
 # Writes .ci/full-run.json where everything passes on a clean checkout: commit it.
 test-all: $(STAMP)
-	$(RING) --record .ci/full-run.json
+	$(RING) --hypothesis-profile all --record .ci/full-run.json
 
 # The slow tests of rooms that changed since all tests last passed, as far as the seconds of one core go.
 SLOW_SECONDS ?= 300

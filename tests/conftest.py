@@ -25,8 +25,10 @@ from tests.rings import record
 
 START_S = 120.0
 
-# A busy machine is no fault: tests assert no times. And what fails once fails again: the same examples each time.
-settings.register_profile("edgefl", deadline=None, derandomize=True)
+# A busy machine is no fault: tests assert no times. And what fails once fails again: the same examples each time, more of
+# them where all tests run (``--hypothesis-profile all``).
+settings.register_profile("edgefl", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("all", settings.get_profile("edgefl"), max_examples=100)
 settings.load_profile("edgefl")
 
 # Data beside the repository, where a machine has some; the programs that tests start inherit the variable.

@@ -155,6 +155,7 @@ def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
     assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_codec_that_brings_its_own_training_says_once_what_it_replaces(tmp_path: Path) -> None:
     said: list[Event] = []
     compose(federation(codec={"name": "fedbat"}), DATASET, tmp_path, emit=said.append)

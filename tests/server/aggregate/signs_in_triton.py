@@ -106,18 +106,17 @@ def measured() -> bool:
 
 
 def few() -> dict[str, bool]:
-    """A batch with clients to spare, the extremes, and the whole way of packed updates."""
+    """A batch with clients to spare, and the extremes."""
     return {
         "13 clients": agrees(13, 13, SMALL),
         "extremes of int64": agrees(11, 7, SMALL, int(BOUNDS.min), int(BOUNDS.max)),
-        "accumulator, slices": accumulator_agrees("slices", None),
     }
 
 
 def every() -> dict[str, bool]:
     found = few() | {f"{clients} clients": agrees(clients, clients, SMALL) for clients in CLIENTS}
     found["a full block"] = full_block_agrees()
-    for kind in ("whole", "entries"):
+    for kind in ("whole", "slices", "entries"):
         found[f"accumulator, {kind}"] = accumulator_agrees(kind, None)
     found["accumulator, known scale"] = accumulator_agrees("narrow", 0.37)
     found["measurement"] = measured()

@@ -132,10 +132,9 @@ def _reads_whole_or_refuses(path: Path, data: bytes) -> None:
 def test_a_flipped_bit_in_any_byte_is_refused_or_harmless(tmp_path: Path) -> None:
     """Some bytes of a zip (dates, attributes) mean nothing to us; no other change may pass."""
     for place in range(len(WHOLE)):
-        for mask in (0x01, 0x80):
-            damaged = bytearray(WHOLE)
-            damaged[place] ^= mask
-            _reads_whole_or_refuses(tmp_path / "b.edgefl", bytes(damaged))
+        damaged = bytearray(WHOLE)
+        damaged[place] ^= (0x01, 0x80, 0x10)[place % 3]
+        _reads_whole_or_refuses(tmp_path / "b.edgefl", bytes(damaged))
 
 
 @on_one_file

@@ -12,6 +12,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Message, Task, UpdateChunk
 from tests.wire.make_golden import MESSAGES
+from tests.wire.texts import LETTERS
 
 KINDS = sorted({type(message) for message in MESSAGES.values()}, key=lambda kind: kind.__name__)
 ENCODED = [messages.encode(message) for message in MESSAGES.values()]
@@ -21,9 +22,11 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats()
-    | st.text(max_size=8)
+    | st.text(LETTERS, max_size=8)
     | st.binary(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(LETTERS, max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
