@@ -126,6 +126,7 @@ class Agent:
         self._seen_open: set[str] = set()
         self._failed: dict[str, float] = {}
         self._worker: threading.Thread | None = None
+        self._idle = threading.Event()
         self._fatal: EdgeflError | None = None
         self._stopping = threading.Event()
         self._last_progress = 0.0
@@ -152,10 +153,12 @@ class Agent:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._session.wake()
 
     def _shut_down(self) -> None:
         self._stopping.set()
         self._profiles.stop()
+        self._fetcher.poke()  # a round that waits for chunks sees that it is over
         if self._worker is not None:
             self._worker.join(timeout=_WORKER_END_S)
         self._outbox.stop()
@@ -176,7 +179,7 @@ class Agent:
             self._greet()
         elif isinstance(event, Down):
             self._say("offline", f"{event.reason}; trying again in {event.retry_s:.1f} s")
-        else:
+        elif isinstance(event, Incoming):
             self._route(event)
 
     def _greet(self) -> None:
@@ -255,8 +258,9 @@ class Agent:
     def _advance(self) -> None:
         """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
         if self._worker is not None:
-            if self._worker.is_alive():
+            if not self._idle.is_set():
                 return
+            self._worker.join()
             self._worker = None
             self._job = None
             self._drop_abandoned()  # its last step may have been made after its round was over
@@ -264,6 +268,7 @@ class Agent:
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
         self._job = job
+        self._idle.clear()
         self._worker = threading.Thread(
             target=self._attempt, args=(job,), name=f"round-{job.round}", daemon=True
         )
@@ -312,6 +317,9 @@ class Agent:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
             self._fail(job, f"{type(error).__name__}: {error}")
+        finally:
+            self._idle.set()
+            self._session.wake()
 
     def _perform(self, job: Job) -> None:
         try:
@@ -359,6 +367,7 @@ class Agent:
         self._store.settle(past)
         text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
         self._say(ack.status, text, round=past.round, loss=past.loss)
+        self._session.wake()
 
     def _dropped(self, text: str, carry: StoredCarry) -> None:
         self._say("carry", text, run=carry.name.partition("/")[0], round=carry.round)

@@ -14,7 +14,7 @@ from device_runtime.store.database import Store
 from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, decode
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Up
+from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Session, Up
 from edgefl.wire.mqtt.topics import Topics
 
 _POLL_S = 0.1
@@ -82,12 +82,14 @@ class Guest:
             with suppress(queue.Empty):
                 self._take(self._session.inbox.get(timeout=_POLL_S))
 
-    def _take(self, event: Up | Down | Incoming) -> None:
+    def _take(self, event: Event) -> None:
         if isinstance(event, Up):
             self._trouble = ""
             self.blobs.poke()
         elif isinstance(event, Down):
             self._trouble = event.reason
+        elif not isinstance(event, Incoming):
+            return
         elif event.topic == self._topics.current_round:
             if event.payload:
                 self._rounds.put(event.payload)

@@ -101,6 +101,7 @@ class ProfileDesk:
         self._waiting: list[_Asked] = []
         self._answers: dict[str, ProfileAnswer] = {}
         self._worker: threading.Thread | None = None
+        self._idle = threading.Event()
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
         self._clear()  # of a process that was killed
@@ -153,8 +154,9 @@ class ProfileDesk:
         if self._worker is not None:
             if busy:
                 self._waiting[0].stop.set()
-            if self._worker.is_alive():
+            if not self._idle.is_set():
                 return
+            self._worker.join()
             self._worker, self._fetcher = None, None
             if (answer := self._waiting[0].answer) is not None:
                 self._settle(self._waiting[0], answer)
@@ -168,6 +170,8 @@ class ProfileDesk:
         """The agent ends: so does the measurement."""
         if self._worker is not None:
             self._waiting[0].stop.set()
+            if self._fetcher is not None:
+                self._fetcher.poke()
             self._worker.join(timeout=10.0)
 
     # -- one request -----------------------------------------------------------------------------------------
@@ -211,6 +215,7 @@ class ProfileDesk:
 
     def _begin(self, asked: _Asked) -> None:
         asked.stop.clear()
+        self._idle.clear()
         topics, work = self._topics.profile(asked.nonce), self._work
         self._fetcher = Fetcher(self._session, topics, work.store, work.limits, asked.stop.is_set)
         self._worker = threading.Thread(
@@ -236,6 +241,8 @@ class ProfileDesk:
             asked.answer = declined(nonce, FAILED, f"{type(error).__name__}: {error}")
         finally:
             self._clear()
+            self._idle.set()
+            self._session.wake()
 
     def _clear(self) -> None:
         if self._folder.exists():

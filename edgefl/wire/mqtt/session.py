@@ -28,7 +28,7 @@ from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
-__all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", "Will"]
+__all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", "Will", "Woken"]
 
 _SOCKET_BUFFER = 1 << 20
 _SUBSCRIBE_BATCH = 8
@@ -65,7 +65,12 @@ class Incoming:
     payload: bytes
 
 
-Event = Up | Down | Incoming
+@dataclass(frozen=True)
+class Woken:
+    """Something in this process changed: whoever reads the events looks around (:meth:`Session.wake`)."""
+
+
+Event = Up | Down | Incoming | Woken
 
 
 class Delivery:
@@ -256,6 +261,10 @@ class Session:
                 self._standing.pop(name, None)
         if names and self._connected.is_set():
             self._client.unsubscribe(names)
+
+    def wake(self) -> None:
+        """An event of our own, for whoever waits for the next one. Any thread may, and a signal's handler."""
+        self._deliver(Woken())
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
         """Queue a message; QoS 1 survives reconnects of this process."""

@@ -360,3 +360,9 @@ def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
         broker.stop()
 
     assert all("refused us: Not authorized" in reason for reason in reasons)
+
+
+def test_a_wake_is_an_event_for_whoever_waits_even_without_a_broker(limits: Limits) -> None:
+    session = Session(Address("127.0.0.1", free_port()), "woken", limits=limits)
+    session.wake()
+    assert session.inbox.get(timeout=10.0) == Woken()
