@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Up, Will, Woken
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Will, Woken
 from tests.conftest import (
     BrokerProcess,
     Mosquitto,
