@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
+_QUOTED = re.compile(rf"[\"'](?:{'|'.join(PACKAGES)})\.")
 _MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
 
 
@@ -22,7 +23,8 @@ def test_modules_that_are_named_in_strings_exist() -> None:
 
 
 def _named(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if _QUOTED.search(text) else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
             yield node.value.partition(":")[0]
 

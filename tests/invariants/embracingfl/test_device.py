@@ -17,6 +17,7 @@ from device_runtime.round.costs import Profiler
 from device_runtime.round.forward import MultiStepForward, record_tag
 from device_runtime.round.graphs import Graphs, GraphSettings
 from device_runtime.round.record import Record
+from edgefl.models.zoo.basic import mlp
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import StaleRecordError
 from server.aggregate.aggregator import Aggregator, layout_of
@@ -28,16 +29,20 @@ BATCH, STEPS, LR = 8, 4, 0.05
 
 
 @cache
-def tier_of(cut: int, chunks: int) -> Exported:
-    """A tier of the small ResNet with a single step, exported once."""
-    return exported(OutputSide(tiny("resnet8"), cut, chunks), batch=BATCH, steps=1, lr=LR)
+def tier_of(model: str, cut: int, chunks: int, steps: int = 1) -> Exported:
+    """A tier of a small model, exported once."""
+    spec = mlp(size=6, hidden=(9, 7, 6, 8), seed=1) if model == "mlp" else tiny(model)
+    return exported(OutputSide(spec, cut, chunks), batch=BATCH, steps=steps, lr=LR)
 
 
-@pytest.mark.parametrize("chunks", mostly_slow([1, 2, 3], [2]))
+@pytest.mark.parametrize(
+    ("model", "chunks"),
+    mostly_slow([("mlp", 2), ("resnet8", 1), ("resnet8", 2), ("resnet8", 3)], [("mlp", 2)]),
+)
 def test_i1_the_record_on_disk_is_the_one_shot_forward_whatever_the_chunking(
-    tmp_path: Path, chunks: int
+    tmp_path: Path, model: str, chunks: int
 ) -> None:
-    tier = tier_of(3, chunks)
+    tier = tier_of(model, 3, chunks)
     manifest, data = tier.bundle.manifest, local_data(tier.spec, 21, 5)
     job, blobs = job_of(tier, seed=1)
     graphs, settings = (
@@ -65,11 +70,13 @@ def test_i20_a_record_of_the_last_round_is_refused_in_the_next(tmp_path: Path) -
         record.rows(np.array([0]), "round 2")
 
 
-@pytest.mark.parametrize("cut", mostly_slow([0, 2, 3], [3]))
+@pytest.mark.parametrize(
+    ("model", "cut"), mostly_slow([("mlp", 3), ("resnet8", 0), ("resnet8", 2), ("resnet8", 3)], [("mlp", 3)])
+)
 def test_i11_every_tier_downloads_the_whole_model_and_uploads_what_it_trains(
-    tmp_path: Path, cut: int
+    tmp_path: Path, model: str, cut: int
 ) -> None:
-    tier = tier_of(cut, min(cut, 2))
+    tier = tier_of(model, cut, min(cut, 2))
 
     result, residency = on_device(tier, local_data(tier.spec, 9, 5), 11, tmp_path)
 
@@ -79,7 +86,7 @@ def test_i11_every_tier_downloads_the_whole_model_and_uploads_what_it_trains(
 
 
 def test_i10_the_prefix_is_gone_before_the_suffix_comes(tmp_path: Path) -> None:
-    tier = tier_of(3, 2)
+    tier = tier_of("mlp", 3, 2)
 
     _, residency = on_device(tier, local_data(tier.spec, 9, 5), 11, tmp_path)
 
@@ -88,7 +95,7 @@ def test_i10_the_prefix_is_gone_before_the_suffix_comes(tmp_path: Path) -> None:
 
 
 def test_i7_a_strong_device_keeps_no_record(tmp_path: Path) -> None:
-    tier = exported(OutputSide(tiny("mlp"), 0), batch=BATCH, steps=1, lr=LR)
+    tier = tier_of("mlp", 0, 1, STEPS)
 
     on_device(tier, local_data(tier.spec, 9, 5), 11, tmp_path)
 
@@ -96,9 +103,9 @@ def test_i7_a_strong_device_keeps_no_record(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("model", mostly_slow(["cnn", "resnet8"], ["cnn"]))
+@pytest.mark.parametrize("model", mostly_slow(["mlp", "cnn", "resnet8"], ["mlp"]))
 def test_i7_all_strong_one_round_equals_fedavg_by_hand(tmp_path: Path, model: str) -> None:
-    tier = exported(OutputSide(tiny(model), 0), batch=BATCH, steps=STEPS, lr=LR)
+    tier = tier_of(model, 0, 1, STEPS)
     old = {name: tensor.numpy() for name, tensor in tier.spec.weights.items()}
     clients = [(local_data(tier.spec, 20 + number, number), 100 + number) for number in range(3)]
     aggregator = Aggregator(layout_of(old), weight_limit=3, device="cpu")

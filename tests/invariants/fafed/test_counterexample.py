@@ -102,7 +102,16 @@ def test_01_the_closed_form_has_the_sweep_of_the_spec() -> None:
         assert drift(beta, eta, 2000) == pytest.approx(value, abs=6e-6)
 
 
-@pytest.mark.parametrize(("beta", "eta"), mostly_slow(SWEEP, [max(SWEEP)]))
+@pytest.mark.parametrize(("beta", "eta"), [min(SWEEP), max(SWEEP)])
+def test_01_the_naive_method_keeps_to_the_closed_form_for_other_step_sizes_and_decays(
+    beta: float, eta: float
+) -> None:
+    found = walked(naive_together(), 50, lr=eta, beta=beta)
+    assert found[50] - 10 == pytest.approx(drift(beta, eta, 50), abs=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("beta", "eta"), SWEEP)
 def test_01_the_naive_method_makes_the_sweep_for_every_step_size_and_decay(beta: float, eta: float) -> None:
     found = walked(naive_together(), 2000, lr=eta, beta=beta)
     assert found[2000] - 10 == pytest.approx(SWEEP[beta, eta], abs=6e-6)
@@ -132,9 +141,8 @@ def test_01_a_gradient_of_zero_makes_no_step() -> None:
 
 
 def test_23_first_numbers_of_fafed() -> None:
-    program = practical(lr=0.1, alpha=0.9)
-    assert float(exchanges(program, 1)[0].weights[three_clients.NAME]) == pytest.approx(9.98263757, abs=6e-9)
-    opening, first, *_, last = exchanges(program, 21)
+    opening, first, *_, last = exchanges(practical(lr=0.1, alpha=0.9), 21)
+    assert float(opening.weights[three_clients.NAME]) == pytest.approx(9.98263757, abs=6e-9)
     assert float(opening.server_state[f"v/{three_clients.NAME}"]) == pytest.approx(44 / 3, abs=1e-12)
     assert float(opening.server_state[f"m/{three_clients.NAME}"]) == pytest.approx(2 / 3, abs=1e-12)
     assert float(first.weights[three_clients.NAME]) == pytest.approx(9.89582542, abs=6e-9)
@@ -232,7 +240,7 @@ def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> 
 
 def test_23_with_the_theorys_parameters_fafed_converges_fully() -> None:
     """The whole run in plain numbers, and the program itself on stretches from its beginning to its end."""
-    states: dict[int, Standing] = dict.fromkeys((0, 20_000, 22_500, 25_000, 30_000, 45_000))  # type: ignore[arg-type]
+    states: dict[int, Standing] = dict.fromkeys((0, 22_500, 30_000))  # type: ignore[arg-type]
     bars = list(scalar(50_000, states, **theorys()))
     assert bars[200] == pytest.approx(9.61619, abs=6e-6)
     assert bars[2_000] == pytest.approx(6.16532, abs=6e-6)

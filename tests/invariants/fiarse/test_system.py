@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
@@ -137,23 +136,15 @@ def test_inv29_the_sparse_artifact_gives_the_log_probabilities_of_the_dense_mask
 ) -> None:
     """The artifact's ``evaluate`` tells a row's loss under a label: asked for each label, its log-probabilities."""
     submodel, weights = importance(small_net(), gamma=gamma), arrays_of(small_net())
-    bundle = small_bundle(gamma)
-    published = blobs_for(bundle, submodel.place(weights, 1), weights)
-    feeds = {
-        f"weights.{name}": array for blob in published.values() for name, array in tensors.load(blob).items()
-    }
-    graph = bundle.manifest.graph(bundle.manifest.evaluate)
-    session = onnxruntime.InferenceSession(
-        bundle.blobs[graph.blob.sha256], providers=["CPUExecutionProvider"]
-    )
-    feeds = {port.name: feeds[port.name] for port in session.get_inputs() if port.name in feeds}
+    evaluate = run_in("onnx", program_of(submodel).evaluate)
+    sent = submodel.place(weights, 1).payload or weights
+    feeds = {f"weights.{name}": torch.from_numpy(array) for name, array in sent.items()}
     [(x, _)] = batches_of(submodel.spec, 1)
     found = np.zeros((BATCH, CLASSES))
     for row, label in np.ndindex(BATCH, CLASSES):
-        only = (np.arange(BATCH) == row).astype(np.float32)
-        asked = {"batch.0.x": x.numpy(), "batch.0.y": np.full(BATCH, label), "batch.0.mask": only}
-        [loss] = session.run(["metric.loss_sum"], feeds | asked)
-        found[row, label] = -loss
+        only = (torch.arange(BATCH) == row).float()
+        asked = {"batch.0.x": x, "batch.0.y": torch.full((BATCH,), label), "batch.0.mask": only}
+        found[row, label] = -evaluate(feeds | asked)["metric.loss_sum"]
 
     masked = {n: torch.from_numpy(a) for n, a in submodel.cut_of(weights).apply(weights).items()}
     logits = torch.func.functional_call(submodel.spec.module.eval(), masked, (x,))
@@ -175,7 +166,10 @@ def test_inv31_a_dead_artifact_ignores_its_input_and_a_guard_revives_it(min_keep
     weights = arrays_of(submodel.spec)
     payload, program = submodel.place(weights, 1).payload, program_of(submodel)
     named = {f"weights.{name}": torch.from_numpy(array) for name, array in payload.items()}
-    client, evaluate = Client.of(program, "onnx"), run_in("onnx", program.evaluate)
+    start, train, evaluate = (
+        run_in("onnx", function) for function in (program.start, program.phases[0].function, program.evaluate)
+    )
+    client = Client(start, train, program.finish)
     (x, y), (other, _) = batches_of(submodel.spec, 2)
     asked = named | {"batch.0.y": y, "batch.0.mask": torch.ones(BATCH)}
     losses = [evaluate(asked | {"batch.0.x": rows})["metric.loss_sum"] for rows in (x, other)]

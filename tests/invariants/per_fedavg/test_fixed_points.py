@@ -52,7 +52,7 @@ def fixed_point(clients: Sequence[Client], power: int, steps: int, lr: float, al
 @pytest.mark.parametrize("method", POWER)
 @pytest.mark.parametrize(("steps", "rounds"), mostly_slow([(1, 40), (5, 9)], [(5, 9)]))
 def test_20_rounds_lead_to_the_fixed_point_of_the_formula(method: str, steps: int, rounds: int) -> None:
-    clients = [user(i, positive(3, i, 0.7, 2.0), normal((3,), 50 + i)) for i in range(3)]
+    clients = [user(i, positive(3, i, 0.7, 2.0), normal((3,), 50 + i)) for i in range(2)]
     setting = {"steps": steps, "lr": 0.8, "alpha": 0.1}
 
     found = led_to(program_of(method, 3, **setting), clients, torch.zeros(3, dtype=torch.float64), rounds)
@@ -116,6 +116,9 @@ def _after_200_steps(method: str) -> float:
     return float(led_to(program, clients, torch.ones(1, dtype=torch.float64), 1))
 
 
-@pytest.mark.parametrize(("method", "expected"), [("fo", 1.9e6), ("exact", 4.8e-4), ("hf", 4.8e-4)])
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    mostly_slow([("fo", 1.9e6), ("exact", 4.8e-4), ("hf", 4.8e-4)], [("fo", 1.9e6), ("exact", 4.8e-4)]),
+)
 def test_23_first_order_ascends_where_the_inner_step_overshoots(method: str, expected: float) -> None:
     assert _after_200_steps(method) == pytest.approx(expected, rel=0.01)
