@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,25 +24,26 @@ from edgefl.models.zoo.mobilenet import mobilenet
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
 from edgefl.models.zoo.transformer import Attention, bert, vit
 from edgefl.wire.errors import ModelError
+from tests.pairs import by_default
 
 
 @pytest.mark.parametrize(
-    ("spec", "parameters"),
+    ("make", "options", "parameters"),
     [
-        (resnet20(), 272_762),
-        (resnet8(), 78_042),
-        (resnet8(in_channels=3, size=32), 78_330),
-        (cnn(), 6_603_710),
-        (bilstm(), 3_611_137),
-        (mlp(hidden=(5,)), 784 * 5 + 5 + 5 * 10 + 10),
-        (resnet18(), 11_173_962),
-        (mobilenet(), 2_236_682),
-        (elu_mlp(), 68_270),
-        (elu_mlp(in_channels=3, size=32), 251_310),
+        (resnet20, {}, 272_762),
+        (resnet8, {}, 78_042),
+        (resnet8, {"in_channels": 3, "size": 32}, 78_330),
+        (cnn, {}, 6_603_710),
+        (bilstm, {}, 3_611_137),
+        (mlp, {"hidden": (5,)}, 784 * 5 + 5 + 5 * 10 + 10),
+        (resnet18, {}, 11_173_962),
+        (mobilenet, {}, 2_236_682),
+        (elu_mlp, {}, 68_270),
+        (elu_mlp, {"in_channels": 3, "size": 32}, 251_310),
     ],
-    ids=lambda value: getattr(value, "name", None),
 )
-def test_parameter_counts(spec, parameters: int) -> None:  # type: ignore[no-untyped-def]
+def test_parameter_counts(make: Callable[..., ModelSpec], options: dict[str, Any], parameters: int) -> None:
+    spec = make(**options)
     assert _parameters(spec) == parameters
     assert spec.boundary(len(spec.units)).shape in {(spec.classes,), (1,)}
 
@@ -67,7 +70,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", by_default(PUBLISHED, ["MobileNetV2", "ViT-Ti/16", "BERT-mini"]))
 def test_options_give_the_published_sizes(name: str) -> None:
     make, parameters = PUBLISHED[name]
     assert _parameters(make()) == parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from edgefl.wire.update.decode import decode
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from exporters.front.tier import fetched
-from tests.pairs import in_turn
+from tests.pairs import FORMATS, by_default, in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
@@ -75,10 +76,14 @@ def exported(form: str, codec: str, options: dict[str, object], kind: str) -> No
 
 @pytest.mark.parametrize(
     ("codec", "kind", "form"),
-    in_turn(
-        [(codec, ("output_side", "importance")[number // 2 % 2]) for number, codec in enumerate(ALL)],
-        rare=[(codec, ("importance", "output_side")[number // 2 % 2]) for number, codec in enumerate(ALL)],
-        every=3,
+    by_default(
+        product(ALL, ("output_side", "importance"), FORMATS),
+        [
+            ("float16", "output_side", "onnx"),
+            ("fedpaq", "importance", "executorch"),
+            ("fedbat", "output_side", "executorch"),
+            ("bifl", "output_side", "onnx"),
+        ],
     ),
 )
 def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str, form: str) -> None:
@@ -90,8 +95,9 @@ def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str, 
 @pytest.mark.parametrize(
     ("codec", "kind", "form"),
     in_turn(
-        [("bfloat16", "early_exit"), ("fedpaq", "importance_structured")],
+        [("bfloat16", "early_exit")],
         rare=[
+            ("fedpaq", "importance_structured"),
             *[
                 ("scaled_sign", "width"),
                 ("topk", "early_exit"),
@@ -106,7 +112,7 @@ def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str,
     exported(form, codec, ALL[codec], kind)
 
 
-@pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS, every=2))
+@pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS, every=4))
 def test_options_of_a_codec_give_the_same_bytes_on_the_device(
     codec: str, options: dict[str, object], form: str
 ) -> None:

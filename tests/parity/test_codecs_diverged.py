@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ import torch
 from edgefl.contract.tensors import Tensors
 from edgefl.setup.training import program_of
 from edgefl.wire.update.decode import widen
-from tests.pairs import in_turn
+from tests.pairs import FORMATS, by_default, in_turn
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import runner_of
 
@@ -57,12 +60,35 @@ class Finish:
         return self.run(example)
 
 
-@pytest.mark.parametrize(("codec", "options", "form"), in_turn(DIVERGING, every=3))
+@cache
+def coded(form: str, codec: str, options: tuple[tuple[str, object], ...] = ()) -> Finish:
+    return Finish(form, codec, dict(options))
+
+
+def finish_of(form: str, codec: str, options: dict[str, object]) -> Finish:
+    """Exported once for all tests of it."""
+    return coded(form, codec, tuple(options.items()))
+
+
+ONCE: list[tuple[str, dict[str, object], str]] = [
+    ("float16", {}, "onnx"),
+    ("fedpaq", {}, "executorch"),
+    ("fedbat", {}, "executorch"),
+    ("ef_signsgd", {}, "onnx"),
+    ("topk", {"feedback": True, "share": 0.02}, "executorch"),
+]
+"""One of each way to a number for a tensor: itself, its maximum, a trained one, its mean, the order of its entries."""
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "form"),
+    by_default([(*each, form) for each, form in product(DIVERGING, FORMATS)], ONCE),
+)
 def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
     codec: str, options: dict[str, object], form: str
 ) -> None:
     """The server refuses such an update; it cannot where an engine's maximum or order passes over NaN."""
-    finish = Finish(form, codec, options)
+    finish = finish_of(form, codec, options)
     told = ("update.scales", "update.values", "update.halves", "metric.finite")
     for run in (finish.in_torch, finish.on_device):
         whole = run(finish.example(3))
@@ -79,7 +105,7 @@ def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
 def test_a_round_that_diverged_does_not_end_in_the_residual(
     codec: str, options: dict[str, object], number: float, form: str
 ) -> None:
-    finish = Finish(form, codec, options)
+    finish = finish_of(form, codec, options)
     residuals = [name for name in finish.program.finish.inputs if name.startswith("carry.")]
     for run in (finish.in_torch, finish.on_device):
         bad = finish.example(3, number, finish.coded[0])

@@ -18,7 +18,7 @@ BATCH, STEPS, LR = 8, 4, 0.05
 @pytest.mark.parametrize(
     ("model", "cut", "chunks", "form"),
     in_turn(
-        [("mlp", 0, 1), ("mlp", 2, 2), ("lstm_lm", 1, 1), ("cnn", 2, 2)],
+        [("mlp", 0, 1), ("cnn", 2, 2), ("lstm_lm", 1, 1), ("mlp", 2, 2)],
         rare=[
             ("cnn", 0, 1),
             ("resnet8", 0, 1),

@@ -36,7 +36,7 @@ NAME = "tier/submodel"
 
 @pytest.mark.parametrize(
     ("exit", "width", "kd_weight", "form"),
-    in_turn([(1, 1.0, 0.3)], rare=[(2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]),
+    in_turn([], rare=[(1, 1.0, 0.3), (2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]),
 )
 def test_every_exported_function_of_a_level_equals_torch(
     exit: int, width: float, kd_weight: float, form: str

@@ -98,7 +98,7 @@ def test_so_is_a_step_whose_second_moment_is_one_number(name: str, form: str) ->
 
 @pytest.mark.parametrize(
     ("name", "model", "form"),
-    in_turn([("fafed", cnn)], rare=pairs(["stem", "naive_adaptive"], [mlp, cnn])),
+    in_turn([("fafed", mlp)], rare=[("fafed", cnn), *pairs(["stem", "naive_adaptive"], [mlp, cnn])]),
 )
 def test_every_function_is_the_same_on_the_engine(
     name: str, model: Callable[[], nn.Sequential], form: str

@@ -130,9 +130,8 @@ SHAPES_OF_CHANNELS = (
     "resnet8",
     "Dense",
     "Shuffled",
-    "HeadSized",
-    "Uneven",
-    "Gru",
+    "bilstm",
+    "vit",
     "Bare",
 )
 
@@ -179,7 +178,7 @@ FREE = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(FREE, ("Dense", "Shuffled", "Uneven", "mlp")))
+@pytest.mark.parametrize("name", mostly_slow(FREE, ("Dense", "Shuffled", "bilstm", "mlp", "vit")))
 def test_what_can_be_cut_in_a_model(name: str) -> None:
     assert sorted(atom.size for atom in channels_of(model(name)).atoms) == FREE[name]
 

@@ -118,7 +118,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", mostly_slow(["resnet8", "resnet8 static", "Plain", "mlp"], ["Plain", "mlp"]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**20), density=st.sampled_from([0.1, 0.4, 1.0]))
 def test_inv29_logits_are_the_same_for_any_mask(name: str, seed: int, density: float) -> None:
     spec = net(name)
@@ -142,7 +142,7 @@ def _biases(small: Compacted) -> int:
             *(("resnet8", 1 / 16), ("cnn", 1 / 64), ("mlp", 1 / 4), ("vit", 1 / 4)),
             *(("Dense", 1 / 64), ("Gru", 1 / 16), ("MobileNet", 1 / 4)),
         ],
-        quick=[("resnet8", 1 / 16), ("mlp", 1 / 4), ("Dense", 1 / 64)],
+        quick=[("resnet8", 1 / 16), ("mlp", 1 / 4)],
     ),
 )
 def test_inv29_logits_are_the_same_for_the_largest_entries_of_any_model(name: str, gamma: float) -> None:
