@@ -54,6 +54,19 @@ def code_stays_resident() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def op_functions_are_read_once() -> Iterator[None]:
+    """torch.onnx reads its 500 op functions again for each graph of ops that it has to decompose first: a second of work.
+
+    Only where tests export: they have imported the table by now.
+    """
+    tables = sys.modules.get("exporters.onnx.op_tables")
+    with pytest.MonkeyPatch.context() as patch:
+        if tables is not None and tables._REGISTRY is not None:
+            patch.setattr(tables._REGISTRY, "from_torchlib", staticmethod(tables._registry))
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", type=Path, metavar="FILE", help="write what each file took if all tests pass"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
@@ -81,17 +83,21 @@ class Twice(nn.Module):
         return self.head(self.shared(z).relu().mean((2, 3)))
 
 
-def test_one_module_applied_twice_trains_as_in_torch() -> None:
+@functools.cache
+def twice() -> tuple[Function, bytes]:
     function = step_of(Twice(), (3, 6, 6))
+    return function, to_onnx(capture(function))
 
-    report = verify(function, to_onnx(capture(function)), 0)
+
+def test_one_module_applied_twice_trains_as_in_torch() -> None:
+    report = verify(*twice(), 0)
 
     assert report.worst <= 1e-4 and not report.rounding
 
 
 def test_a_second_run_gives_the_first_result_again() -> None:
-    function = step_of(Twice(), (3, 6, 6))
-    session = onnxruntime.InferenceSession(to_onnx(capture(function)), providers=["CPUExecutionProvider"])
+    function, model = twice()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     example = function.example(1)
     feeds = {port.name: example[port.name].numpy().copy() for port in session.get_inputs()}
 

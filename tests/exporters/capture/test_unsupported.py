@@ -17,6 +17,7 @@ from exporters.capture.locate import Place, locate
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import RELATIVE, verify
+from tests.pairs import slow
 
 HERE = Path(__file__)
 
@@ -127,7 +128,7 @@ def medians(x: Tensor) -> Tensor:
     ("fn", "op", "comment"),
     [
         (frequencies, "aten._fft_r2c.default", "complex"),
-        (pairs, "aten._fft_r2c.default", "pairs"),
+        slow(pairs, "aten._fft_r2c.default", "pairs"),
         (plane, "aten.view_as_complex.default", "plane"),
     ],
 )
@@ -225,7 +226,7 @@ def test_a_module_of_a_list_is_told_with_the_name_of_the_list() -> None:
     ("fn", "op", "comment"),
     [
         (spectrum, "aten._linalg_svd.default", "forward"),
-        (middle, "aten.median.dim", "sorted"),
+        slow(middle, "aten.median.dim", "sorted"),
         (custom, "edgefl_tests.doubled.default", "custom"),
     ],
 )
@@ -255,7 +256,7 @@ def test_an_op_that_a_decomposition_brings_in_is_told_as_the_op_that_was_called(
     assert error.details["source"] == line_of("decomposed")
 
 
-@pytest.mark.parametrize("fn", [spectrum, folded])
+@pytest.mark.parametrize("fn", [spectrum, slow(folded)])
 def test_the_path_of_a_nested_module_is_told(fn: Callable) -> None:
     inner = nn.Sequential(nn.ReLU(), Layer(fn))
     module = nn.Sequential(Layer(torch.tanh), inner)

@@ -20,8 +20,8 @@ from exporters.memory.recompute import Budget
 
 @functools.cache
 def step() -> Function:
-    objective = Objective.of(OutputSide(build_model("resnet8", widths=(8, 16, 16)), 0))
-    return programs.build("sgd", objective, batch=16).phases[0].function
+    objective = Objective.of(OutputSide(build_model("elu_mlp", size=2, hidden=(64, 64, 64)), 0))
+    return programs.build("sgd", objective, batch=512).phases[0].function
 
 
 @functools.cache

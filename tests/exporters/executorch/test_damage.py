@@ -22,13 +22,13 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import BlobRef, Graph
 from edgefl.wire.errors import ExportError
 from exporters.bundle.build import ports
-from exporters.bundle.formats import format_of
+from exporters.bundle.formats import ExecuTorch, format_of
 from exporters.executorch.check.isolated import IsolatedRunner
 from exporters.executorch.check.ports import TENSOR, read_ports
 from exporters.executorch.check.programs import verify_isolated
 from tests.exporters.examples import step_of
 
-ROUNDS = 200
+ROUNDS = 100
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +83,18 @@ def test_a_byte_that_flips_is_told_or_changes_no_port(written: tuple[Function, G
 
 def test_a_damaged_program_ends_no_process_but_its_own(written: tuple[Function, Graph, bytes]) -> None:
     function, _, model = written
-    apart = IsolatedRunner()
+    form = ExecuTorch()
     wild = model.replace(struct.pack("<f", 1.0), b"\xff" * 4).replace(b"mm", b"m?")
 
     with pytest.raises(ExportError, match="cannot read the program of function 'train'"):
-        verify_isolated(function, model[:400], 1, apart)
+        form.verify_again(function, model[:400], 1)
+    apart = form._isolated
+    assert apart is not None
     with pytest.raises(ExportError, match="cannot run the program of function 'train'"):
         apart.run(function.name, model, [np.zeros((0, 4), np.float32)] * len(read_ports(model)[0]))
     with pytest.raises(ExportError):
-        verify_isolated(function, wild, 1, apart)
-    assert verify_isolated(function, model, 1, apart).worst < 1e-4
+        form.verify_again(function, wild, 1)
+    assert form.verify_again(function, model, 1).worst < 1e-4
 
 
 @pytest.mark.slow

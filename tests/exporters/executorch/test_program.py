@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +13,9 @@ from torch.nn import functional as F
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from exporters.artifact import Artifact
 from exporters.capture.ordering import AFTER
-from exporters.capture.trace import capture
+from exporters.capture.trace import Captured, capture
 from exporters.executorch import capture_for
 from exporters.executorch.check.programs import load, verify
 from exporters.executorch.graph import lowered
@@ -19,6 +23,7 @@ from exporters.executorch.program.partition import steps_of
 from exporters.executorch.program.write import to_executorch
 from exporters.verify.graphs import compare
 from tests.exporters.examples import pointwise, small_net, step_of
+from tests.pairs import slow
 from tests.parity.forms import runner_of
 
 
@@ -44,12 +49,19 @@ def swap() -> Function:
     return Function("train", fn, {name: TensorSpec((3, 3)) for name in ("state.a", "state.b")})
 
 
-@pytest.mark.parametrize("of", [capture, capture_for])
-def test_a_step_of_a_network_equals_torch(of: object) -> None:
-    function = step_of(small_net(), (3, 8, 8))
-    artifact = to_executorch(of(function))  # type: ignore[operator]
+@functools.cache
+def network(of: Callable[[Function], Captured]) -> Captured:
+    return of(step_of(small_net(), (3, 8, 8)))
 
-    assert verify(function, artifact.model, 1).worst < 1e-4
+
+@functools.cache
+def network_program(of: Callable[[Function], Captured]) -> Artifact:
+    return to_executorch(network(of))
+
+
+@pytest.mark.parametrize("of", [slow(capture), capture_for])
+def test_a_step_of_a_network_equals_torch(of: Callable[[Function], Captured]) -> None:
+    assert verify(network(of).function, network_program(of).model, 1).worst < 1e-4
 
 
 def test_equal_functions_give_equal_bytes() -> None:
@@ -60,7 +72,7 @@ def test_equal_functions_give_equal_bytes() -> None:
 
 
 def test_a_network_runs_on_few_delegates_with_all_of_its_products() -> None:
-    steps = steps_of(lowered(capture_for(step_of(small_net(), (3, 8, 8)))))
+    steps = steps_of(lowered(network(capture_for)))
 
     delegates = [step for step in steps if step.delegated]
     assert len(delegates) <= 4
@@ -69,7 +81,7 @@ def test_a_network_runs_on_few_delegates_with_all_of_its_products() -> None:
 
 
 def test_reads_come_after_writes_in_every_order() -> None:
-    module = lowered(capture(step_of(small_net(), (3, 8, 8))))
+    module = lowered(network(capture_for))
     written: set[object] = set(module.graph.find_nodes(op="placeholder"))
     done = {node for step in steps_of(module) for node in step.nodes}
     for step in steps_of(module):
@@ -229,8 +241,8 @@ def test_a_view_that_is_an_output_keeps_its_value_while_others_are_made() -> Non
 
 
 def test_a_loaded_program_outlives_the_bytes_it_was_loaded_from() -> None:
-    function = step_of(small_net(), (3, 8, 8))
-    run = load(function, to_executorch(capture(function)).model)
+    function = network(capture_for).function
+    run = load(function, bytes(bytearray(network_program(capture_for).model)))
     taken = [bytes(40_000) for _ in range(200)]
 
     assert compare(function, run, 1).worst < 1e-4

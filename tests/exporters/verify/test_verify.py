@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -146,10 +147,15 @@ def test_a_formula_wrong_by_a_percent_is_caught_beside_an_output_that_rounding_d
         compare(KINKED, run, 0)
 
 
+@functools.cache
+def network() -> tuple[Function, bytes]:
+    step = step_of(small_net(), (3, 8, 8))
+    return step, to_onnx(capture(step))
+
+
 @pytest.mark.parametrize("output", [0, 4, 12])
 def test_a_gradient_wrong_by_a_percent_is_caught_in_a_model_with_kinks(output: int) -> None:
-    step = step_of(small_net(), (3, 8, 8))
-    right = to_onnx(capture(step))
+    step, right = network()
     session = onnxruntime.InferenceSession(right, providers=["CPUExecutionProvider"])
 
     def run(arrays: Mapping[str, Array]) -> list[Array]:
