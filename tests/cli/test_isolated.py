@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.system.lazy_modules import on_first_use
+from tests.pairs import slow
 
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +23,7 @@ def called(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--id", "x", "--data", "/nonexistent"), 3, "is no training data"),
         (("--id", "x", "--data", ".", "--broker", "a:b"), 7, "should read host:port"),
         (("--id", "x", "--data", ".", "--limit", "a=b"), 2, "--limit"),
-        (("--id", "x"), 2, "Missing option"),
+        slow(("--id", "x"), 2, "Missing option"),
     ],
 )
 def test_what_cannot_be_a_device_is_said_once_with_its_exit_code(

@@ -246,8 +246,8 @@ def test_export_fit_writes_the_recommended_bundle_under_the_files_name(tmp_path:
 
 def test_export_fit_refuses_what_cannot_fit(tmp_path: Path) -> None:
     config, device = tmp_path / "federation.toml", tmp_path / "phone.toml"
-    config.write_text('[model]\nname = "mlp"\noptions = { hidden = [4] }\n[data]\nname = "digits"\n')
-    device.write_text('memory = "1MiB"\nkinds = ["output_side"]\n')
+    config.write_text('[model]\nname = "mlp"\noptions = { hidden = [64] }\n[data]\nname = "digits"\n')
+    device.write_text('memory = "1MiB"\nkinds = ["output_side"]\nbatch = 8\n')
 
     with pytest.raises(ModelError, match="no submodel fits the device: the smallest"):
         edgefl("export", config, "--fit", device, "--out", tmp_path)

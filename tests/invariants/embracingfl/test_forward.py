@@ -15,11 +15,12 @@ from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.simulation.round import multi_step_forward, run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.invariants.embracingfl.tiny import chunkings, record, samples, tiny, walk
+from tests.rings.rows import mostly_slow
 
 MODELS = ("resnet8", "resnet8 static", "cnn", "mlp", "bilstm")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, MODELS[1:]))
 def test_i1_every_cut_and_chunking_leaves_the_same_record(name: str) -> None:
     spec = tiny(name)
     x, _ = samples(spec, 16)

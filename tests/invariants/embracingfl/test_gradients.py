@@ -115,7 +115,7 @@ def test_i4_a_round_leaves_every_prefix_byte_and_returns_the_suffix_only(name: s
         assert all(parameter.grad is None for parameter in spec.module.parameters())
 
 
-@pytest.mark.parametrize("name", ["resnet8", "cnn"])
+@pytest.mark.parametrize("name", mostly_slow(["resnet8", "cnn"], ["cnn"]))
 def test_i4_the_training_graph_computes_no_gradient_for_the_boundary(name: str) -> None:
     spec = tiny(name)
     submodel = OutputSide(spec, 1, 1)

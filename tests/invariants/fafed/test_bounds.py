@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ START = {X: torch.full((4,), 1.5, dtype=torch.float64)}
 Q, RHO, ETA, ROUNDS = 4, 0.05, 0.08, 9
 
 
+@cache
 def trace(alpha: float) -> Trace:
     made = fafed(PROBLEM.objective, batch=1, steps=Q, lr=ETA, alpha=alpha, beta=0.8, rho=RHO)
     return traced(made, START, PROBLEM.clients, rounds=ROUNDS)

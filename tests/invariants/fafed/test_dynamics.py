@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,12 +34,19 @@ def program(problem: Bowls = PROBLEM, **options: object) -> Program:
     return fafed(problem.objective, **given)
 
 
+@cache
 def trace(problem: Bowls = PROBLEM, rounds: int = 6, **options: object) -> Trace:
     return traced(program(problem, **options), START, problem.clients, rounds=rounds)
 
 
 def equal(tensors: list[Tensor]) -> bool:
     return all(torch.equal(tensors[0], other) for other in tensors[1:])
+
+
+@cache
+def apart(private: bool = False) -> Trace:
+    """Of clients that go on from their own v."""
+    return traced(with_own_v(program(), private=private), START, PROBLEM.clients, rounds=6)
 
 
 def is_consensus(found: Trace) -> bool:
@@ -70,7 +79,7 @@ def test_02_after_a_synchronisation_all_clients_have_the_same_bits_of_x_m_v_and_
 
 
 def test_02_fails_for_clients_that_go_on_from_their_own_v() -> None:
-    assert not is_consensus(traced(with_own_v(program()), START, PROBLEM.clients, rounds=6))
+    assert not is_consensus(apart())
 
 
 def test_03_the_preconditioner_is_constant_between_synchronisations_and_the_same_for_all() -> None:
@@ -88,7 +97,7 @@ def test_04_the_mean_moves_by_the_mean_estimate_at_every_iteration(schedule: str
 
 def test_02_03_04_fail_for_a_private_preconditioner() -> None:
     """Each client divides by the root of its own v. What it sends is averaged, and the server's steps are FAFED's."""
-    found = traced(with_own_v(program(), private=True), START, PROBLEM.clients, rounds=6)
+    found = apart(private=True)
     assert not is_consensus(found)
     assert not shares_its_scale(found)
     assert not mean_moves_by_the_mean(found)
@@ -127,14 +136,14 @@ def test_05_the_mean_of_v_follows_the_mean_of_squared_gradients() -> None:
 
 
 def test_05_the_first_v_is_the_mean_of_squares_and_not_the_square_of_the_mean() -> None:
-    opening = trace(rounds=1).rounds[0]
+    opening = trace().rounds[0]
     grads = torch.stack([PROBLEM.gradient(i, START[X]) for i in range(4)])
     assert close(opening.server_state[f"v/{X}"], (grads**2).mean(0), 1e-12)
     assert not close(opening.server_state[f"v/{X}"], grads.mean(0) ** 2, 1e-2)
 
 
 def test_05_clients_that_keep_their_own_v_have_the_same_preconditioner() -> None:
-    synchronised, own = trace(), traced(with_own_v(program()), START, PROBLEM.clients, rounds=6)
+    synchronised, own = trace(), apart()
     for first in range(0, len(own.steps), Q):
         assert close(own.steps[first][0].A, synchronised.steps[first][0].A, 1e-14)
     assert not torch.equal(own.steps[Q][0].given[f"state.v.{X}"], own.steps[Q][1].given[f"state.v.{X}"])

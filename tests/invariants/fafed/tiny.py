@@ -34,7 +34,7 @@ class Bowl(nn.Module):
         return 0.5 * (a * (self.x - c) * (self.x - c)).sum(dim=1, keepdim=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bowls:
     """Client i minimises 1/2 sum_k a_ik (x_k - c_ik)^2, with exact gradients."""
 

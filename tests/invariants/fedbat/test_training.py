@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from tests.invariants.fedbat.tiny import (
 )
 
 SPEC = tiny("cnn")
-FEED, STEPS = Feed.of(SPEC), 6
+FEED, STEPS, RHO = Feed.of(SPEC), 6, 6.0
 TRAINED = sorted(name for name, _ in SPEC.module.named_parameters())
 
 
@@ -41,6 +42,12 @@ def fedavg(steps: int, feed: Feed = FEED) -> Tensors:
     program = sgd(_objective(), batch=BATCH, steps=steps, lr=0.1, momentum=0.0, weight_decay=0.0)
     left = run_round(program, SPEC.weights, feed).update
     return {name: left[name] - SPEC.weights[name] for name in left}
+
+
+@cache
+def trained(**options: float) -> Trace:
+    """Every step of a round with these options, made once; nobody changes it."""
+    return walk(program_of(SPEC, **options), SPEC.weights, FEED)
 
 
 def _objective() -> Objective:
@@ -55,13 +62,13 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def test_i15_every_round_begins_with_an_update_of_zero_and_alpha_e_of_zero() -> None:
-    first = walk(program_of(SPEC), SPEC.weights, FEED).states[0]
+    first = trained().states[0]
     assert all(not tensor.any() for tensor in select(first, "change").values())
     assert not first["log_scale"].any()
 
 
 def test_i15_the_received_weights_are_the_same_bits_after_training() -> None:
-    trace = walk(program_of(SPEC), SPEC.weights, FEED)
+    trace = trained()
     for name in TRAINED:
         assert torch.equal(trace.states[-1][f"weights.{name}"], SPEC.weights[name])
     assert not any(
@@ -96,13 +103,13 @@ def test_i16_floor_of_phi_tau_steps_are_in_full_precision(phi: float, steps: int
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_i16_during_the_warm_up_m_is_that_of_fedavg(count: int) -> None:
-    trace, expected = walk(program_of(SPEC), SPEC.weights, FEED), fedavg(count)
+    trace, expected = trained(), fedavg(count)
     for name in TRAINED:
         assert close(trace.states[count][f"change.{name}"], expected[name]), name
 
 
 def test_i16_alpha_prime_is_the_mean_size_after_the_warm_up_and_stays() -> None:
-    states = walk(program_of(SPEC), SPEC.weights, FEED).states
+    states = trained().states
     ended = states[STEPS // 2]
     expected = torch.stack([ended[f"change.{name}"].abs().mean() for name in TRAINED])
     assert torch.allclose(ended["scale"], expected, rtol=1e-6)
@@ -139,7 +146,7 @@ def test_i18_clipped_entries_do_not_move() -> None:
 
 
 def test_i19_the_gradient_of_m_is_the_mask_times_that_of_the_weights() -> None:
-    trace = walk(program_of(SPEC), SPEC.weights, FEED)
+    trace = trained()
     before, after, given = trace.states[-2], trace.states[-1], trace.given[-1]
     alpha = StepSize(6.0).of(before["scale"], before["log_scale"])
     at = select(before, "weights")
@@ -161,10 +168,9 @@ def distance(found: Tensors, expected: Tensors) -> float:
     )
 
 
-@pytest.mark.parametrize("rho", [0.0, 6.0])
+@pytest.mark.parametrize("rho", [0.0, RHO])
 def test_a_step_is_autograd_through_the_printed_operator(rho: float) -> None:
-    program = program_of(SPEC, rho=rho)
-    trace = walk(program, SPEC.weights, FEED)
+    trace = trained(**({} if rho == RHO else {"rho": rho}))
     for index in range(STEPS // 2, STEPS):
         expected = Plain(SPEC, rho)(trace.states[index], trace.given[index])
         if not rho:
@@ -177,7 +183,7 @@ def test_a_step_is_autograd_through_the_printed_operator(rho: float) -> None:
     ["another draw backward", "m by the new alpha", "alpha' again", "clipped entries move"],
 )
 def test_a_step_differs_from_one_with_a_mistake(mistake: str) -> None:
-    trace = walk(program_of(SPEC), SPEC.weights, FEED)
+    trace = trained()
     apart = [
         distance(trace.states[index + 1], Plain(SPEC, wrong=mistake)(trace.states[index], trace.given[index]))
         for index in range(STEPS // 2, STEPS)
@@ -187,7 +193,7 @@ def test_a_step_differs_from_one_with_a_mistake(mistake: str) -> None:
 
 def test_momentum_acts_on_m_and_the_warm_up_is_then_fedavg_with_momentum_and_decay() -> None:
     options = {"momentum": 0.9, "weight_decay": 1e-2}
-    trace = walk(program_of(SPEC, **options), SPEC.weights, FEED)
+    trace = trained(**options)
     plain = sgd(_objective(), batch=BATCH, steps=STEPS // 2, lr=0.1, **options)
     left = run_round(plain, SPEC.weights, FEED).update
     for name in TRAINED:
@@ -201,7 +207,7 @@ def test_momentum_and_decay_of_the_binarized_phase_are_those_of_autograd(
     options: dict[str, float],
 ) -> None:
     """v <- momentum v + g [|m| <= alpha] with g of F(W) + decay/2 |W|^2 over kernels, m <- m - lr v; alpha_e knows no v."""
-    trace = walk(program_of(SPEC, **options), SPEC.weights, FEED)
+    trace = trained(**options)
     decay, momentum = options.get("weight_decay", 0.0), options.get("momentum", 0.0)
     for index in range(STEPS // 2, STEPS):
         before, after = trace.states[index], trace.states[index + 1]
