@@ -15,6 +15,7 @@ from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.wire.errors import ConfigError, ModelError
 from tests.cli.runner import runner
+from tests.rings.rows import mostly_slow
 
 FIELDS = [
     *("kind", "gamma", "parameters", "macs", "download_bytes", "upload_bytes", "artifact_bytes"),
@@ -79,7 +80,12 @@ def test_chunks_that_need_less_than_training_stay_as_they_are() -> None:
     assert row.round_graph != "forward"
 
 
-@pytest.mark.parametrize(("gamma", "cut"), [(1.0, 0), (0.95, 2), (0.7, 3), (1 / 4, 4), (1 / 64, 4)])
+@pytest.mark.parametrize(
+    ("gamma", "cut"),
+    mostly_slow(
+        [(1.0, 0), (0.95, 2), (0.7, 3), (1 / 4, 4), (1 / 64, 4)], [(1.0, 0), (0.95, 2), (0.7, 3), (1 / 64, 4)]
+    ),
+)
 def test_the_cut_with_the_nearest_parameter_count_stands_for_gamma(gamma: float, cut: int) -> None:
     spec = build_model("resnet8")
 

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import Result
 
 from device_runtime.profile import whole
 from device_runtime.profile.measure.folder import BundleFolder
@@ -46,8 +48,31 @@ def strong(tmp_path: Path) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A command that measured, and what it left."""
+
+    done: Result
+    page: str
+
+    @property
+    def found(self) -> list[BundleProfile]:
+        return msgspec.json.decode(self.done.stdout, type=list[BundleProfile])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """A bundle's profile for people and machines, with a run beside it."""
+    folder = tmp_path_factory.mktemp("measured")
+    bundle, html = folder / "strong.efl", folder / "out" / "report.html"
+    write_bundle(tiny.make_bundle(prefix=()), bundle)
+    run = made.journal(folder / "run", [("strong", 1, '{"correct": 3}', "")])
+    options = ["--repeat", "2", "--json", "--html", str(html), "--run", str(run)]
+    return Asked(runner().invoke(app, ["profile", str(bundle), *options]), html.read_text())
+
+
 @pytest.fixture
-def measured_before(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def measured_before(measured: Asked, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The command finds a profile that was measured once; these are the tiers and engines that it asks for."""
     asked: list[tuple[str, str]] = []
 
@@ -55,24 +80,19 @@ def measured_before(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         listed, engine = bundle.manifest, settings.engine or bundle.manifest.graphs[0].format
         asked.append((listed.tier, engine))
         return msgspec.structs.replace(
-            made.measured(()), tier=listed.tier, exchange=listed.exchange, engine=engine
+            measured.found[0], tier=listed.tier, exchange=listed.exchange, engine=engine
         )
 
     monkeypatch.setattr(whole, "profile_bundle", profile)
     return asked
 
 
-def test_json_page_and_run_in_one_call(strong: Path, tmp_path: Path) -> None:
-    html = tmp_path / "out" / "report.html"
-    run = made.journal(tmp_path / "run", [("strong", 1, '{"correct": 3}', "")])
-    done = runner().invoke(
-        app, ["profile", str(strong), "--repeat", "2", "--json", "--html", str(html), "--run", str(run)]
-    )
-    assert done.exit_code == 0, done.output
-    (found,) = msgspec.json.decode(done.stdout, type=list[BundleProfile])
+def test_json_page_and_run_in_one_call(measured: Asked) -> None:
+    assert measured.done.exit_code == 0, measured.done.output
+    (found,) = measured.found
     assert [graph.name for graph in found.graphs] == ["start", "train", "finish"]
     assert all(graph.run.calls == 2 for graph in found.graphs)
-    assert "Memory against accuracy" in html.read_text()
+    assert "Memory against accuracy" in measured.page
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 
 from edgefl.cli import app
+from edgefl.cli.catalog import programs
 from edgefl.cli.catalog.programs import for_people, summary
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.programs.quantized.swat import swat
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_measured_once() -> Iterator[None]:
+    """Every listing of programs has the same rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "program_rows", cache(programs.program_rows))
+        yield
 
 
 @cache

@@ -13,7 +13,7 @@ from tests.invariants.fafed.tiny import Bowls, Trace, X, traced
 
 PROBLEM = Bowls.drawn(clients=5, d=4, seed=3)
 START = {X: torch.full((4,), 1.5, dtype=torch.float64)}
-Q, RHO, ETA, ROUNDS = 4, 0.05, 0.08, 9
+Q, RHO, ETA, ROUNDS = 4, 0.05, 0.08, 6
 
 
 @cache

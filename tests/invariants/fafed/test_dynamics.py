@@ -26,7 +26,7 @@ from tests.invariants.fafed.tiny import (
 
 PROBLEM = Bowls.drawn(clients=4, d=5, seed=0)
 START = {X: torch.linspace(-1, 2, 5, dtype=torch.float64)}
-Q, RHO, BETA = 3, 0.05, 0.8
+Q, RHO, BETA, ROUNDS = 3, 0.05, 0.8, 4
 
 
 def program(problem: Bowls = PROBLEM, **options: object) -> Program:
@@ -35,7 +35,7 @@ def program(problem: Bowls = PROBLEM, **options: object) -> Program:
 
 
 @cache
-def trace(problem: Bowls = PROBLEM, rounds: int = 6, **options: object) -> Trace:
+def trace(problem: Bowls = PROBLEM, rounds: int = ROUNDS, **options: object) -> Trace:
     return traced(program(problem, **options), START, problem.clients, rounds=rounds)
 
 
@@ -46,7 +46,7 @@ def equal(tensors: list[Tensor]) -> bool:
 @cache
 def apart(private: bool = False) -> Trace:
     """Of clients that go on from their own v."""
-    return traced(with_own_v(program(), private=private), START, PROBLEM.clients, rounds=6)
+    return traced(with_own_v(program(), private=private), START, PROBLEM.clients, rounds=ROUNDS)
 
 
 def is_consensus(found: Trace) -> bool:
@@ -104,7 +104,7 @@ def test_02_03_04_fail_for_a_private_preconditioner() -> None:
 
 
 def test_04_fails_for_a_synchronisation_with_the_old_preconditioner() -> None:
-    found = traced(with_old_preconditioner(program()), START, PROBLEM.clients, rounds=6)
+    found = traced(with_old_preconditioner(program()), START, PROBLEM.clients, rounds=ROUNDS)
     assert is_consensus(found) and shares_its_scale(found)
     assert not mean_moves_by_the_mean(found)
 
@@ -178,7 +178,7 @@ def test_06_the_average_as_previous_point_leaves_a_residual() -> None:
 
 
 def test_09_the_order_of_clients_does_not_matter() -> None:
-    straight, swapped = trace(), traced(program(), START, PROBLEM.clients[::-1], rounds=6)
+    straight, swapped = trace(), traced(program(), START, PROBLEM.clients[::-1], rounds=ROUNDS)
     for one, other in zip(straight.rounds, swapped.rounds, strict=True):
         assert close(one.weights[X], other.weights[X], 1e-13)
 
@@ -186,4 +186,4 @@ def test_09_the_order_of_clients_does_not_matter() -> None:
 def test_09_equal_clients_stay_equal_at_every_iteration() -> None:
     same = Bowls(PROBLEM.a[:1].expand(3, -1), PROBLEM.c[:1].expand(3, -1))
     found = trace(same)
-    assert all(equal(found.x(t)) for t in range(1, 5 * Q + 1))
+    assert all(equal(found.x(t)) for t in range(1, (ROUNDS - 1) * Q + 1))

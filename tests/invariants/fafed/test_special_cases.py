@@ -25,7 +25,7 @@ START = {X: torch.linspace(-1, 2, 5, dtype=torch.float64)}
 COMMON = {"batch": 1, "steps": 3, "lr": 0.05, "alpha": 0.3}
 
 
-def run(made: Program, problem: Bowls = PROBLEM, rounds: int = 6, **hyper: float) -> Trace:
+def run(made: Program, problem: Bowls = PROBLEM, rounds: int = 4, **hyper: float) -> Trace:
     return traced(made, START, problem.clients, rounds=rounds, hyper=hyper)
 
 
@@ -63,7 +63,7 @@ def test_07_stem_with_alpha_one_is_federated_averaging_from_its_first_point() ->
     local = run(stem(PROBLEM.objective, **{**COMMON, "alpha": 1.0}))
     fedavg = sgd(PROBLEM.objective, batch=1, steps=3, lr=0.05, momentum=0.0, weight_decay=0.0)
     start = local.rounds[0].weights
-    averaged = [done.weights[X] for done in federated(fedavg, start, PROBLEM.clients, rounds=5, feed=whole)]
+    averaged = [done.weights[X] for done in federated(fedavg, start, PROBLEM.clients, rounds=3, feed=whole)]
     assert all(close(a, b, 1e-13) for a, b in zip(points(local)[1:], averaged, strict=True))
 
 

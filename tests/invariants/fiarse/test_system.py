@@ -157,7 +157,7 @@ def test_inv29_the_sparse_artifact_gives_the_log_probabilities_of_the_dense_mask
 
 
 def mlp() -> ModelSpec:
-    return framework_default(build_model("mlp", size=14, hidden=(64, 32)))
+    return framework_default(build_model("mlp", size=14, hidden=(64,)))
 
 
 @pytest.mark.parametrize(("min_keep", "alive"), mostly_slow([(0, False), (32, True)], [(32, True)]))
