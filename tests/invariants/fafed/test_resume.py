@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -39,26 +40,30 @@ def same(one: list[Completed], other: list[Completed]) -> bool:
     return all(torch.equal(a.weights[X], b.weights[X]) for a, b in zip(one, other, strict=True))
 
 
+@cache
+def through() -> list[Completed]:
+    """Six exchanges without a stop."""
+    return run(fafed(PROBLEM.objective, **OPTIONS), 6)
+
+
 @pytest.mark.parametrize("stopped", [1, 2, 4])
 def test_19_a_resumed_federation_is_the_one_that_was_never_stopped(stopped: int) -> None:
     program = fafed(PROBLEM.objective, **OPTIONS)
-    through = run(program, 6)
-    assert same(through[stopped:], run(program, 6, stands(through[stopped - 1])))
+    assert same(through()[stopped:], run(program, 6, stands(through()[stopped - 1])))
 
 
 @pytest.mark.parametrize("stopped", [1, 2, 4])
 def test_19_without_the_previous_points_it_is_another_one(stopped: int) -> None:
     program = fafed(PROBLEM.objective, **OPTIONS)
-    through = run(program, 6)
-    forgot = run(program, 6, replace(stands(through[stopped - 1]), carries={}))
-    assert not same(through[stopped:], forgot)
+    forgot = run(program, 6, replace(stands(through()[stopped - 1]), carries={}))
+    assert not same(through()[stopped:], forgot)
 
 
 def test_19_stem_and_the_naive_method_resume_as_well() -> None:
     for program in (stem(PROBLEM.objective, **OPTIONS), naive_adaptive(PROBLEM.objective, **OPTIONS)):
-        through = run(program, 5)
-        assert same(through[3:], run(program, 5, stands(through[2])))
-        assert not same(through[3:], run(program, 5, replace(stands(through[2]), carries={})))
+        every = run(program, 5)
+        assert same(every[3:], run(program, 5, stands(every[2])))
+        assert not same(every[3:], run(program, 5, replace(stands(every[2]), carries={})))
 
 
 def test_19_the_carry_is_said_to_be_needed_and_good_for_the_next_exchange_only() -> None:

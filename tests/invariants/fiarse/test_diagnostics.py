@@ -19,6 +19,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric, per_size
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.learnable import liveness, own_weights, remedies
+from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.strategy import Strategy
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import FOUR_SIZES, NO_GUARDS, Cut, Mask, cut
@@ -148,7 +149,7 @@ def mlp() -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def he() -> ModelSpec:
-    return he_fan_out(build_model("resnet18", size=8, bn="static"))
+    return he_fan_out(build_model("resnet18", size=8, bn="static", widths=(16, 32, 64, 128)))
 
 
 def fan_in(shape: tuple[int, ...]) -> int:
@@ -220,13 +221,13 @@ def test_inv31_a_dense_first_layer_revives_the_mlp_where_it_fits_and_says_where(
     assert liveness(mlp, found).alive
 
 
-@pytest.mark.parametrize("gamma", mostly_slow([1 / 64, 1 / 16], [1 / 16]))
+@pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
 def test_inv31_he_fan_out_empties_the_classifier_and_a_dense_one_revives_it(he, gamma: float) -> None:
     dead = liveness(he, cut_model(he, gamma))
     assert dead.kept["head.dense.weight"] == 0.0
     assert not dead.keeps_classifier and not dead.trains_below and not dead.alive
     guarded = cut_model(he, gamma, Guards(dense=("stem", "head")))
-    assert guarded.kept == math.floor(gamma * 11_164_362)
+    assert guarded.kept == math.floor(gamma * sum(he.weights[name].numel() for name in maskable(he)))
     assert liveness(he, guarded).alive
 
 
