@@ -125,6 +125,7 @@ def test_the_next_words_of_a_language_model_are_units_too() -> None:
 ZOO: dict[str, dict[str, object]] = {
     "resnet8": {},
     "cnn": {},
+    "mlp": {"size": 4, "hidden": [5, 4]},
     "vit": {},
     "bert": {},
     "bilstm": {"length": 8},
@@ -132,7 +133,7 @@ ZOO: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(ZOO, ["cnn"]))
+@pytest.mark.parametrize("name", mostly_slow(ZOO, ["mlp"]))
 def test_the_zoo_s_models_as_plain_modules_are_cut_where_their_units_end(name: str) -> None:
     spec = build_model(name, **ZOO[name])
 

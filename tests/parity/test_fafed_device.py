@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from device_runtime.round.runner import RoundResult, RoundRunner
 from edgefl.contract.program import Function, Program
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors
+from edgefl.objective.objective import Objective
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation import round as simulation
 from edgefl.simulation.round import Feed
@@ -33,8 +35,16 @@ from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
 
 SEED, ROWS = 7, 13
 UNITS = ("body", "head")
-OBJECTIVE = objective(cnn)
-PROGRAM = fafed(OBJECTIVE, batch=BATCH, steps=3, lr=0.05, schedule="decaying", opening_steps=2)
+
+
+@cache
+def held() -> Objective:
+    return objective(cnn)
+
+
+@cache
+def program() -> Program:
+    return fafed(held(), batch=BATCH, steps=3, lr=0.05, schedule="decaying", opening_steps=2)
 
 
 def samples() -> local.LocalData:
@@ -45,16 +55,16 @@ def samples() -> local.LocalData:
 
 def weights() -> Tensors:
     """The model, and m and v beside it; v is not negative, as the mean of squares."""
-    model = {name: tensor.detach() for name, tensor in OBJECTIVE.suffix.state_dict().items()}
+    model = {name: tensor.detach() for name, tensor in held().suffix.state_dict().items()}
     generator = torch.Generator().manual_seed(5)
-    trained = {name: model[name] for name in OBJECTIVE.trainable}
+    trained = {name: model[name] for name in held().trainable}
     m = {name: 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in trained.items()}
     v = {name: 0.01 * torch.rand(tensor.shape, generator=generator) for name, tensor in trained.items()}
     return {**model, **beside("m", m), **beside("v", v)}
 
 
 def previous(given: Tensors) -> Tensors:
-    return {f"previous.{name}": given[name] + 0.01 for name in OBJECTIVE.trainable}
+    return {f"previous.{name}": given[name] + 0.01 for name in held().trainable}
 
 
 def on_device(
@@ -94,13 +104,13 @@ def on_device(
 
 def feed_of(draws: str) -> Feed:
     """What the device draws."""
-    held, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
+    rows_of, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
 
     def feed(function: Function, step: int) -> Tensors:
         rows = batches.indices(0, step)
         given = {
-            "batch.0.x": torch.from_numpy(np.asarray(held.x)[rows]),
-            "batch.0.y": torch.from_numpy(np.asarray(held.y)[rows]),
+            "batch.0.x": torch.from_numpy(np.asarray(rows_of.x)[rows]),
+            "batch.0.y": torch.from_numpy(np.asarray(rows_of.y)[rows]),
         }
         ports = [name for name in function.inputs if name.startswith("noise.")]
         for number, name in enumerate(ports):
@@ -111,10 +121,11 @@ def feed_of(draws: str) -> Feed:
     return feed
 
 
-@pytest.mark.parametrize(("exchange", "form"), in_turn([PROGRAM.opening[0], PROGRAM], every=2))
-def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(("which", "form"), in_turn(["main"], rare=["opening"]))
+def test_an_exchange_on_the_device_is_the_one_in_torch(which: str, tmp_path: Path, form: str) -> None:
+    exchange = program() if which == "main" else program().opening[0]
     given = weights()
-    carry = previous(given) if exchange is PROGRAM else {}
+    carry = previous(given) if which == "main" else {}
     found, bundle = on_device(exchange, given, carry, tmp_path, form)
     expected = simulation.run_round(
         exchange, given, feed_of(bundle.manifest.draws), hyper=exchange.schedule(4, 9), carry=carry
@@ -124,7 +135,7 @@ def test_an_exchange_on_the_device_is_the_one_in_torch(exchange: Program, tmp_pa
         for name, value in here.items():
             scale = max(1e-3, float(value.abs().max()))
             assert np.abs(device[name] - value.numpy()).max() <= 1e-4 * scale, name
-    assert set(found.carry) == {f"previous.{name}" for name in OBJECTIVE.trainable}
+    assert set(found.carry) == {f"previous.{name}" for name in held().trainable}
 
 
 @pytest.mark.slow
@@ -133,10 +144,10 @@ def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_t
     tmp_path: Path, form: str
 ) -> None:
     given = weights()
-    opening, _ = on_device(PROGRAM.opening[0], given, {}, tmp_path, form)
-    main, bundle = on_device(PROGRAM, given, previous(given), tmp_path, form)
-    d = sum(given[name].numel() for name in OBJECTIVE.trainable)
-    statistics = sum(given[name].numel() for name in OBJECTIVE.buffers)
+    opening, _ = on_device(program().opening[0], given, {}, tmp_path, form)
+    main, bundle = on_device(program(), given, previous(given), tmp_path, form)
+    d = sum(given[name].numel() for name in held().trainable)
+    statistics = sum(given[name].numel() for name in held().buffers)
     assert sum(array.size for array in opening.update.values()) == d
     assert sum(array.size for array in main.update.values()) == 3 * d + statistics
     assert bundle.manifest.carry_needed and bundle.manifest.carry_exchanges == 1

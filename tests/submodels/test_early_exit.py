@@ -320,7 +320,7 @@ def test_only_losses_over_classes_are_distilled() -> None:
         ExitLoss(CROSS_ENTROPY, 2, -1.0)
 
 
-@pytest.mark.parametrize("width", [1.0, 0.5])
+@pytest.mark.parametrize("width", mostly_slow([1.0, 0.5], [0.5]))
 def test_every_level_learns(width: float) -> None:
     spec = _spec()
     for exit in (1, 2, 3):

@@ -230,7 +230,7 @@ def test_a_device_trains_as_torch_does(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_device_refuses_a_fact_it_does_not_know(tmp_path: Path) -> None:
-    spec = small("mlp")
+    spec = build_model("mlp", size=4, hidden=(4,), classes=5)
     program = programs.build("sgd", Objective.of(OutputSide(spec, 0)), batch=4, steps=1, masked_loss=True)
     step = program.phases[0].function
     ports = {name.replace("class_counts", "favourites"): port for name, port in step.inputs.items()}

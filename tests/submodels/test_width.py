@@ -142,7 +142,7 @@ def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["resnet8", "vit", "bilstm"], ["bilstm"]))
+@pytest.mark.parametrize("name", mostly_slow(["resnet8", "vit", "bilstm", "mlp"], ["mlp"]))
 def test_the_exported_step_of_a_slice_equals_torch(name: str) -> None:
     program = programs.build("sgd", Objective.of(Width(model(name), 0.5)), batch=4)
     step = program.phases[0].function
