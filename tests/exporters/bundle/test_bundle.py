@@ -15,7 +15,7 @@ from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
 from exporters.bundle.build import Label, Prefix, build_bundle
-from tests.exporters.examples import BATCH, small_net, step_of
+from tests.exporters.examples import BATCH, step_of
 
 DATA = DataSpec(shape=(3, 6, 6), dtype="float32", classes=3)
 
@@ -70,10 +70,18 @@ def conv() -> Prefix:
     return Prefix(("conv",), forward_of(nn.Conv2d(3, 4, 3), (3, 6, 6)))
 
 
+@pytest.fixture(scope="module")
+def built(suffix: nn.Sequential, conv: Prefix) -> tuple[Bundle, list[str]]:
+    """A bundle with a prefix, and what was said while it was built."""
+    said: list[str] = []
+    label, program = Label("net", "weak"), program_of(suffix, (4, 4, 4))
+    return build_bundle(program, [conv], ("head",), label=label, data=DATA, progress=said.append), said
+
+
 def test_bundle_lists_every_graph_and_survives_its_file(
-    suffix: nn.Sequential, conv: Prefix, tmp_path: Path
+    built: tuple[Bundle, list[str]], tmp_path: Path
 ) -> None:
-    bundle = build(program_of(suffix, (4, 4, 4)), [conv])
+    bundle, _ = built
     write_bundle(bundle, tmp_path / "weak.efl")
 
     manifest = read_bundle(tmp_path / "weak.efl").manifest
@@ -87,25 +95,18 @@ def test_bundle_lists_every_graph_and_survives_its_file(
     assert {port.role for port in manifest.graph("train").inputs} == {"state", "batch", "hyper"}
 
 
-def test_equal_functions_of_two_tiers_share_their_blobs(suffix: nn.Sequential, conv: Prefix) -> None:
-    weak = build(program_of(suffix, (4, 4, 4)), [conv])
+def test_equal_functions_of_two_tiers_share_their_blobs(
+    suffix: nn.Sequential, built: tuple[Bundle, list[str]]
+) -> None:
+    weak, _ = built
     other = build(program_of(suffix, (4, 4, 4)), [], tier="other")
 
     assert {graph.blob.sha256 for graph in other.manifest.graphs} < set(weak.blobs)
     assert other.encoded != weak.encoded
 
 
-def test_progress_names_each_graph(suffix: nn.Sequential, conv: Prefix) -> None:
-    said: list[str] = []
-
-    build_bundle(
-        program_of(suffix, (4, 4, 4)),
-        [conv],
-        ("head",),
-        label=Label("net", "weak"),
-        data=DATA,
-        progress=said.append,
-    )
+def test_progress_names_each_graph(built: tuple[Bundle, list[str]]) -> None:
+    _, said = built
 
     assert len(said) == 5 and "train" in " ".join(said)
 
@@ -132,8 +133,8 @@ def test_a_prefix_cut_elsewhere_is_told(suffix: nn.Sequential) -> None:
         build(program_of(suffix, (4, 4, 4)), [wrong])
 
 
-def test_two_functions_of_one_name_are_told() -> None:
-    program = program_of(small_net(), (3, 6, 6))
+def test_two_functions_of_one_name_are_told(suffix: nn.Sequential) -> None:
+    program = program_of(suffix, (4, 4, 4))
 
     with pytest.raises(ExportError, match="two functions named 'start'"):
         build(replace(program, finish=replace(program.finish, name="start")), [])

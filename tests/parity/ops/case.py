@@ -154,11 +154,14 @@ def _tuple(result: Any) -> tuple[Tensor, ...]:
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def every(family: Family, more: Collection[str] = (), *, differentiable: bool = False) -> Any:
+def every(
+    family: Family, more: Collection[str] = (), rare: Collection[str] = (), *, differentiable: bool = False
+) -> Any:
     """Parametrize a test over all cases of a family, each in both formats: ``case``, ``again``, ``form``.
 
     The default ring has, in one format, the first variant of each op and the cases that ``more`` names ("op, variant"):
-    those that go another way through the exporters. Formats take turns. torch spells some gradients out where they may be
+    those that go another way through the exporters; those in ``rare``, which other cases are parts of, only the slow ring.
+    Formats take turns. torch spells some gradients out where they may be
     differentiated again, as under torch.func.grad: with ``differentiable`` one of the two rows of a case asks so.
     """
     params, names, turn = [], set(), 0
@@ -166,12 +169,12 @@ def every(family: Family, more: Collection[str] = (), *, differentiable: bool = 
         names.add(name)
         for place, form in enumerate(NAMES):
             again = differentiable and (turn // 2 + place) % 2 == 1
-            everyday = (first or name in more) and turn % 2 == place
+            everyday = (first or name in more) and name not in rare and turn % 2 == place
             marks = () if everyday else pytest.mark.slow
             spelling = ", differentiable" if again else ""
             params.append(pytest.param(case, again, form, id=f"{name}{spelling}-{form}", marks=marks))
-        turn += first or name in more
-    assert set(more) <= names, set(more) - names
+        turn += (first or name in more) and name not in rare
+    assert {*more, *rare} <= names, {*more, *rare} - names
     return pytest.mark.parametrize(("case", "again", "form"), params)
 
 

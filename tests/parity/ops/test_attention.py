@@ -96,6 +96,10 @@ MORE = (
 )
 
 
-@every(CASES, MORE, differentiable=True)
+# A layer of what the cases above have each by itself.
+RARE = ("TransformerDecoderLayer, causal",)
+
+
+@every(CASES, MORE, RARE, differentiable=True)
 def test_attention_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

@@ -95,7 +95,6 @@ MORE = (
     "Conv2d, grouped, strided",
     "Conv2d, depthwise, strided",
     "Conv2d, depthwise, small planes, strided and dilated",
-    "Conv2d, depthwise, small planes, no bias",
     "Conv2d, depthwise, multiplied",
     "Conv2d, large kernel, strided, grouped",
     "Conv1d, strided and padded",
