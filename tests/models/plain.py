@@ -144,7 +144,7 @@ class LanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(20, 6)
-        self.lstm = nn.LSTM(6, 4, num_layers=2, batch_first=True)
+        self.lstm = nn.LSTM(6, 4, batch_first=True)
         self.decoder = nn.Linear(4, 20)
 
     def forward(self, ids: Tensor) -> Tensor:

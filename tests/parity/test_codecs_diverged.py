@@ -73,7 +73,7 @@ def finish_of(form: str, codec: str, options: dict[str, object]) -> Finish:
 ONCE: list[tuple[str, dict[str, object], str]] = [
     ("float16", {}, "onnx"),
     ("fedpaq", {}, "executorch"),
-    ("fedbat", {}, "executorch"),
+    ("fedbat", {}, "onnx"),
     ("ef_signsgd", {}, "onnx"),
     ("topk", {"feedback": True, "share": 0.02}, "executorch"),
 ]

@@ -31,7 +31,8 @@ DEFAULT = [
     ("multi_exit", "fedbat_cnn", "onnx"),
     ("binary", "mlp", "executorch"),
 ]
-"""All others meet an engine in the default ring in a test of their own, here or with their paper's invariants."""
+"""The slow ring has all. In the default ring the steps of FedProx, SCAFFOLD, Per-FedAvg, FAFED, SWAT, AdamW, local AMSGrad,
+MimeAdam and FedBAT's ``finish`` are compared by tests of their own."""
 OPTIONS: dict[str, dict[str, float]] = {"sgd": {"personal": 0.1}, "multi_exit": {"kd_weight": 0.3}}
 
 

@@ -70,7 +70,7 @@ def test_the_exported_step_of_a_transformer_s_last_block_equals_torch(form: str)
     assert _worst_error(form, OutputSide(spec, len(spec.units) - 2)) <= 1e-4
 
 
-@pytest.mark.parametrize(("cut", "form"), in_turn([1], rare=[0, 2]))
+@pytest.mark.parametrize(("cut", "form"), in_turn([], rare=[0, 1, 2]))
 def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
     assert _worst_error(form, OutputSide(build_model("mlp"), cut)) <= 1e-4
 

@@ -103,8 +103,8 @@ def test_without_synchronisation_the_input_side_stays_more_alike_than_the_output
     study: tuple[ModelSpec, list[Samples], list[torch.Tensor]],
 ) -> None:
     spec, clients, held_out = study
-    found = list(partial_sync(spec, clients, held_out, {}, rounds=2, every=8, batch=16, lr=0.05))
-    assert [measured.step for measured in found] == [8, 16]
+    found = list(partial_sync(spec, clients, held_out, {}, rounds=2, every=5, batch=16, lr=0.05))
+    assert [measured.step for measured in found] == [5, 10]
     last = found[-1].layers
     assert tuple(last) == spec.units
     assert last["stem"].mean > last["head"].mean + 0.1
@@ -124,7 +124,7 @@ def test_a_study_is_reproducible_and_synchronised_layers_stay_one(
                 held_out,
                 regions,
                 rounds=1,
-                every=4,
+                every=2,
                 batch=64,
                 lr=0.05,
                 layers=("stem.conv", "block3.conv2"),

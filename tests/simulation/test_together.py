@@ -23,7 +23,7 @@ ALL = Client(0, torch.stack([each.x for each in PROBLEM.clients]), torch.zeros(4
 
 
 def points(program: Program, clients: list[Client]) -> torch.Tensor:
-    return torch.stack([done.weights[X] for done in federated(program, START, clients, rounds=5, feed=whole)])
+    return torch.stack([done.weights[X] for done in federated(program, START, clients, rounds=3, feed=whole)])
 
 
 @pytest.mark.parametrize("make", [fafed, stem, naive_adaptive, sgd])
