@@ -16,7 +16,10 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.errors import ExportError
+from exporters.artifact import Artifact
 from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries
+from exporters.bundle.formats import Onnx
+from exporters.capture.trace import Captured
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import WIDTH, World
@@ -81,8 +84,30 @@ PROGRAM = Program(
 SWEEPING = replace(PROGRAM, phases=(Phase("all", SWEEP, 1, over_data=True), *PROGRAM.phases))
 
 
+class Once(Onnx):
+    """Each function is traced and written once, in however many programs it stands."""
+
+    def __init__(self) -> None:
+        self._captured: dict[int, tuple[Function, Captured]] = {}
+        self._written: dict[int, tuple[Captured, Artifact]] = {}
+
+    def capture(self, function: Function) -> Captured:
+        if id(function) not in self._captured:
+            self._captured[id(function)] = function, super().capture(function)
+        return self._captured[id(function)][1]
+
+    def write(self, captured: Captured) -> Artifact:
+        if id(captured) not in self._written:
+            self._written[id(captured)] = captured, super().write(captured)
+        return self._written[id(captured)][1]
+
+
+FORMAT = Once()
+
+
 def build(program: Program) -> Bundle:
-    return build_bundle(program, [], ("head", "m/head"), label=Label("net", "weak"), data=tiny.DATA)
+    label = Label("net", "weak")
+    return build_bundle(program, [], ("head", "m/head"), label=label, data=tiny.DATA, format=FORMAT)
 
 
 # -- the manifest -----------------------------------------------------------------------------------------------
