@@ -3,8 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/edgefl
-# Test processes side by side; one shows prints and stops in a debugger.
-WORKERS ?= 2
+# Test processes side by side: some wait for brokers. One shows prints and stops in a debugger.
+WORKERS ?= 3
 
 # Datasets beside the repository, where there are some.
 EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))

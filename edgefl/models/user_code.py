@@ -14,7 +14,7 @@ import torch
 
 from edgefl.wire.errors import EdgeflError, ModelError
 
-_OURS = (Path(torch.__file__).parent, Path(__file__).resolve().parents[1])
+_OURS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 

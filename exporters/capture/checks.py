@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from edgefl.contract.program import Function
 from edgefl.wire.errors import ExportError
-from exporters.capture.locate import locate
+from exporters.capture.locate import is_compiler, locate
 from exporters.capture.nodes import schema_arguments
 
 # A tensor found in the closure of a function is a constant only while it is clearly no weight.
@@ -26,7 +26,6 @@ _ADDS = frozenset(
     {_aten.index_put.default, _aten.index_put_.default, _aten._unsafe_index_put.default}
     | {_aten._index_put_impl_.default}
 )
-_OURS = (Path(torch.__file__).parent, Path(__file__).parents[1])
 
 
 def check_ops(function: Function, joint: fx.GraphModule) -> None:
@@ -180,6 +179,6 @@ def _line(error: Exception) -> str:
     """The innermost line outside torch and the compiler."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.exists() and not any(room in path.parents for room in _OURS):
+        if path.exists() and not is_compiler(path):
             return f"at {frame.filename}:{frame.lineno}"
     return "place unknown"

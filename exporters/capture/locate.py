@@ -22,7 +22,7 @@ from edgefl.models.user_code import is_user_code
 from edgefl.wire.errors import ExportError
 from exporters.decompositions import core_table
 
-_ROOMS = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_ROOMS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,14 @@ def _source() -> str:
             return source_of(node)
         if is_user_code(path):
             return f"{path}:{line}"
-        if not own and path.exists() and not any(room in path.parents for room in _ROOMS):
+        if not own and path.exists() and not is_compiler(path):
             own = f"{path}:{line}"
     return own
+
+
+def is_compiler(path: Path) -> bool:
+    """Whether ``path`` lies in torch or in the exporters, by whatever links an environment has."""
+    return any(room in path.resolve().parents for room in _ROOMS)
 
 
 def _generated(module: nn.Module) -> fx.Node | None:

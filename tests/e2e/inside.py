@@ -6,6 +6,7 @@ import io
 import json
 import queue
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from edgefl import cli
 from edgefl.config import load
 from edgefl.lab.lab import Lab, completed
 from edgefl.setup.data import open_data, partition
+from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.session import Address
 from server.compose import compose
 from server.events import RoundClosed
@@ -139,3 +141,15 @@ class _Device:
 def lines(events: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """The events of one name."""
     return [event for event in events if event["event"] == name]
+
+
+def refused(ran: Ran | subprocess.CompletedProcess[str], kind: type[EdgeflError], *words: str) -> None:
+    assert ran.returncode == kind.exit_code, ran.stderr
+    assert "Traceback" not in ran.stderr
+    for word in words:
+        assert word in ran.stderr, ran.stderr
+
+
+def in_a_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgefl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

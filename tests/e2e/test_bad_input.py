@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,23 +14,13 @@ import pytest
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import CONFIG_NAME, discard
-from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, EdgeflError, ModelError
-from tests.e2e.inside import Ran, edgefl
-from tests.e2e.runs import EDGEFL, TINY, Calm
+from edgefl.wire.bundle.archive import write_bundle
+from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
+from tests.e2e.inside import edgefl, in_a_process, refused
+from tests.e2e.runs import TINY, Calm
+from tests.wire.make_golden import example_bundle
 
 pytestmark = pytest.mark.e2e
-
-
-def refused(ran: Ran | subprocess.CompletedProcess[str], kind: type[EdgeflError], *words: str) -> None:
-    assert ran.returncode == kind.exit_code, ran.stderr
-    assert "Traceback" not in ran.stderr
-    for word in words:
-        assert word in ran.stderr, ran.stderr
-
-
-def in_a_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [*EDGEFL, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_every_wrong_key_of_a_federation_file_is_named(tmp_path: Path) -> None:
@@ -76,10 +65,11 @@ def test_a_port_in_use_ends_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no zip"])
-def test_a_damaged_bundle_is_refused(tmp_path: Path, damage: str, calm: Calm) -> None:
+def test_a_damaged_bundle_is_refused(tmp_path: Path, damage: str) -> None:
     bundle = tmp_path / "weak.efl"
     if damage == "truncated":
-        bundle.write_bytes((calm.folder / "bundles" / "strong.efl").read_bytes()[:5000])
+        write_bundle(example_bundle(), bundle)
+        bundle.write_bytes(bundle.read_bytes()[:500])
     elif damage == "no zip":
         bundle.write_text("hello")
 
@@ -115,44 +105,6 @@ def test_local_data_of_another_shape_end_the_device_with_both_shapes(
     said = run.errors()
     assert "(1, 5, 5)" in said
     assert "(1, 8, 8)" in said
-
-
-@pytest.fixture
-def finished(tmp_path: Path, calm: Calm) -> Path:
-    """A copy of the folder of a finished run, and a file of somebody's own in it."""
-    folder = tmp_path / "run"
-    shutil.copytree(calm.folder, folder)
-    (folder / "thesis.tex").write_text("years of work")
-    (tmp_path / "federation.toml").write_text(calm.config)
-    return folder
-
-
-def test_a_finished_run_is_not_overwritten(tmp_path: Path, finished: Path, calm: Calm) -> None:
-    before = (finished / "model.safetensors").read_bytes()
-
-    again = edgefl("run", tmp_path / "federation.toml", "--out", finished, *calm.arguments)
-
-    refused(again, ConfigError, "finished run", "--fresh")
-    assert (finished / "model.safetensors").read_bytes() == before
-
-
-def test_what_is_discarded_is_what_a_run_left_and_nothing_else(finished: Path) -> None:
-    assert {"devices", "journal.sqlite", "model.safetensors"} <= {path.name for path in finished.iterdir()}
-
-    discard(finished)
-
-    assert [path.name for path in finished.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.slow
-def test_a_fresh_run_begins_in_the_folder_of_a_finished_one(tmp_path: Path, finished: Path) -> None:
-    arguments = ("--rounds", "1", "--out", finished, "--json", "--fresh")
-
-    again = in_a_process("run", tmp_path / "federation.toml", *arguments)
-
-    assert again.returncode == 0, again.stderr
-    assert len(again.stdout.splitlines()) == 1
-    assert (finished / "thesis.tex").exists()
 
 
 def test_a_model_that_cannot_be_built_ends_the_run_soon(

@@ -14,7 +14,7 @@ import pytest
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle.archive import read_bundle
+from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, ParticipationError
 from edgefl.wire.mqtt.messages import encode
 from edgefl.wire.mqtt.profile_messages import ProfileOffer, ProfileRequest
@@ -22,8 +22,9 @@ from edgefl.wire.mqtt.topics import Topics
 from server.profiling.rows import DeviceReport, FleetReport
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.inside import Ran, edgefl
-from tests.e2e.runs import EDGEFL, TINY, Calm
+from tests.e2e.runs import EDGEFL, TINY
 from tests.e2e.shared import made_once
+from tests.wire.make_golden import example_bundle
 from tests.wire.mqtt.events import PATIENCE_S, wait_message, wait_up
 
 pytestmark = pytest.mark.e2e
@@ -217,9 +218,11 @@ def test_a_fleet_that_gives_no_profile_is_an_error_and_says_why(
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(
-    calm: Calm, ask: Ask, arguments: list[str], error: type[ConfigError], said: str
+    tmp_path: Path, ask: Ask, arguments: list[str], error: type[ConfigError], said: str
 ) -> None:
-    ran = ask(calm.folder / "bundles" / "strong.efl", *arguments)
+    write_bundle(example_bundle(), tmp_path / "weak.efl")
+
+    ran = ask(tmp_path / "weak.efl", *arguments)
 
     assert ran.returncode == error.exit_code, ran.stderr
     assert said in ran.stderr

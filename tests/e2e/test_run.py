@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.lab.lab import discard
 from edgefl.wire.bundle.archive import read_bundle
+from edgefl.wire.errors import ConfigError
 from tests.conftest import require_mosquitto
 from tests.e2e.conftest import FLEET, ROUNDS
+from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import PATIENCE_S, Calm, Run, carried, journaled, rows, run_to_the_end
 
 pytestmark = pytest.mark.e2e
@@ -152,3 +156,41 @@ def test_damaged_local_data_end_the_run_with_a_clear_message(tmp_path: Path, cal
 
     assert run.process.wait(PATIENCE_S) != 0
     assert "cannot be read as training data" in run.errors()
+
+
+@pytest.fixture
+def finished(tmp_path: Path, calm: Calm) -> Path:
+    """A copy of the folder of a finished run, and a file of somebody's own in it."""
+    folder = tmp_path / "run"
+    shutil.copytree(calm.folder, folder)
+    (folder / "thesis.tex").write_text("years of work")
+    (tmp_path / "federation.toml").write_text(calm.config)
+    return folder
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path: Path, finished: Path, calm: Calm) -> None:
+    before = (finished / "model.safetensors").read_bytes()
+
+    again = edgefl("run", tmp_path / "federation.toml", "--out", finished, *calm.arguments)
+
+    refused(again, ConfigError, "finished run", "--fresh")
+    assert (finished / "model.safetensors").read_bytes() == before
+
+
+def test_what_is_discarded_is_what_a_run_left_and_nothing_else(finished: Path) -> None:
+    assert {"devices", "journal.sqlite", "model.safetensors"} <= {path.name for path in finished.iterdir()}
+
+    discard(finished)
+
+    assert [path.name for path in finished.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_a_fresh_run_begins_in_the_folder_of_a_finished_one(tmp_path: Path, finished: Path) -> None:
+    arguments = ("--rounds", "1", "--out", finished, "--json", "--fresh")
+
+    again = in_a_process("run", tmp_path / "federation.toml", *arguments)
+
+    assert again.returncode == 0, again.stderr
+    assert len(again.stdout.splitlines()) == 1
+    assert (finished / "thesis.tex").exists()

@@ -98,7 +98,6 @@ MORE = (
     "Conv2d, depthwise, multiplied",
     "Conv2d, large kernel, strided, grouped",
     "Conv1d, strided and padded",
-    "Conv1d, depthwise, small, large kernel",
     "ConvTranspose2d, strided, output padded",
     "ConvTranspose2d, depthwise, strided",
     "ConvTranspose1d, grouped",
