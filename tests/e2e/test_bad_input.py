@@ -17,7 +17,7 @@ from edgefl.lab.lab import CONFIG_NAME, discard
 from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
 from tests.e2e.inside import edgefl, in_a_process, refused
-from tests.e2e.runs import TINY, Calm
+from tests.e2e.runs import EDGEFL, TINY, Calm
 from tests.wire.make_golden import example_bundle
 
 pytestmark = pytest.mark.e2e
