@@ -39,6 +39,7 @@ from edgefl.wire.mqtt.topics import Topics
 
 _PROGRESS_PERIOD_S = 0.2
 _WORKER_END_S = 30.0
+_LOOK_S = 0.25  # deadlines and silence wake nobody
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,8 +158,8 @@ class Agent:
 
     def _shut_down(self) -> None:
         self._stopping.set()
+        self._fetcher.poke()
         self._profiles.stop()
-        self._fetcher.poke()  # a round that waits for chunks sees that it is over
         if self._worker is not None:
             self._worker.join(timeout=_WORKER_END_S)
         self._outbox.stop()
@@ -172,7 +173,7 @@ class Agent:
 
     def _handle_next(self) -> None:
         try:
-            event = self._session.inbox.get(timeout=0.25)
+            event = self._session.inbox.get(timeout=_LOOK_S)
         except queue.Empty:
             return
         if isinstance(event, Up):

@@ -62,7 +62,7 @@ def op_functions_are_read_once() -> Iterator[None]:
     """
     tables = sys.modules.get("exporters.onnx.op_tables")
     with pytest.MonkeyPatch.context() as patch:
-        if tables is not None and tables._REGISTRY is not None:
+        if tables is not None and tables._from_torchlib is not None:
             patch.setattr(tables._REGISTRY, "from_torchlib", staticmethod(tables._registry))
         yield
 

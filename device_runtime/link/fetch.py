@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,7 +79,7 @@ class Fetcher:
         self._arrived.put((topic, payload))
 
     def poke(self) -> None:
-        """The connection came back: what was asked for must be asked for again."""
+        """The connection came back: what was asked for must be asked for again. A round that is over ends its waiting."""
         self._arrived.put(_POKE)
 
     def get(self, ref: BlobRef) -> bytes:
@@ -185,11 +186,11 @@ class Fetcher:
         return time.monotonic() + self._limits.fetch_timeout_s
 
     def _next(self, deadline: float) -> tuple[str, bytes]:
-        while (left := deadline - time.monotonic()) > 0:
+        arrived = None
+        while arrived is None and (left := deadline - time.monotonic()) > 0:
+            if not self._aborted():
+                with suppress(queue.Empty):
+                    arrived = self._arrived.get(timeout=min(left, 0.25))
             if self._aborted():
                 raise RoundAborted("the round ended while its blobs were fetched")
-            try:
-                return self._arrived.get(timeout=min(left, 0.25))
-            except queue.Empty:
-                continue
-        return _SILENCE
+        return arrived or _SILENCE

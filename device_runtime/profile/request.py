@@ -219,16 +219,16 @@ class ProfileDesk:
         topics, work = self._topics.profile(asked.nonce), self._work
         self._fetcher = Fetcher(self._session, topics, work.store, work.limits, asked.stop.is_set)
         self._worker = threading.Thread(
-            target=self._attempt, args=(asked, self._fetcher), name="profile", daemon=True
+            target=self._measured, args=(asked, self._fetcher), name="profile", daemon=True
         )
         self._worker.start()
 
     def _attempt(self, asked: _Asked, fetcher: Fetcher) -> None:
-        """The measuring thread. Without an answer at its end the request stays, for when the round is over."""
-        from device_runtime.profile.answer import answer_with
-
+        """One measurement. Without an answer at its end the request stays, for when the round is over."""
         nonce = asked.nonce
         try:
+            from device_runtime.profile.answer import answer_with
+
             profile = self._profile(asked, fetcher)
             asked.answer = answer_with(nonce, profile, self._work.limits.chunk_bytes)
         except RoundAborted:
@@ -241,6 +241,12 @@ class ProfileDesk:
             asked.answer = declined(nonce, FAILED, f"{type(error).__name__}: {error}")
         finally:
             self._clear()
+
+    def _measured(self, asked: _Asked, fetcher: Fetcher) -> None:
+        """The measuring thread, whose end is known whatever happens in it."""
+        try:
+            self._attempt(asked, fetcher)
+        finally:
             self._idle.set()
             self._session.wake()
 

@@ -56,7 +56,7 @@ class Asked:
     page: str
 
     @property
-    def found(self) -> list[BundleProfile]:
+    def profiles(self) -> list[BundleProfile]:
         return msgspec.json.decode(self.done.stdout, type=list[BundleProfile])
 
 
@@ -68,7 +68,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     write_bundle(tiny.make_bundle(prefix=()), bundle)
     run = made.journal(folder / "run", [("strong", 1, '{"correct": 3}', "")])
     options = ["--repeat", "2", "--json", "--html", str(html), "--run", str(run)]
-    return Asked(runner().invoke(app, ["profile", str(bundle), *options]), html.read_text())
+    done = runner().invoke(app, ["profile", str(bundle), *options])
+    assert done.exit_code == 0, done.output
+    return Asked(done, html.read_text())
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def measured_before(measured: Asked, monkeypatch: pytest.MonkeyPatch) -> list[tu
         listed, engine = bundle.manifest, settings.engine or bundle.manifest.graphs[0].format
         asked.append((listed.tier, engine))
         return msgspec.structs.replace(
-            measured.found[0], tier=listed.tier, exchange=listed.exchange, engine=engine
+            measured.profiles[0], tier=listed.tier, exchange=listed.exchange, engine=engine
         )
 
     monkeypatch.setattr(whole, "profile_bundle", profile)
@@ -89,9 +91,9 @@ def measured_before(measured: Asked, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
 def test_json_page_and_run_in_one_call(measured: Asked) -> None:
     assert measured.done.exit_code == 0, measured.done.output
-    (found,) = measured.found
-    assert [graph.name for graph in found.graphs] == ["start", "train", "finish"]
-    assert all(graph.run.calls == 2 for graph in found.graphs)
+    (profile,) = measured.profiles
+    assert [graph.name for graph in profile.graphs] == ["start", "train", "finish"]
+    assert all(graph.run.calls == 2 for graph in profile.graphs)
     assert "Memory against accuracy" in measured.page
 
 

@@ -26,6 +26,7 @@ from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.session import Address
 from server.compose import compose
 from server.events import RoundClosed
+from tests.e2e.runs import EDGEFL
 from tests.server.fleet import RunningServer
 
 PATIENCE_S = 600.0
@@ -151,5 +152,5 @@ def refused(ran: Ran | subprocess.CompletedProcess[str], kind: type[EdgeflError]
 
 
 def in_a_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edgefl", *map(str, arguments)]
+    command = [*EDGEFL, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

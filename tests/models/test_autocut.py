@@ -22,6 +22,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 from tests.models import plain
+from tests.pairs import slow
 from tests.rings.rows import mostly_slow
 
 IMAGE = TensorSpec((3, 8, 8))
@@ -175,10 +176,11 @@ def test_functions_that_drop_become_layers_with_a_noise_input() -> None:
     assert not torch.equal(spec.module.train()(x), spec.module(x))
 
 
-def test_at_most_as_many_units_as_asked_for() -> None:
+@pytest.mark.parametrize(("units", "made"), [(1, 1), slow(50, None)])
+def test_at_most_as_many_units_as_asked_for(units: int, made: int | None) -> None:
     module, x = plain.Bare(), torch.randn(2, 3, 4)
-    spec = split(module, sample=TensorSpec((3, 4)), classes=5, units=1)
-    assert len(spec.units) == 1
+    spec = split(module, sample=TensorSpec((3, 4)), classes=5, units=units)
+    assert len(spec.units) == (made or len(split(module, sample=TensorSpec((3, 4)), classes=5).units))
     assert torch.equal(spec.module(x), module(x))
     with pytest.raises(ModelError, match="units=0"):
         split(module, sample=TensorSpec((3, 4)), classes=5, units=0)

@@ -83,6 +83,8 @@ def exported(form: str, codec: str, options: dict[str, object], kind: str) -> No
             ("fedpaq", "importance", "executorch"),
             ("fedbat", "output_side", "executorch"),
             ("bifl", "output_side", "onnx"),
+            ("topk", "output_side", "executorch"),
+            ("scaled_sign", "importance", "onnx"),
         ],
     ),
 )

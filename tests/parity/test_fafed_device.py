@@ -104,13 +104,13 @@ def on_device(
 
 def feed_of(draws: str) -> Feed:
     """What the device draws."""
-    rows_of, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
+    local, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
 
     def feed(function: Function, step: int) -> Tensors:
         rows = batches.indices(0, step)
         given = {
-            "batch.0.x": torch.from_numpy(np.asarray(rows_of.x)[rows]),
-            "batch.0.y": torch.from_numpy(np.asarray(rows_of.y)[rows]),
+            "batch.0.x": torch.from_numpy(np.asarray(local.x)[rows]),
+            "batch.0.y": torch.from_numpy(np.asarray(local.y)[rows]),
         }
         ports = [name for name in function.inputs if name.startswith("noise.")]
         for number, name in enumerate(ports):

@@ -24,7 +24,7 @@ from exporters.onnx.model import to_onnx
 from tests.pairs import by_default, in_turn
 from tests.parity.forms import written
 
-E, H, B, T = 5, 4, 3, 3
+E, H, B, T = 5, 4, 3, 2
 SEEDS = (1, 2, 3)
 KINDS = (nn.LSTM, nn.GRU)
 

@@ -23,6 +23,8 @@ CASES = [
     ("stem", {"schedule": "decaying", "decay_unit": "epoch", "epoch_steps": 2}),
     ("per_fedavg", {"schedule": "diminishing"}),
     ("scaffold", {"eta_g": 0.5}),
+    ("mimeadam", {"beta2": 0.5}),
+    ("mimelite", {"beta2": 0.5}),
 ]
 
 

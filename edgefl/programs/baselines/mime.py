@@ -173,7 +173,7 @@ class _Adam:
             square = {n: self.beta2 * v[n] + (1 - self.beta2) * g.square() for n, g in c.items()}
             return beside("m", new) | beside("v", square)
 
-        return ServerOpt(name, {"c": 0.0, "m": 0.0, "v": self.tau**2}, step)
+        return ServerOpt(name, {"c": 0.0, "m": 0.0, "v": self.tau**2}, step, options=frozenset({"beta2"}))
 
     def _momentum(self, tensors: Tensors) -> Tensors:
         return {n: self.beta1 * m for n, m in received_state(tensors, "m", self.objective).items()}

@@ -97,7 +97,7 @@ class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
     ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
-    on the network thread, in place of :attr:`inbox`; it must not wait.
+    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait.
     """
 
     def __init__(

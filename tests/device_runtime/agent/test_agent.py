@@ -14,6 +14,7 @@ from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
 from tests.device_runtime.tiny import World
+from tests.wire.mqtt.events import PATIENCE_S
 
 # -- a round ---------------------------------------------------------------------------------------------------
 
@@ -49,6 +50,29 @@ def test_one_round_from_announcement_to_history(
     agent.stop()
     past = store_of(tmp_path).history()
     assert [(entry.round, entry.outcome) for entry in past] == [(1, "accepted")]
+
+
+def test_a_device_waits_for_no_clock_between_its_work_and_its_next_move(
+    server: ScriptedServer,
+    start: StartAgent,
+    world: World,
+    endless: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a round's work, the server's last word and the order to stop each wake it."""
+    monkeypatch.setattr("device_runtime.agent._LOOK_S", 10 * PATIENCE_S)
+    agent = start(until_done=True)
+    server.open(endless)
+    server.progress()
+    server.open(world, number=3, run="next")  # what is worked on has to end first
+    update = server.update(3)
+    server.announce(world.announcement(number=3, run="next", state="done"))
+    server.ack(update)
+    assert agent.ended() is None
+
+    stopped = start()
+    stopped.event("online")
+    stopped.stop()
 
 
 def _used(world: World) -> list[bytes]:

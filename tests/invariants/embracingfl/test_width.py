@@ -59,7 +59,7 @@ def test_i13_slices_are_nested_prefixes(ratios: list[float]) -> None:
         assert all(few <= many for few, many in zip(inner, outer, strict=True))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(ratio=st.floats(0.05, 1.0))
 def test_i13_extracted_tensors_fit_the_narrow_model(ratio: float) -> None:
     spec = resnet8(size=8, widths=(8, 12, 20))

@@ -239,7 +239,7 @@ def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> 
 
 
 def test_23_with_the_theorys_parameters_fafed_converges_fully() -> None:
-    """The whole run in plain numbers, and the program itself on stretches from its beginning to its end."""
+    """The whole run in plain numbers, and the program itself on three stretches of it."""
     states: dict[int, Standing] = dict.fromkeys((0, 22_500, 30_000))  # type: ignore[arg-type]
     bars = list(scalar(50_000, states, **theorys()))
     assert bars[200] == pytest.approx(9.61619, abs=6e-6)

@@ -131,10 +131,10 @@ def test_inv27_at_full_size_no_mask_travels_at_all(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0])
-def test_inv29_the_sparse_artifact_gives_the_log_probabilities_of_the_dense_masked_model(
+def test_inv29_the_exported_graph_on_a_sparse_payload_gives_the_log_probabilities_of_the_dense_masked_model(
     gamma: float,
 ) -> None:
-    """The artifact's ``evaluate`` tells a row's loss under a label: asked for each label, its log-probabilities."""
+    """The exported ``evaluate`` tells a row's loss under a label: asked for each label, its log-probabilities."""
     submodel, weights = importance(small_net(), gamma=gamma), arrays_of(small_net())
     evaluate = run_in("onnx", program_of(submodel).evaluate)
     sent = submodel.place(weights, 1).payload or weights

@@ -161,8 +161,8 @@ def every(
 
     The default ring has, in one format, the first variant of each op and the cases that ``more`` names ("op, variant"):
     those that go another way through the exporters; those in ``rare``, which other cases are parts of, only the slow ring.
-    Formats take turns. torch spells some gradients out where they may be
-    differentiated again, as under torch.func.grad: with ``differentiable`` one of the two rows of a case asks so.
+    Formats take turns. torch spells some gradients out where they may be differentiated again, as under torch.func.grad:
+    with ``differentiable`` one of the two rows of a case asks so.
     """
     params, names, turn = [], set(), 0
     for name, first, case in _flat(family):

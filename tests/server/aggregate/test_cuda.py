@@ -91,8 +91,7 @@ def test_a_table_sums_what_four_clients_add() -> None:
     assert tables[0, 1].tolist() == [5, 7] * 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("cases", "count"), [("all", 15)])
+@pytest.mark.parametrize(("cases", "count"), [("few", 2), pytest.param("all", 15, marks=pytest.mark.slow)])
 def test_the_triton_kernel_gives_the_bits_of_a_plain_sum(cases: str, count: int) -> None:
     """Any number of clients, length, first bit, group and target, extremes of int64, and the whole engine around it."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -15,11 +15,11 @@ from tests.wire.texts import LETTERS
 _FIRST = "azAZ019"
 
 
+NAMES = st.builds(str.__add__, st.sampled_from(_FIRST), st.text(_FIRST + "._-", max_size=62))
+
+
 def hexadecimal(least: int) -> st.SearchStrategy[str]:
     return st.text("0123456789abcdef", min_size=least, max_size=64)
-
-
-NAMES = st.builds(str.__add__, st.sampled_from(_FIRST), st.text(_FIRST + "._-", max_size=62))
 
 
 @given(NAMES, NAMES, st.integers(0, 10**6), st.integers(0, 10**6))
