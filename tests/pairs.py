@@ -62,6 +62,11 @@ def in_turn(
     return params
 
 
+def in_both(*row: Any, formats: Sequence[str] = FORMATS) -> list[Any]:
+    """A row of the slow ring in every format."""
+    return [slow(*row, name) for name in formats]
+
+
 def by_default(rows: Iterable[Any], default: Collection[Any]) -> list[Any]:
     """Parameters of which the default ring has the rows in ``default``."""
     listed = list(rows)

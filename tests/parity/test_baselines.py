@@ -20,7 +20,7 @@ from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, federated
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
-from tests.pairs import in_turn, pairs
+from tests.pairs import in_both, in_turn, pairs
 from tests.parity.forms import checked
 
 MODELS = ["mlp", "cnn with batch norm"]
@@ -96,10 +96,13 @@ def test_every_function_of_its_own_equals_torch(name: str, model: str, form: str
 
 @pytest.mark.parametrize(
     ("name", "model", "form"),
-    in_turn(
-        [("local_amsgrad", "mlp"), ("mimeadam", "mlp"), ("adamw", "mlp")],
-        rare=[*((name, "cnn with batch norm") for name in ADAPTIVE), ("mimelite", "mlp")],
-    ),
+    [
+        *in_turn(
+            [("local_amsgrad", "mlp"), ("mimeadam", "mlp"), ("adamw", "mlp")],
+            rare=[(name, "cnn with batch norm") for name in ADAPTIVE],
+        ),
+        *in_both("mimelite", "mlp"),
+    ],
 )
 def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: str, form: str) -> None:
     spec = _spec(model)
@@ -153,7 +156,7 @@ def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str, form: str
         _check(form, function)
 
 
-@pytest.mark.parametrize(("kind", "form"), in_turn(["importance_structured"], rare=["importance"]))
+@pytest.mark.parametrize(("kind", "form"), [*in_turn(["importance_structured"]), *in_both("importance")])
 def test_fedprox_trains_what_an_importance_tier_holds(kind: str, form: str) -> None:
     submodel = kinds.build(_spec("mlp"), kind, gamma=0.5)
 

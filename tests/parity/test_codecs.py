@@ -29,7 +29,7 @@ from edgefl.wire.update.decode import decode
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from exporters.front.tier import fetched
-from tests.pairs import FORMATS, by_default, in_turn
+from tests.pairs import FORMATS, by_default, in_both, in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
@@ -96,19 +96,21 @@ def test_coded_finish_gives_the_same_bytes_on_the_device(codec: str, kind: str, 
 
 @pytest.mark.parametrize(
     ("codec", "kind", "form"),
-    in_turn(
-        [("bfloat16", "early_exit")],
-        rare=[
-            ("fedpaq", "importance_structured"),
-            *[
+    [
+        *in_both("fedpaq", "importance_structured"),
+        *in_turn(
+            [("bfloat16", "early_exit")],
+            rare=[
                 ("scaled_sign", "width"),
                 ("topk", "early_exit"),
                 ("bfloat16", "width"),
                 ("fedpaq", "early_exit"),
+                ("topk", "importance_structured"),
+                ("scaled_sign", "importance_structured"),
+                ("topk", "width"),
             ],
-            *[("topk", "importance_structured"), ("scaled_sign", "importance_structured"), ("topk", "width")],
-        ],
-    ),
+        ),
+    ],
 )
 def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str, form: str) -> None:
     exported(form, codec, ALL[codec], kind)

@@ -27,7 +27,7 @@ from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from tests.invariants.embracingfl.tiny import tiny
-from tests.pairs import in_turn
+from tests.pairs import in_both, in_turn
 from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
 
@@ -36,7 +36,7 @@ NAME = "tier/submodel"
 
 @pytest.mark.parametrize(
     ("exit", "width", "kd_weight", "form"),
-    in_turn([], rare=[(1, 1.0, 0.3), (2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)]),
+    [*in_both(1, 1.0, 0.3), *in_turn([], rare=[(2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)])],
 )
 def test_every_exported_function_of_a_level_equals_torch(
     exit: int, width: float, kd_weight: float, form: str

@@ -10,7 +10,7 @@ from edgefl import programs
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
-from tests.pairs import in_turn, pairs, slow
+from tests.pairs import in_both, in_turn, pairs, slow
 from tests.parity.forms import checked
 
 TIERS = ("strong", "moderate", "weak")
@@ -70,7 +70,7 @@ def test_the_exported_step_of_a_transformer_s_last_block_equals_torch(form: str)
     assert _worst_error(form, OutputSide(spec, len(spec.units) - 2)) <= 1e-4
 
 
-@pytest.mark.parametrize(("cut", "form"), in_turn([], rare=[0, 1, 2]))
+@pytest.mark.parametrize(("cut", "form"), [row for cut in (0, 1, 2) for row in in_both(cut)])
 def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
     assert _worst_error(form, OutputSide(build_model("mlp"), cut)) <= 1e-4
 
