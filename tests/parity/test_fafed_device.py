@@ -104,13 +104,13 @@ def on_device(
 
 def feed_of(draws: str) -> Feed:
     """What the device draws."""
-    local, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
+    own, batches = samples(), Batches(SEED, ROWS, BATCH, draws)  # type: ignore[arg-type]
 
     def feed(function: Function, step: int) -> Tensors:
         rows = batches.indices(0, step)
         given = {
-            "batch.0.x": torch.from_numpy(np.asarray(local.x)[rows]),
-            "batch.0.y": torch.from_numpy(np.asarray(local.y)[rows]),
+            "batch.0.x": torch.from_numpy(np.asarray(own.x)[rows]),
+            "batch.0.y": torch.from_numpy(np.asarray(own.y)[rows]),
         }
         ports = [name for name in function.inputs if name.startswith("noise.")]
         for number, name in enumerate(ports):
