@@ -61,17 +61,17 @@ def cost(submodel: Submodel) -> Cost:
     weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
     placement = submodel.place(weights, 1)
     shapes = {name: array.shape for name, array in weights.items()}
-    held = entries(placement.regions, shapes)
+    entry_counts = entries(placement.regions, shapes)
     sparse = entries({n: r for n, r in placement.regions.items() if isinstance(r, Entries)}, shapes)
     by_weight = macs_by_weight(submodel.suffix, submodel.boundary)
-    kept = sum(
+    kept_macs = sum(
         count * sparse[name] // math.prod(shapes[name]) if name in sparse else count
         for name, count in by_weight.items()
     )
     return Cost(
-        parameters=sum(held.get(name, 0) for name in trainable(submodel.spec)),
+        parameters=sum(entry_counts.get(name, 0) for name in trainable(submodel.spec)),
         macs=sum(by_weight.values()),
-        kept_macs=kept,
+        kept_macs=kept_macs,
         prefix_macs=sum(sum(macs_by_weight(part.module, part.sample).values()) for part in submodel.prefix),
         download_bytes=_download(submodel, weights, placement),
         upload_bytes=len(tensors.dump(extract(weights, placement.regions))),
@@ -93,12 +93,12 @@ def trainable(spec: ModelSpec) -> tuple[str, ...]:
 
 def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """How many entries of each global tensor the regions hold; 0 for one that is listed and holds none."""
-    held: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, region in regions.items():
         for part, positions in pieces(name, region, shapes):
             count = math.prod(shapes[part]) if positions is None else positions.size
-            held[part] = held.get(part, 0) + count
-    return held
+            counts[part] = counts.get(part, 0) + count
+    return counts
 
 
 def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:

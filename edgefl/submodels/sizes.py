@@ -26,8 +26,8 @@ class Size:
     @property
     def label(self) -> str:
         """For people: ``gamma 0.25``, ``cut 5``."""
-        told = [f"{name} {_human(value)}" for name, value in self.options.items()]
-        return ", ".join(told) or "as it is"
+        options = [f"{name} {_human(value)}" for name, value in self.options.items()]
+        return ", ".join(options) or "as it is"
 
     @property
     def finer(self) -> Size | None:
@@ -45,18 +45,18 @@ def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = 
 
     A kind that takes ``gamma`` comes in ``gammas`` (default: :data:`GAMMAS`), one that takes ``cut`` in every cut.
     """
-    found: list[Size] = []
+    all_sizes: list[Size] = []
     for kind in kinds or catalog.KINDS:
         factory = catalog.KINDS.get(kind)
         takes = inspect.signature(factory).parameters if factory else {}
         if "gamma" in takes:
             shares = sorted(set(gammas) or GAMMAS, reverse=True)
-            found += [Size(kind, {"gamma": gamma}) for gamma in shares]
+            all_sizes += [Size(kind, {"gamma": gamma}) for gamma in shares]
         elif "cut" in takes:
-            found += [Size(kind, {"cut": cut}) for cut in range(len(spec.units))]
+            all_sizes += [Size(kind, {"cut": cut}) for cut in range(len(spec.units))]
         else:
-            found.append(Size(kind, {}))
-    return found
+            all_sizes.append(Size(kind, {}))
+    return all_sizes
 
 
 def _human(value: object) -> str:

@@ -52,8 +52,10 @@ def _read(submodel: Submodel, weights: Mapping[str, Array]) -> Tensors:
     if submodel.carrier is None:
         return local
     with torch.no_grad():
-        held, gates = submodel.carrier.unpack({name: local[name] for name in submodel.carrier.payload})
-        return held | submodel.carrier.effective(held, gates, {}, training=False)
+        local_weights, gates = submodel.carrier.unpack(
+            {name: local[name] for name in submodel.carrier.payload}
+        )
+        return local_weights | submodel.carrier.effective(local_weights, gates, {}, training=False)
 
 
 def _tensors(arrays: Mapping[str, Array]) -> Tensors:
@@ -62,13 +64,13 @@ def _tensors(arrays: Mapping[str, Array]) -> Tensors:
 
 def _check(spec: ModelSpec, weights: Mapping[str, Array]) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
-    found = {name: array.shape for name, array in weights.items()}
-    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    shapes = {name: array.shape for name, array in weights.items()}
+    wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
     if wrong:
         name = wrong[0]
         raise ModelError(
             f"the weights are not those of {spec.name}: {name!r} should have shape {expected.get(name, 'none')}, found "
-            f"{found.get(name, 'none')} ({len(wrong)} tensors differ); name the federation file that they were trained "
+            f"{shapes.get(name, 'none')} ({len(wrong)} tensors differ); name the federation file that they were trained "
             "with",
             wrong=wrong,
         )

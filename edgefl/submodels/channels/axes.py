@@ -167,12 +167,12 @@ def take(axis: Axis, start: int, stop: int) -> Axis:
     if isinstance(axis, Atom):
         return _taken(axis, start, stop)
     if isinstance(axis, Concat):
-        found: list[Axis] = []
+        parts: list[Axis] = []
         for part, (first, last) in zip(axis.parts, pairwise([0, *_ends(axis)]), strict=True):
             low, high = max(start, first), min(stop, last)
             if low < high:
-                found.append(take(part, low - first, high - first))
-        return resolve(Concat(tuple(found)))
+                parts.append(take(part, low - first, high - first))
+        return resolve(Concat(tuple(parts)))
     first_factor, *rest = axis.factors
     inner = Product(tuple(rest))
     step = size(inner)
@@ -185,10 +185,10 @@ def _taken(atom: Atom, start: int, stop: int) -> Axis:
     if atom.reason is not None:
         return resolve(Atom(stop - start, atom.reason))
     lengths = (start, stop - start, atom.size - stop)
-    before, taken, after = (Atom(length) if length else None for length in lengths)
-    assert taken is not None
-    atom.become(Concat(tuple(part for part in (before, taken, after) if part is not None)))
-    return resolve(taken)
+    before, middle, after = (Atom(length) if length else None for length in lengths)
+    assert middle is not None
+    atom.become(Concat(tuple(part for part in (before, middle, after) if part is not None)))
+    return resolve(middle)
 
 
 def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
@@ -236,7 +236,7 @@ def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
 
 def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
     """The axes of a tensor seen in another ``shape`` of as many elements, as by ``view``."""
-    found: list[Axis] = []
+    new_axes: list[Axis] = []
     left = [axis for axis in axes if size(axis) != 1]
     wanted: list[int] = []
     for length in shape:
@@ -246,22 +246,22 @@ def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
         while whole > 1 and math.prod(map(size, left[:count])) < whole and count < len(left):
             count += 1
         if math.prod(map(size, left[:count])) == whole:
-            found += _regrouped(left[:count], wanted)
+            new_axes += _regrouped(left[:count], wanted)
             left, wanted = left[count:], []
-    return tuple(found)
+    return tuple(new_axes)
 
 
 def _regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
     if len(axes) == 1 and [length for length in shape if length != 1] == [size(axes[0])]:
         return [axes[0] if length != 1 else ONE for length in shape]
     rest: Axis = Product(tuple(axes))
-    found: list[Axis] = []
+    new_axes: list[Axis] = []
     try:
         for length in reversed(shape):
             rest, inner = divide(rest, length)
-            found.insert(0, inner)
+            new_axes.insert(0, inner)
     except UnalignedError:
         reason = "its indices are regrouped in a way that does not follow their structure"
         pin(Product(tuple(axes)), reason)
         return [resolve(Atom(length, reason)) for length in shape]
-    return found
+    return new_axes

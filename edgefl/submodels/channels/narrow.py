@@ -102,8 +102,8 @@ def _fitting(spec: ModelSpec, channels: Channels, selection: Selection, *, adapt
             follow(module, args[0])
             follow(made.get_submodule(path), args[0])
 
-    found = Channels.of(watch(made, spec.sample, before))
-    for name, axes in found.axes.items():
+    made_channels = Channels.of(watch(made, spec.sample, before))
+    for name, axes in made_channels.axes.items():
         _check(name, axes, channels.axes[name], selection)
     return made
 
@@ -122,9 +122,9 @@ def _copied(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential
 def _cut(tensor: Tensor, region: Region) -> Tensor:
     if not isinstance(region, Block):
         return tensor.clone()
-    for dim, held in enumerate(region.axes):
-        if held is not None:
-            tensor = tensor.index_select(dim, torch.tensor(held, device=tensor.device))
+    for dim, positions in enumerate(region.axes):
+        if positions is not None:
+            tensor = tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
     return tensor.clone()
 
 

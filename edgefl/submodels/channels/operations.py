@@ -81,14 +81,17 @@ class Op:
     @classmethod
     def of(cls, book: Book, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any) -> Op:
         declared = func._schema.arguments
-        given = {
+        arguments = {
             argument.name: argument.default_value for argument in declared if argument.has_default_value()
         }
-        given |= {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(
+        arguments |= {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(
             kwargs
         )
         return cls(
-            book, func, given, tuple(leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor))
+            book,
+            func,
+            arguments,
+            tuple(leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)),
         )
 
     def __getitem__(self, name: str) -> Any:
@@ -113,10 +116,10 @@ class Op:
 
     def pin(self, axes: Iterable[Axis], what: str) -> None:
         """Keep all of ``axes``, because of ``what`` this operation does."""
-        told = [axis for axis in axes if size(axis) > 1]
-        if told:
+        wide_axes = [axis for axis in axes if size(axis) > 1]
+        if wide_axes:
             reason = f"{what} ({self.told})"
-            for axis in told:
+            for axis in wide_axes:
                 pin(axis, reason)
 
     def whole(self, shape: Iterable[int], what: str) -> Axes:

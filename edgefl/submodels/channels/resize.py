@@ -145,13 +145,13 @@ def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
 
 def _left(path: str, channels: Channels, selection: Selection) -> dict[int, set[int]]:
     """For each size of dimensions and of their parts in the tensors below ``path``, what is left of them."""
-    found: dict[int, set[int]] = {}
+    sizes_left: dict[int, set[int]] = {}
     for name, axes in channels.axes.items():
         if not path or name.startswith(f"{path}."):
             for axis in axes:
                 for part in (axis, *atoms(axis)):
-                    found.setdefault(size(part), set()).add(kept(part, selection))
-    return found
+                    sizes_left.setdefault(size(part), set()).add(kept(part, selection))
+    return sizes_left
 
 
 def rewrite(module: nn.Module, places: Mapping[Place, Axes], selection: Selection) -> None:
@@ -207,15 +207,15 @@ def _offset(index: int, axis: Axis, selection: Selection) -> int:
     whole = kept(axis, {})
     if not 0 <= index <= whole:
         return index
-    return sum(1 for held in indices(axis, selection) if held < index)
+    return sum(1 for kept_index in indices(axis, selection) if kept_index < index)
 
 
 def _pieces(node: fx.Node, value: Any, axes: Mapping[fx.Node, Axes], selection: Selection) -> Any:
     dim = int(node.args[2]) if len(node.args) > 2 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     for user in node.users:
         if user in axes:
-            found[int(user.args[1])] = kept(axes[user][dim], selection)  # type: ignore[arg-type]
+            lengths[int(user.args[1])] = kept(axes[user][dim], selection)  # type: ignore[arg-type]
     if isinstance(value, int):
-        return found.get(0, value)
-    return [found.get(at, number) for at, number in enumerate(value)]
+        return lengths.get(0, value)
+    return [lengths.get(at, number) for at, number in enumerate(value)]

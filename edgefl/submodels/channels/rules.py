@@ -38,9 +38,9 @@ _RULES: dict[Any, Rule] = {}
 
 def rule_of(func: Any) -> Rule | None:
     """The rule of an operation; None if there is none."""
-    found = _RULES.get(func.overloadpacket)
-    if found is not None:
-        return found
+    exact_rule = _RULES.get(func.overloadpacket)
+    if exact_rule is not None:
+        return exact_rule
     if torch.Tag.pointwise in func.tags:
         return _pointwise
     name = func.overloadpacket.__name__
@@ -69,13 +69,13 @@ def _pointwise(op: Op) -> list[Axes]:
 
 def _broadcast(read: Sequence[Axes], shape: Sequence[int]) -> Axes:
     columns = list(zip_longest(*(reversed(axes) for axes in read), fillvalue=ONE))
-    found: list[Axis] = []
+    result_axes: list[Axis] = []
     for length, column in zip(reversed(shape), columns, strict=True):
         same = [axis for axis in column if size(axis) == length != 1]
         for axis in same[1:]:
             unify(same[0], axis)
-        found.insert(0, same[0] if same else ONE)
-    return tuple(found)
+        result_axes.insert(0, same[0] if same else ONE)
+    return tuple(result_axes)
 
 
 @rule(
@@ -176,11 +176,11 @@ def _same(axes: Sequence[Axis]) -> Axis:
 def _split(op: Op) -> list[Axes]:
     axes = op.axes("self")
     dim = op.dim("dim", len(axes))
-    found, start = [], 0
+    pieces, start = [], 0
     for result in op.results:
-        found.append((*axes[:dim], take(axes[dim], start, start + result.shape[dim]), *axes[dim + 1 :]))
+        pieces.append((*axes[:dim], take(axes[dim], start, start + result.shape[dim]), *axes[dim + 1 :]))
         start += result.shape[dim]
-    return found
+    return pieces
 
 
 @rule("slice", "slice_copy", "narrow")
@@ -192,11 +192,11 @@ def _slice(op: Op) -> Axes:
     else:
         start, stop, step = slice(op["start"], op["end"], op["step"]).indices(size(axes[dim]))
     if step == 1 and start < stop:
-        found = take(axes[dim], start, stop)
+        axis = take(axes[dim], start, stop)
     else:
         op.pin([axes[dim]], "every so many entries are taken")
-        found = op.whole((op.shape[dim],), "every so many entries are taken")[0]
-    return (*axes[:dim], found, *axes[dim + 1 :])
+        axis = op.whole((op.shape[dim],), "every so many entries are taken")[0]
+    return (*axes[:dim], axis, *axes[dim + 1 :])
 
 
 @rule("select", "select_copy", "unbind", "unbind_copy")
@@ -250,11 +250,13 @@ def _pad(op: Op) -> Axes:
 )  # fmt: skip
 def _reduce(op: Op) -> list[Axes]:
     axes = op.book.axes(next(op.tensors))
-    given = op["dim"]
-    dims = [given] if isinstance(given, int) else (given or range(len(axes)))
+    dim_argument = op["dim"]
+    dims = [dim_argument] if isinstance(dim_argument, int) else (dim_argument or range(len(axes)))
     gone = {dim % len(axes) for dim in dims} if axes else set()
-    kept = [ONE if at in gone else axis for at, axis in enumerate(axes) if op["keepdim"] or at not in gone]
-    return [tuple(kept)] * len(op.results)
+    result_axes = [
+        ONE if at in gone else axis for at, axis in enumerate(axes) if op["keepdim"] or at not in gone
+    ]
+    return [tuple(result_axes)] * len(op.results)
 
 
 _SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
@@ -263,10 +265,10 @@ _SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
 def _spatial(op: Op) -> list[Axes]:
     """Pooling, resizing, padding: the trailing dimensions are positions, the others are worked on alone."""
     axes = op.book.axes(next(op.tensors))
-    found = re.search(r"(\d)d", op.func.overloadpacket.__name__)
-    if found is None:
+    match = re.search(r"(\d)d", op.func.overloadpacket.__name__)
+    if match is None:
         raise UnalignedError
-    spatial = int(found[1])
+    spatial = int(match[1])
     op.pin(axes[-spatial:], "positions")
     return [(*axes[:-spatial], *op.whole(result.shape[-spatial:], "positions")) for result in op.results]
 
@@ -298,8 +300,10 @@ def _product(op: Op) -> Axes:
     unify(left[-1], right[at])
     if len(left) == 3:
         unify(left[0], right[0])
-    found = (*left[:-1], *right[at + 1 :])
-    return _broadcast([found, op.book.axes(tensors[0])], op.shape) if len(tensors) == 3 else found
+    product_axes = (*left[:-1], *right[at + 1 :])
+    return (
+        _broadcast([product_axes, op.book.axes(tensors[0])], op.shape) if len(tensors) == 3 else product_axes
+    )
 
 
 @rule(

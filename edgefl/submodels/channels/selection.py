@@ -34,8 +34,8 @@ class Channels:
         axes = {name: tuple(map(resolve, own)) for name, own in watched.axes.items()}
         places = {place: tuple(map(resolve, own)) for place, own in watched.places.items()}
         loose = {atom for axis in watched.loose for atom in atoms(axis) if atom.reason is None}
-        held = {atom for own in axes.values() for axis in own for atom in atoms(axis)}
-        return cls(axes, places, not loose.isdisjoint(held))
+        state_atoms = {atom for own in axes.values() for axis in own for atom in atoms(axis)}
+        return cls(axes, places, not loose.isdisjoint(state_atoms))
 
     @cached_property
     def atoms(self) -> tuple[Atom, ...]:
@@ -46,19 +46,19 @@ class Channels:
     @cached_property
     def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
         """(tensor, dimension) of each atom's occurrences."""
-        found: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
+        occurrences: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
                 for atom in dict.fromkeys(atoms(axis)):
                     if atom.reason is None:
-                        found[atom].append((name, dim))
-        return {atom: tuple(where) for atom, where in found.items()}
+                        occurrences[atom].append((name, dim))
+        return {atom: tuple(where) for atom, where in occurrences.items()}
 
     @cached_property
     def runs(self) -> tuple[tuple[Atom, ...], ...]:
         """The free atoms of each product in a state tensor, outermost first; one of them at most is cut there."""
-        found = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
-        return tuple(dict.fromkeys(found))
+        all_runs = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
+        return tuple(dict.fromkeys(all_runs))
 
     def cut(self, prefer: Prefer = "inner") -> tuple[Atom, ...]:
         """The atoms to cut so that each dimension is cut once.
@@ -81,12 +81,12 @@ class Channels:
         axes = self.axes[name]
         if not all(map(is_pinned, axes)):
             return ""
-        told = [
+        reasons = [
             f"dimension {dim} of size {size(axis)} because of {atom.reason}"
             for dim, axis in enumerate(axes)
             if (atom := next(atoms(axis), None)) is not None
         ]
-        return ", ".join(told) or "it has a single entry"
+        return ", ".join(reasons) or "it has a single entry"
 
 
 def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
@@ -116,11 +116,11 @@ def indices(axis: Axis, selection: Selection) -> Indices:
     if not any(atom in selection for atom in atoms(axis)):
         return range(size(axis))
     if isinstance(axis, Product):
-        found: Indices = range(1)
+        flat_indices: Indices = range(1)
         for factor in axis.factors:
             step, own = size(factor), indices(factor, selection)
-            found = tuple(outer * step + inner for outer in found for inner in own)
-        return found
+            flat_indices = tuple(outer * step + inner for outer in flat_indices for inner in own)
+        return flat_indices
     starts = [0, *accumulate(map(size, axis.parts))]
     return tuple(
         start + index
@@ -131,11 +131,11 @@ def indices(axis: Axis, selection: Selection) -> Indices:
 
 def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
     """The part of every state tensor that the selection keeps; None where that is all of it, in order."""
-    found: dict[str, Region] = {}
+    parts: dict[str, Region] = {}
     for name, axes in channels.axes.items():
-        held = tuple(_plain(indices(axis, selection), size(axis)) for axis in axes)
-        found[name] = None if all(own is None for own in held) else Block(held)
-    return found
+        block_axes = tuple(_plain(indices(axis, selection), size(axis)) for axis in axes)
+        parts[name] = None if all(own is None for own in block_axes) else Block(block_axes)
+    return parts
 
 
 def _plain(held: Indices, whole: int) -> Indices | None:
@@ -153,16 +153,18 @@ def counts(
     ``tied``: an atom of as many indices as a product with a cut factor keeps as many as that product does. Code that
     takes the width of attention for the width of its input needs that.
     """
-    found = {atom: keep(atom.size) for atom in channels.cut(prefer)}
+    kept_counts = {atom: keep(atom.size) for atom in channels.cut(prefer)}
     if tied:
         wholes = {
-            math.prod(atom.size for atom in run): math.prod(found.get(atom, atom.size) for atom in run)
+            math.prod(atom.size for atom in run): math.prod(kept_counts.get(atom, atom.size) for atom in run)
             for run in channels.runs
             if len(run) > 1
         }
         members = {atom for run in channels.runs if len(run) > 1 for atom in run}
-        found |= {atom: wholes[atom.size] for atom in found if atom.size in wholes and atom not in members}
-    return found
+        kept_counts |= {
+            atom: wholes[atom.size] for atom in kept_counts if atom.size in wholes and atom not in members
+        }
+    return kept_counts
 
 
 def leading(counted: Mapping[Atom, int]) -> Selection:

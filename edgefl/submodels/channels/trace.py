@@ -72,8 +72,8 @@ def watch(
 def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
     """Every unit in turn. Its name tells an operation where the user's code begins (:data:`operations.UNITS`)."""
     for name, unit in units.named_children():
-        found = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-        with blamed(f"unit {name!r} cannot read samples of shape {found}"):
+        shape = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
+        with blamed(f"unit {name!r} cannot read samples of shape {shape}"):
             x = unit(x)
         if not isinstance(x, Tensor):
             raise ModelError(
@@ -105,10 +105,10 @@ class _Recording(fx.Interpreter):
         self._path, self._book, self._places = path, book, places
 
     def run_node(self, n: fx.Node) -> Any:
-        found = super().run_node(n)
-        if isinstance(found, Tensor):
-            self._places[self._path, self._order[n]] = self._book.peek(found)
-        return found
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            self._places[self._path, self._order[n]] = self._book.peek(result)
+        return result
 
 
 class _Watching(TorchDispatchMode):
@@ -122,9 +122,9 @@ class _Watching(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if rule_of(func) is None and func in decomposition_table and func not in self._opened:
-            found = self._open(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
+            inner_results = self._open(func, args, kwargs)
+            if inner_results is not NotImplemented:
+                return inner_results
         results = func(*args, **kwargs)
         op = Op.of(self._book, func, args, kwargs, results)
         if op.results:
@@ -150,14 +150,14 @@ def _told(op: Op) -> list[Axes]:
     """The axes of the results; if there is no telling, all that the operation reads and gives is pinned."""
     rule = rule_of(op.func)
     try:
-        found = rule(op) if rule is not None else []
+        axes = rule(op) if rule is not None else []
     except UnalignedError:
-        found = []
-    if isinstance(found, tuple):
+        axes = []
+    if isinstance(axes, tuple):
         others = [op.whole(result.shape, "only for the operation itself") for result in op.results[1:]]
-        found = [found, *others]
-    if op.fits(found):
-        return found
+        axes = [axes, *others]
+    if op.fits(axes):
+        return axes
     why = "no rule says how its dimensions hang together"
     for tensor in op.tensors:
         op.pin(op.book.axes(tensor), why)

@@ -46,8 +46,8 @@ def _smallest(value: Tensor) -> Tensor:
 
 def _targets(unit: fx.GraphModule) -> dict[str, object]:
     """What the graph of ``unit`` reads, by path."""
-    found: dict[str, object] = {}
+    targets: dict[str, object] = {}
     for node in unit.graph.nodes:
         if node.op in ("call_module", "get_attr"):
-            found[node.target] = attrgetter(node.target)(unit)
-    return found
+            targets[node.target] = attrgetter(node.target)(unit)
+    return targets

@@ -80,14 +80,14 @@ def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Comp
 
 def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> ModelSpec:
     shapes = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
-    for what, given in (("weights", weights), ("masks", masks)):
-        wrong = [name for name, array in given.items() if shapes.get(name) != array.shape]
-        missing = [name for name in shapes if name not in given] if what == "weights" else []
+    for what, arrays in (("weights", weights), ("masks", masks)):
+        wrong = [name for name, array in arrays.items() if shapes.get(name) != array.shape]
+        missing = [name for name in shapes if name not in arrays] if what == "weights" else []
         if wrong or missing:
             name = (wrong + missing)[0]
             raise ModelError(
                 f"the {what} of {spec.name} need {name!r} of shape {shapes.get(name)}; found "
-                f"{given[name].shape if name in given else None}",
+                f"{arrays[name].shape if name in arrays else None}",
                 name=name,
             )
     module = copy.deepcopy(spec.module).eval()
@@ -112,15 +112,15 @@ def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
 
 
 def _values(spec: ModelSpec) -> dict[str, Values]:
-    found: dict[str, Values] = {}
+    unit_values: dict[str, Values] = {}
     x = unknown(spec.sample)
     for position, (name, unit) in enumerate(spec.module.named_children()):
         if isinstance(unit, fx.GraphModule):
-            found[name] = values(unit, x)
-            x = found[name].result
+            unit_values[name] = values(unit, x)
+            x = unit_values[name].result
         else:
             x = unknown(spec.boundary(position + 1))
-    return found
+    return unit_values
 
 
 def _used(units: nn.Sequential, known: Known) -> Used:
@@ -128,7 +128,7 @@ def _used(units: nn.Sequential, known: Known) -> Used:
 
     A unit that is no graph needs all of its own tensors, which are not listed, and of its input.
     """
-    found: dict[tuple[str, int], Tensor] = {}
+    positions: dict[tuple[str, int], Tensor] = {}
     needed: Tensor | None = None
     for name, unit in reversed(list(units.named_children())):
         if not isinstance(unit, fx.GraphModule):
@@ -136,9 +136,9 @@ def _used(units: nn.Sequential, known: Known) -> Used:
             continue
         everything = torch.ones(known[name].result.shape, dtype=torch.bool)
         backward = needs(unit, known[name], everything if needed is None else needed)
-        found |= {(f"{name}.{own}", dim): used for (own, dim), used in backward.used.items()}
+        positions |= {(f"{name}.{own}", dim): used for (own, dim), used in backward.used.items()}
         needed = backward.source
-    return found
+    return positions
 
 
 # -- channels --------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Sel
     ways: tuple[Prefer, ...] = ("inner", "outer")
     for prefer in ways:
         selection = {atom: _kept(channels, atom, used) for atom in channels.cut(prefer)}
-        selection = {atom: held for atom, held in selection.items() if len(held) < atom.size}
+        selection = {atom: indices for atom, indices in selection.items() if len(indices) < atom.size}
         if not selection:
             break
         try:
@@ -161,11 +161,11 @@ def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Sel
 
 def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
     """The indices of which something is needed, one at least."""
-    kept = np.zeros(atom.size, np.bool_)
+    mask = np.zeros(atom.size, np.bool_)
     for name, dim in channels.holders[atom]:
         part = Part(name, dim, members(channels.axes[name][dim], atom, {}))
-        kept |= used[name, dim].numpy()[part.positions].any(1) if (name, dim) in used else True
-    return tuple(int(index) for index in np.flatnonzero(kept)) or (0,)
+        mask |= used[name, dim].numpy()[part.positions].any(1) if (name, dim) in used else True
+    return tuple(int(index) for index in np.flatnonzero(mask)) or (0,)
 
 
 # -- report ----------------------------------------------------------------------------------------------------

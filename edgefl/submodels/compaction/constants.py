@@ -100,14 +100,14 @@ class _Runner(fx.Interpreter):
         # Sizes are the same for every input.
         if n.op == "call_method" or (n.op == "call_function" and n.target is getattr):
             depends = False
-        found = (
+        result = (
             self._carry(n) if depends and n.op in ("call_function", "call_module") else super().run_node(n)
         )
-        found = pytree.tree_map(lambda leaf: leaf.double() if _is_float(leaf) else leaf, found)
+        result = pytree.tree_map(lambda leaf: leaf.double() if _is_float(leaf) else leaf, result)
         if depends:
             self.carried.add(own)
-        self.found[own] = found
-        return found
+        self.found[own] = result
+        return result
 
     def _carry(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)

@@ -35,15 +35,15 @@ def fold(
         # (outputs, inputs of a group)
         each = constants.reshape(groups_of(node), -1).repeat_interleave(len(values) // groups_of(node), 0)
         added = (values.flatten(2).sum(2) if values.dim() > 2 else values) * each.nan_to_num()
-        held, read = (
+        outputs, inputs = (
             torch.tensor(list(indices(axis, selection)))
             for axis in channels.axes[f"{name}.{weight.target}"][:2]
         )
         left: Tensor = attrgetter(str(weight.target))(made)
-        reads = each[held][:, read].isnan().reshape(*left.shape[:2], *(1 for _ in left.shape[2:]))
+        reads = each[outputs][:, inputs].isnan().reshape(*left.shape[:2], *(1 for _ in left.shape[2:]))
         with torch.no_grad():
             left *= reads
-        bias = added.sum(1)[held]
+        bias = added.sum(1)[outputs]
         if bool((bias != 0).any()):
             _add_bias(made, own, str(weight.target), bias)
     made.recompile()

@@ -66,9 +66,9 @@ def is_kernel(node: fx.Node, known: Values) -> bool:
 
 
 def _argument(node: fx.Node, position: int) -> fx.Node:
-    found = node.args[position]
-    assert isinstance(found, fx.Node)
-    return found
+    argument = node.args[position]
+    assert isinstance(argument, fx.Node)
+    return argument
 
 
 def _is_alone(weight: fx.Node) -> bool:
@@ -160,8 +160,8 @@ class _Walk:
         )
         target = node.target
         assert callable(target)
-        found: Tensor = target(*args, **kwargs)
-        return found
+        result: Tensor = target(*args, **kwargs)
+        return result
 
     def _maximum(self, node: fx.Node, leaves: Sequence[Tensor]) -> Tensor:
         shape = self.needed[node].shape

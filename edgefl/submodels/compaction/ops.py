@@ -63,6 +63,6 @@ def groups_of(node: fx.Node) -> int:
     """Groups of a convolution; 1 for a linear layer."""
     if packet(node) not in CONVOLUTIONS:
         return 1
-    found = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
-    assert isinstance(found, int)
-    return found
+    groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
+    assert isinstance(groups, int)
+    return groups

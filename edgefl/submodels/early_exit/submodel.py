@@ -110,7 +110,7 @@ class EarlyExit:
         """Per state tensor of the level, the part that is held; the same in every round."""
         if self.width == 1.0:
             return dict.fromkeys(self._whole.state_dict())
-        return {name.removeprefix(f"{_LEVEL}."): held for name, held in self._sliced.regions().items()}
+        return {name.removeprefix(f"{_LEVEL}."): region for name, region in self._sliced.regions().items()}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
         """The level's part of ``weights``; the number of the round has no say."""
@@ -124,8 +124,10 @@ class EarlyExit:
         """
         shapes = {name: tuple(tensor.shape) for name, tensor in self.spec.weights.items()}
         counted = [name for name in maskable(self.spec) if name.partition(".")[0] not in self.spec.exits]
-        held = (local_shape(name, self.regions[name], shapes) for name in counted if name in self.regions)
-        return sum(map(math.prod, held)) / sum(math.prod(shapes[name]) for name in counted)
+        local_shapes = (
+            local_shape(name, self.regions[name], shapes) for name in counted if name in self.regions
+        )
+        return sum(map(math.prod, local_shapes)) / sum(math.prod(shapes[name]) for name in counted)
 
     @cached_property
     def widest(self) -> int:

@@ -138,12 +138,12 @@ class TopK:
     def _masks(self, weights: Tensors, gates: Tensors, *, anew: bool) -> Tensors:
         """The masks of the maskable tensors among ``weights``."""
         masks = select(gates, "mask")
-        held = {name: masks[name] for name in self.maskable if name in weights}
+        own_masks = {name: masks[name] for name in self.maskable if name in weights}
         if not anew:
-            return held
+            return own_masks
         return {
             name: mask & (weights[name].detach().abs() >= self._theta(name, gates))
-            for name, mask in held.items()
+            for name, mask in own_masks.items()
         }
 
     def _theta(self, name: str, gates: Tensors) -> Tensor:

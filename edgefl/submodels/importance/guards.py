@@ -34,7 +34,7 @@ class Guards:
 
     def whole(self, names: Sequence[str]) -> frozenset[str]:
         """Those of ``names`` that are held whole. ModelError for a pattern of ``dense`` that fits none."""
-        found: set[str] = set()
+        whole_names: set[str] = set()
         for pattern in self.dense:
             fitting = {name for name in names if _fits(name, pattern)}
             if not fitting:
@@ -43,8 +43,8 @@ class Guards:
                     pattern=pattern,
                     names=tuple(names),
                 )
-            found |= fitting
-        return frozenset(found)
+            whole_names |= fitting
+        return frozenset(whole_names)
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -61,10 +61,10 @@ class Liveness:
             f"nothing before {self.classifier} gets a gradient": self.trains_below,
             f"{self.classifier} keeps nothing": self.keeps_classifier,
         }
-        told = " and ".join(text for text, passed in failed.items() if not passed)
+        failure_text = " and ".join(text for text, passed in failed.items() if not passed)
         more = len(self.empty) - _TOLD
         names = ", ".join(self.empty[:_TOLD]) + (f" and {more} more" if more > 0 else "")
-        return f"{told} ({names} keep nothing)" if names else told
+        return f"{failure_text} ({names} keep nothing)" if names else failure_text
 
 
 def liveness(
@@ -105,7 +105,7 @@ def remedies(
     whole = own_weights(spec) if weights is None else weights
     working: list[tuple[Strategy, Guards]] = []
     for strategy, guards in _candidates(maskable(spec), whole):
-        done = guards.min_keep and any(found.min_keep for _, found in working)
+        done = guards.min_keep and any(earlier_guards.min_keep for _, earlier_guards in working)
         if not done and _revives(spec, gamma, whole, strategy, guards, seed):
             working.append((strategy, guards))
     return tuple(working)
@@ -113,13 +113,13 @@ def remedies(
 
 def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
     """The tier's options that ask for this, as a federation file has them; ``named``: the usual strategy too."""
-    told = {
+    options = {
         "strategy": strategy.kind if named or strategy.kind != "model" else None,
         "min_keep": guards.min_keep or None,
         "dense": list(guards.dense) or None,
         "relative": guards.relative or None,
     }
-    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in told.items() if value is not None)
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items() if value is not None)
 
 
 def own_weights(spec: ModelSpec) -> Arrays:

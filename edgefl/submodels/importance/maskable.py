@@ -29,14 +29,14 @@ def maskable(spec: ModelSpec) -> tuple[str, ...]:
     and theirs do the same. Every other tensor is dense: the affine pair of any norm, moving statistics, a user's bare
     parameters (positions of a ViT, layer scales of ConvNeXt), and whatever training does not move.
     """
-    found = {
+    names = {
         f"{path}.{name}"
         for path, module in spec.module.named_modules()
         if isinstance(module, _LAYERS)
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.requires_grad
     }
-    return tuple(name for name in spec.weights if name in found)
+    return tuple(name for name in spec.weights if name in names)
 
 
 def frozen(spec: ModelSpec) -> frozenset[str]:

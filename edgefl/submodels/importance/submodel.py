@@ -114,14 +114,14 @@ class Importance:
         if self.carrier is None:
             return Placement(dict.fromkeys(self.spec.weights))
         chosen, always = tuple(self.carrier.maskable), tuple(self.carrier.dense)
-        found = self.cut_of(weights)
-        flat = np.concatenate([found.masks[name].reshape(-1) for name in chosen])
+        current_cut = self.cut_of(weights)
+        flat = np.concatenate([current_cut.masks[name].reshape(-1) for name in chosen])
         payload: Arrays = {name: weights[name] for name in always}
         payload[MASK] = bits.pack(flat)
-        payload[VALUES] = np.concatenate([weights[name][found.masks[name]] for name in chosen]).astype(
+        payload[VALUES] = np.concatenate([weights[name][current_cut.masks[name]] for name in chosen]).astype(
             np.float32, copy=False
         )
-        payload[THETA] = np.array([found.theta[name] for name in chosen], np.float32)
+        payload[THETA] = np.array([current_cut.theta[name] for name in chosen], np.float32)
         regions: dict[str, Region] = {
             VALUES: Entries(chosen, np.flatnonzero(flat)),
             **dict.fromkeys(self.carrier.returned),
@@ -137,8 +137,8 @@ class Importance:
             return ()
         size = f"importance at gamma {self.gamma:g}"
         try:
-            found = liveness(self.spec, self.cut_of(weights), weights)
-            return () if found.alive else (f"{size} is dead: {found.verdict}; {self._cure(weights)}",)
+            report = liveness(self.spec, self.cut_of(weights), weights)
+            return () if report.alive else (f"{size} is dead: {report.verdict}; {self._cure(weights)}",)
         except ModelError as error:
             return (f"{size} could not be checked for whether it can learn: {error.message}",)
 

@@ -125,15 +125,15 @@ def cut(
     ranked: list[Ranked] = []
     for group in groups:
         arrays = {name: weights[name] for name in group}
-        found = (
+        outcome = (
             _everything(arrays) if gamma == 1.0 else _by_rank(arrays, gamma, whole, guards.min_keep, divisors)
         )
-        masks.update(found[1])
-        ranked.append(found[0])
+        masks.update(outcome[1])
+        ranked.append(outcome[0])
         for name in group:
             dense = name in whole or gamma == 1.0
             scale = divisors.get(name, 1.0)
-            theta[name] = 0.0 if dense else _tensor_theta(arrays[name], masks[name], found[0].theta * scale)
+            theta[name] = 0.0 if dense else _tensor_theta(arrays[name], masks[name], outcome[0].theta * scale)
     ordered = [name for name in weights if name in masks]
     return Cut(
         gamma, {name: masks[name] for name in ordered}, {n: theta[n] for n in ordered}, tuple(ranked), guards
@@ -143,10 +143,10 @@ def cut(
 def top(importance: Array, k: int) -> Mask:
     """The k largest entries of a flat array, ties by lowest index; without NaN, and 1 <= k <= size."""
     smallest = np.partition(importance, importance.size - k)[importance.size - k]
-    kept: Mask = importance > smallest
+    mask: Mask = importance > smallest
     ties = np.flatnonzero(importance == smallest)
-    kept[ties[: k - np.count_nonzero(kept)]] = True
-    return kept
+    mask[ties[: k - np.count_nonzero(mask)]] = True
+    return mask
 
 
 def _everything(arrays: Mapping[str, Array]) -> tuple[Ranked, dict[str, Mask]]:
@@ -168,12 +168,12 @@ def _by_rank(
     k = count(gamma, importance.size)
     guarded = _guarded(arrays, whole, min_keep)
     if guarded is None:
-        kept = top(importance, k)
+        mask = top(importance, k)
     else:
         _check_budget(tuple(arrays), gamma, k, guarded, _guarded(arrays, whole, 0))
-        kept = top(np.where(guarded, np.inf, importance), k)
-    group = Ranked(tuple(arrays), importance.size, k, _down(_threshold(importance, kept)))
-    return group, _apart(kept, arrays)
+        mask = top(np.where(guarded, np.inf, importance), k)
+    group = Ranked(tuple(arrays), importance.size, k, _down(_threshold(importance, mask)))
+    return group, _apart(mask, arrays)
 
 
 def _importance(array: Array, scale: float | None) -> Array:

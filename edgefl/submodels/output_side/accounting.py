@@ -139,8 +139,8 @@ def record(submodel: OutputSide, samples: int) -> int:
 def m_peak(submodel: OutputSide, *, batch: int = 32, samples: int = 0, record_in_ram: bool = False) -> int:
     """M_peak(i) = max(max_k M_fwd(k), M_train), plus the record of ``samples`` rows where it is kept in memory."""
     peaks = [m_forward(chunk, batch) for chunk in submodel.prefix]
-    kept = record(submodel, samples) if record_in_ram else 0
-    return max([*peaks, m_train(submodel, batch)]) + kept
+    record_bytes = record(submodel, samples) if record_in_ram else 0
+    return max([*peaks, m_train(submodel, batch)]) + record_bytes
 
 
 def elements(spec: TensorSpec) -> int:

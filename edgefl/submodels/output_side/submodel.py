@@ -171,12 +171,12 @@ def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ..
                 for stop in range(groups, len(units) + 1)
             }
         )
-    stop, found = len(units), []
+    stop, chunks = len(units), []
     for groups in range(count, 0, -1):
         start = best[groups][stop][1]
-        found.append(units[start:stop])
+        chunks.append(units[start:stop])
         stop = start
-    return tuple(reversed(found))
+    return tuple(reversed(chunks))
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,13 @@ class Channelwise(Whole):
 
     def _masks(self, weights: Tensors, gates: Tensors, parts: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
         """Per tensor, the entries (broadcast) whose channels are all held, by the ``parts`` of each group."""
-        found: dict[str, Tensor] = {}
+        masks: dict[str, Tensor] = {}
         for group, theta, own in zip(self.groups, self._theta(gates), parts, strict=True):
-            held = self.score(group, weights) >= theta
+            channel_mask = self.score(group, weights) >= theta
             for part in own:
-                mask = _spread(held, part, weights[part.name], True)
-                found[part.name] = found[part.name] & mask if part.name in found else mask
-        return found
+                mask = _spread(channel_mask, part, weights[part.name], True)
+                masks[part.name] = masks[part.name] & mask if part.name in masks else mask
+        return masks
 
 
 def _sums(x: Tensor, part: Part) -> Tensor:
@@ -134,7 +134,7 @@ def _spread(values: Tensor, part: Part, x: Tensor, other: float | bool) -> Tenso
 
 def _where(masks: Mapping[str, Tensor], inside: Tensors, outside: Tensors) -> Tensors:
     """``inside`` where a mask holds, ``outside`` (by default zeros) elsewhere: selected, so that not even NaN gets in."""
-    found = dict(inside)
+    tensors = dict(inside)
     for name, mask in masks.items():
-        found[name] = torch.where(mask, inside[name], outside.get(name, torch.zeros(())))
-    return found
+        tensors[name] = torch.where(mask, inside[name], outside.get(name, torch.zeros(())))
+    return tensors

@@ -49,10 +49,10 @@ class Layout:
 
     def counts(self, numbers: Sequence[int]) -> dict[Atom, int]:
         """Channels of every cut atom, from those of the free ones."""
-        found = dict(zip(self.free, numbers, strict=True))
+        atom_counts = dict(zip(self.free, numbers, strict=True))
         for atom, run in self.followers.items():
-            found[atom] = math.prod(found.get(inner, inner.size) for inner in run)
-        return {atom: found[atom] for atom in self.cut}
+            atom_counts[atom] = math.prod(atom_counts.get(inner, inner.size) for inner in run)
+        return {atom: atom_counts[atom] for atom in self.cut}
 
 
 def layouts(channels: Channels) -> Iterator[Layout]:
@@ -70,16 +70,16 @@ def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom
     """Per cut atom that is as large as some product, that product; and products of that size keep as much as each other."""
     runs = [run for run in channels.runs if len(run) > 1]
     inside = {atom for run in runs for atom in run}
-    found: dict[Atom, tuple[Atom, ...]] = {}
+    followers: dict[Atom, tuple[Atom, ...]] = {}
     for atom in cut:
         alike = [run for run in runs if math.prod(inner.size for inner in run) == atom.size]
         if atom in inside or not alike:
             continue
-        found[atom] = alike[0]
+        followers[atom] = alike[0]
         leaders = [inner for inner in alike[0] if inner in cut]
         others = (inner for run in alike[1:] for inner in run if inner in cut and inner not in leaders)
-        found |= {other: (leader,) for other in others for leader in leaders if leader.size == other.size}
-    return found
+        followers |= {other: (leader,) for other in others for leader in leaders if leader.size == other.size}
+    return followers
 
 
 def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Counts], int]:
@@ -123,8 +123,8 @@ def search(
     order = owners[np.argsort(-np.concatenate(ranked), kind="stable")]
 
     def first(number: int) -> tuple[int, ...]:
-        held = np.bincount(order[:number], minlength=len(ranked))
-        return tuple(int(count) for count in np.maximum(held, 1))
+        counts = np.bincount(order[:number], minlength=len(ranked))
+        return tuple(int(count) for count in np.maximum(counts, 1))
 
     least = cost(layout.counts(first(0)))
     if least > most:

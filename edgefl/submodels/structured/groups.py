@@ -35,8 +35,8 @@ class Part:
     @cached_property
     def positions(self) -> Indices:
         """(channels, positions of each) in the dimension."""
-        held = np.flatnonzero(self.members >= 0)
-        ordered = held[np.argsort(self.members[held], kind="stable")]
+        member_indices = np.flatnonzero(self.members >= 0)
+        ordered = member_indices[np.argsort(self.members[member_indices], kind="stable")]
         return ordered.reshape(int(self.members.max()) + 1, -1)
 
     @property
@@ -91,7 +91,7 @@ def groups(
     trained = {name for name, parameter in spec.module.named_parameters() if parameter.requires_grad}
     parameters = dict(spec.module.named_parameters())
     made, outputs, norms = output_dims(spec), _outputs(spec.module), _scales(spec.module)
-    found: list[Group] = []
+    all_groups: list[Group] = []
     for atom in cut:
         parts = [
             Part(name, dim, members(channels.axes[name][dim], atom, selection))
@@ -115,8 +115,8 @@ def groups(
         still = [part for part in parts if part.name in parameters and part.name not in trained]
         exposed = not read or any(part.dim != outputs.get(part.name, part.dim) for part in still)
         moving = any(part.name not in parameters for part in parts)
-        found.append(Group(atom, tuple(scored), tuple(own), tuple(read), moving, exposed))
-    return tuple(found)
+        all_groups.append(Group(atom, tuple(scored), tuple(own), tuple(read), moving, exposed))
+    return tuple(all_groups)
 
 
 def members(axis: Axis, atom: Atom, selection: Selection) -> Indices:
@@ -134,11 +134,11 @@ def _members(axis: Axis, atom: Atom) -> Indices:
         return np.full(axis.size, -1, np.int64)
     if not isinstance(axis, Product):
         return np.concatenate([_members(part, atom) for part in axis.parts])
-    found = np.full(1, -1, np.int64)
+    atom_indices = np.full(1, -1, np.int64)
     for factor in axis.factors:
         inner = _members(factor, atom)
-        found = np.maximum(np.repeat(found, size(factor)), np.tile(inner, found.size))
-    return found
+        atom_indices = np.maximum(np.repeat(atom_indices, size(factor)), np.tile(inner, atom_indices.size))
+    return atom_indices
 
 
 def output_dims(spec: ModelSpec) -> dict[str, int]:
@@ -149,13 +149,13 @@ def output_dims(spec: ModelSpec) -> dict[str, int]:
 
 def _outputs(model: nn.Module) -> dict[str, int]:
     """:func:`output_dims` of every parameter of several dimensions, frozen ones and those of any module too."""
-    found: dict[str, int] = {}
+    dims: dict[str, int] = {}
     for path, module in model.named_modules():
         late = isinstance(module, nn.Embedding | nn.EmbeddingBag) or getattr(module, "transposed", False)
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1:
-                found[f"{path}.{name}"] = 1 if late else 0
-    return found
+                dims[f"{path}.{name}"] = 1 if late else 0
+    return dims
 
 
 def _scales(module: nn.Module) -> set[str]:

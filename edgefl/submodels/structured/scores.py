@@ -58,10 +58,10 @@ class Score:
         self, groups: Sequence[Group], weights: Mapping[str, Array], initial: Mapping[str, Array]
     ) -> list[Values]:
         """Importance per group as channels of all groups compete."""
-        found = [self.of(group, weights) for group in groups]
+        scores = [self.of(group, weights) for group in groups]
         if not self.relative:
-            return found
-        return [own / self._scale(group, initial) for own, group in zip(found, groups, strict=True)]
+            return scores
+        return [own / self._scale(group, initial) for own, group in zip(scores, groups, strict=True)]
 
     def _scale(self, group: Group, initial: Mapping[str, Array]) -> float:
         first = self.of(group, initial)

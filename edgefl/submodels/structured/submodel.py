@@ -127,13 +127,13 @@ class Structured:
 
         Of several in one dimension of a tensor (gated units, fused projections) those after the first end in #2, #3, ...
         """
-        holders, found = channels_of(self.spec).holders, Counter[str]()
+        holders, occurrences = channels_of(self.spec).holders, Counter[str]()
         layers: dict[str, tuple[int, int]] = {}
         for atom, number in zip(self._layout.free if self._layout else (), self.numbers, strict=True):
             tensor, dim = holders[atom][0]
             name = f"{tensor}[{dim}]"
-            found[name] += 1
-            layers[name if found[name] == 1 else f"{name}#{found[name]}"] = (number, atom.size)
+            occurrences[name] += 1
+            layers[name if occurrences[name] == 1 else f"{name}#{occurrences[name]}"] = (number, atom.size)
         return layers
 
     @cached_property
@@ -162,14 +162,14 @@ class Structured:
         """The strongest channels of ``weights``; the number of the round has no say."""
         if not self._selected:
             return Placement(dict.fromkeys(self.spec.weights))
-        held = self.regions(weights)
-        payload: Arrays = extract(weights, held)
+        own_regions = self.regions(weights)
+        payload: Arrays = extract(weights, own_regions)
         assert self.carrier is not None
         if self.carrier.groups:
             scores = [self.score.of(group, payload) for group in self.carrier.groups]
             smallest = np.array([own.min() if own.size > 1 else 0.0 for own in scores])
             payload[THETA] = (smallest * (1 - _MARGIN)).astype(np.float32)
-        return Placement(held, payload)
+        return Placement(own_regions, payload)
 
     def replanned(self, weights: Mapping[str, Array]) -> Structured:
         """The same tier with the numbers of channels that its threshold leaves at ``weights``.
@@ -243,11 +243,11 @@ class Structured:
         except ModelError as error:
             smallest = float(str(error.details["smallest"])) / whole
             reasons = staying(self.spec, layout.channels)
-            told = "; ".join(f"{name!r} ({reason})" for name, reason in list(reasons.items())[:_TOLD])
+            reason_text = "; ".join(f"{name!r} ({reason})" for name, reason in list(reasons.items())[:_TOLD])
             raise ModelError(
                 f"no slice of {self.spec.name} has {self.gamma:g} of its {whole} {self.budget}: one channel of each layer "
                 f"has {error.details['smallest']}; the smallest gamma is {smallest:.4g}"
-                + (f". These tensors stay whole: {told}" if told else ""),
+                + (f". These tensors stay whole: {reason_text}" if reason_text else ""),
                 model=self.spec.name,
                 gamma=self.gamma,
                 smallest=smallest,

@@ -97,20 +97,20 @@ class _Order:
     def _selected(self, tensors: Tensors, index: Tensor, other: Callable[[str], Tensor]) -> Tensors:
         selected = dict(tensors)
         for name, tensor in tensors.items():
-            held = self._held(name, index)
-            if held is not None:
-                selected[name] = torch.where(held, tensor, other(name))
+            mask = self._held(name, index)
+            if mask is not None:
+                selected[name] = torch.where(mask, tensor, other(name))
         return selected
 
     def _held(self, name: str, index: Tensor) -> Tensor | None:
         """Which entries of a tensor width number ``index`` holds, in a shape that broadcasts; None for all."""
-        held: Tensor | None = None
+        mask: Tensor | None = None
         levels = self.levels[name]
         for dim, level in enumerate(levels):
             if level is not None:
                 own = (level <= index).reshape([-1 if other == dim else 1 for other in range(len(levels))])
-                held = own if held is None else held & own
-        return held
+                mask = own if mask is None else mask & own
+        return mask
 
 
 def _levels(
@@ -121,22 +121,22 @@ def _levels(
     level = dict.fromkeys(mine, len(parts))
     whole = max(mine) + 1
     for number in reversed(range(len(parts))):
-        held = _indices(parts[number].regions[name], dim, whole)
-        if any(level.get(index) != number + 1 for index in held):
+        indices = _indices(parts[number].regions[name], dim, whole)
+        if any(level.get(index) != number + 1 for index in indices):
             raise ModelError(
                 f"width {parts[number].ratio:g} holds channels of {name!r} (dimension {dim}) that the next larger one "
                 "does not; ordered dropout needs nested widths: leave out one of the two",
                 tensor=name,
                 ratio=parts[number].ratio,
             )
-        level |= dict.fromkeys(held, number)
-    found = [level[index] for index in mine]
-    return torch.tensor(found) if any(found) else None
+        level |= dict.fromkeys(indices, number)
+    levels = [level[index] for index in mine]
+    return torch.tensor(levels) if any(levels) else None
 
 
 def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
-    held = region.axes[dim] if isinstance(region, Block) else None
-    return range(size) if held is None else held
+    indices = region.axes[dim] if isinstance(region, Block) else None
+    return range(size) if indices is None else indices
 
 
 @torch.no_grad()

@@ -138,8 +138,8 @@ class Width:
         return regions(channels_of(self.spec), self.selection(number))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        held = self.regions(number)
-        return Placement(held, extract(weights, held))
+        own_regions = self.regions(number)
+        return Placement(own_regions, extract(weights, own_regions))
 
     def keep(self, size: int) -> int:
         """How many of ``size`` channels stay."""
@@ -170,10 +170,10 @@ class Width:
         widest = max((math.prod(atom.size for atom in run) for run in channels.runs), default=0)
         if not widest:
             reasons = {name: channels.why_whole(name) for name in channels.axes}
-            told = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
+            reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
             raise ModelError(
-                f"nothing in {self.spec.name} can be cut by width ({told}). A model with a hidden layer can; tiers of "
-                "kind output_side or importance fit any model",
+                f"nothing in {self.spec.name} can be cut by width ({reason_text}). A model with a hidden layer can; tiers "
+                "of kind output_side or importance fit any model",
                 model=self.spec.name,
                 reasons=reasons,
             )

@@ -35,11 +35,11 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
     smallest = elements(channels, leading(counts(channels, lambda _: 1))) / every
     largest = sorted(stuck, key=lambda name: -elements(channels, selection, [name]))
     reasons = {name: _told(stuck[name]) for name in largest}
-    told = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
+    reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
     fits = _smallest_gamma(channels, stuck, ratio, keep)
     raise ModelError(
         f"a slice of {model} of gamma {ratio**2:.4g} would keep {100 * share:.1f} % of its entries, for there are "
-        f"channels that no rule can cut ({told}). The smallest gamma that fits is {fits:.2g}; at any, at least "
+        f"channels that no rule can cut ({reason_text}). The smallest gamma that fits is {fits:.2g}; at any, at least "
         f"{100 * smallest:.1f} % stays. Tiers of kind output_side or importance fit any model",
         model=model,
         gamma=ratio**2,
@@ -52,12 +52,12 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
 
 def _stuck(channels: Channels) -> _Stuck:
     """Per state tensor that has some, the groups of channels that stay whole, and their dimension."""
-    found: dict[str, Mapping[Atom, int]] = {}
+    stuck: dict[str, Mapping[Atom, int]] = {}
     for name, axes in channels.axes.items():
         own = {atom: dim for dim, axis in enumerate(axes) for atom in atoms(axis) if _is_stuck(atom)}
         if own:
-            found[name] = own
-    return found
+            stuck[name] = own
+    return stuck
 
 
 def _is_stuck(atom: Atom) -> bool:
@@ -74,11 +74,11 @@ def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> 
     """Whether far more stays than if the stuck channels were cut too, and most of it is in their tensors."""
     selection = leading(counts(channels, partial(keep, ratio)))
     freed = leading({atom: keep(ratio, atom.size) for own in stuck.values() for atom in own})
-    every, held = elements(channels, {}), elements(channels, selection)
+    every, slice_size = elements(channels, {}), elements(channels, selection)
     meant = max(ratio**2, elements(channels, {**selection, **freed}) / every)
     # Twice as much as was meant or, where that is much already, more than halfway to the whole model.
-    is_large = held / every > min(2 * meant, (1 + meant) / 2)
-    return is_large and 2 * elements(channels, selection, list(stuck)) > held
+    is_large = slice_size / every > min(2 * meant, (1 + meant) / 2)
+    return is_large and 2 * elements(channels, selection, list(stuck)) > slice_size
 
 
 def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
