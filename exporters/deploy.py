@@ -86,11 +86,11 @@ def _compared(module: nn.Sequential, model: bytes, groups: Sequence[Tensor]) -> 
     """Largest relative difference to torch; ExportError if it is more than float32 explains."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     exact = copy.deepcopy(module).double()
-    found = [torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0]) for x in groups]
+    logits = [torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0]) for x in groups]
     expected = [module(x) for x in groups]
     right = [exact(x.double() if x.is_floating_point() else x) for x in groups]
     scale = max(float(out.abs().max()) for out in expected)
-    error = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    error = max(float((a - b).abs().max()) for a, b in zip(logits, expected, strict=True))
     strayed = max(float((a - b).abs().max()) for a, b in zip(expected, right, strict=True))
     allowed = RELATIVE * scale + ABSOLUTE + FACTOR * strayed
     if not error <= allowed:  # NaN never passes

@@ -118,16 +118,16 @@ class Fit:
         """Why :meth:`recommended` is."""
         best = self.recommended()
         others = sorted((offer for offer in self._able if offer is not best), key=_rank, reverse=True)
-        told = (
+        summary = (
             f"{best.kind}, {best.size}: trains {best.parameter_share:.1%} of the parameters and "
             f"{best.mac_share:.1%} of the multiplications in {mebibytes(best.memory_bytes)}"
         )
         trains = " and train" if len(self._able) < len(self.fitting) else ""
         if not others:
-            return f"{told}; nothing else fits{trains and ' and trains'}"
+            return f"{summary}; nothing else fits{trains and ' and trains'}"
         second = others[0]
         return (
-            f"{told}; of {len(self._able)} that fit{trains}, none trains more (next: {second.kind}, {second.size}, "
+            f"{summary}; of {len(self._able)} that fit{trains}, none trains more (next: {second.kind}, {second.size}, "
             f"with {second.parameter_share:.1%} and {second.mac_share:.1%})"
         )
 
@@ -200,14 +200,14 @@ class _Planner:
         return most
 
     def _offer(self, size: Size, submodel: Submodel, program: Program, peak: _Peak) -> Offer:
-        found, device = cost(submodel), self._device
-        work = round_work(program, found, device.samples)
+        costs, device = cost(submodel), self._device
+        work = round_work(program, costs, device.samples)
         transfer = (
-            _seconds(found.download_bytes, device.downlink),
-            _seconds(found.upload_bytes, device.uplink),
+            _seconds(costs.download_bytes, device.downlink),
+            _seconds(costs.upload_bytes, device.uplink),
         )
         known = [seconds for seconds in transfer if seconds is not None]
-        parameters, macs = found.parameters / self._parameters, found.kept_macs / max(1, self._macs)
+        parameters, macs = costs.parameters / self._parameters, costs.kept_macs / max(1, self._macs)
         dead = _dead(self._spec, submodel)
         offer = Offer(
             kind=size.kind,
@@ -215,19 +215,19 @@ class _Planner:
             options=dict(size.options),
             memory_bytes=peak.bytes,
             memory_graph=peak.graph,
-            parameters=found.parameters,
+            parameters=costs.parameters,
             parameter_share=round(parameters, 6),
-            macs=found.macs,
-            kept_macs=found.kept_macs,
+            macs=costs.macs,
+            kept_macs=costs.kept_macs,
             mac_share=round(macs, 6),
-            prefix_macs=found.prefix_macs,
+            prefix_macs=costs.prefix_macs,
             round_macs=work,
-            download_bytes=found.download_bytes,
-            upload_bytes=found.upload_bytes,
+            download_bytes=costs.download_bytes,
+            upload_bytes=costs.upload_bytes,
             transfer_s=round(math.fsum(known), 3) if known else None,
             compute_s=_seconds(work, device.compute),
             trained_share=round(math.sqrt(parameters * macs), 6),
-            note=_note(found.macs, found.kept_macs, dead),
+            note=_note(costs.macs, costs.kept_macs, dead),
             dead=dead,
         )
         return msgspec.structs.replace(offer, problem=_problem(offer, device))
@@ -238,10 +238,10 @@ def round_work(program: Program, found: Cost, samples: int = 0) -> int:
 
     A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` say.
     """
-    drawn = batch_size(program) * sum(phase.steps for phase in program.phases if not phase.over_data)
-    samples = samples or drawn
+    rows = batch_size(program) * sum(phase.steps for phase in program.phases if not phase.over_data)
+    samples = samples or rows
     passed = [_in_whole_batches(samples, phase) for phase in program.phases if phase.over_data]
-    return found.round_macs(batch=1, steps=drawn + sum(passed), samples=samples)
+    return found.round_macs(batch=1, steps=rows + sum(passed), samples=samples)
 
 
 def _in_whole_batches(samples: int, phase: Phase) -> int:
@@ -255,21 +255,21 @@ def _seconds(amount: float, rate: float) -> float | None:
 
 
 def _note(macs: int, kept: int, dead: str) -> str:
-    told: list[str] = []
+    notes: list[str] = []
     if kept < macs:
         share = f"{kept / macs:.0%} of the MACs count"
-        told.append(f"computes with zeros: memory and time are those of the whole width, {share}")
+        notes.append(f"computes with zeros: memory and time are those of the whole width, {share}")
     if dead:
-        told.append(f"{DEAD}: {dead}")
-    return "; ".join(told)
+        notes.append(f"{DEAD}: {dead}")
+    return "; ".join(notes)
 
 
 def _dead(spec: ModelSpec, submodel: Submodel) -> str:
     """Why single entries, chosen from the initial weights, cannot learn; empty where they can, and for other kinds."""
     if not isinstance(submodel, Importance) or submodel.carrier is None:
         return ""
-    found = liveness(spec, submodel.cut_of(own_weights(spec)))
-    return "" if found.alive else _missing(found)
+    verdict = liveness(spec, submodel.cut_of(own_weights(spec)))
+    return "" if verdict.alive else _missing(verdict)
 
 
 def _missing(found: Liveness) -> str:
@@ -294,10 +294,10 @@ def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
     alive = [offer for offer in offers if not offer.dead]
     if not alive:
         return _all_dead(offers)
-    held = [offer for offer in alive if not offer.too_much_memory]
-    if held:
-        wanted = min(held, key=lambda offer: offer.seconds)
-        which = "quickest" if len(held) == len(alive) else "quickest whose memory fits"
+    candidates = [offer for offer in alive if not offer.too_much_memory]
+    if candidates:
+        wanted = min(candidates, key=lambda offer: offer.seconds)
+        which = "quickest" if len(candidates) == len(alive) else "quickest whose memory fits"
         remedy = f"it needs {wanted.seconds:.1f} s per round: allow that, or faster links"
     else:
         wanted, which = min(alive, key=lambda offer: offer.memory_bytes), "smallest"

@@ -88,8 +88,8 @@ def build_bundle(
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
     graphs = [add(name, chunk.forward) for name, chunk in chunks]
     graphs += [add(name, function) for name, function in _named(program).items()]
-    told, listing = packed_sources(nodes, chunk_bytes)
-    blobs[told.sha256] = listing
+    sources, listing = packed_sources(nodes, chunk_bytes)
+    blobs[sources.sha256] = listing
     manifest = Manifest(
         model=label.model,
         program=program.name,
@@ -115,7 +115,7 @@ def build_bundle(
         draws=program.draws,
         carry_exchanges=program.carry_rule.exchanges,
         carry_needed=program.carry_rule.needed,
-        sources=told,
+        sources=sources,
     )
     check_wiring(manifest)
     return Bundle(manifest, blobs)
@@ -154,33 +154,33 @@ def batch_size(program: Program) -> int:
 
     Streams may differ in size; steps that draw from the same one may not, and neither may the ports of one pass.
     """
-    drawn = [phase.function for phase in program.phases if not phase.over_data]
+    draw_steps = [phase.function for phase in program.phases if not phase.over_data]
     passing = [phase.function for phase in program.phases if phase.over_data]
-    sizes = [_stream_sizes(program, functions) for functions in (drawn, *([each] for each in passing))]
-    found = next((each["0"] for each in sizes if "0" in each), 0)
-    if not found:
+    sizes = [_stream_sizes(program, functions) for functions in (draw_steps, *([each] for each in passing))]
+    rows = next((each["0"] for each in sizes if "0" in each), 0)
+    if not rows:
         raise ExportError(
             f"no step of program {program.name!r} reads batch.0, which every device draws; give one of them that port",
             program=program.name,
         )
-    return found
+    return rows
 
 
 def _stream_sizes(program: Program, functions: Sequence[Function]) -> dict[str, int]:
     """Rows of each stream, by its number as ports have it; ExportError if its ports differ."""
-    found: dict[str, set[int]] = {}
+    streams: dict[str, set[int]] = {}
     for function in functions:
         for name, spec in function.inputs.items():
             if role_of(name) == "batch":
-                found.setdefault(name.split(".")[1], set()).add(spec.shape[0] if spec.shape else 0)
-    for stream, sizes in found.items():
+                streams.setdefault(name.split(".")[1], set()).add(spec.shape[0] if spec.shape else 0)
+    for stream, sizes in streams.items():
         if len(sizes) != 1:
             raise ExportError(
                 f"the batches of stream {stream} of program {program.name!r} should have one size, found "
                 f"{sorted(sizes)}; declare the same number of rows in all steps that read it",
                 sizes=sizes,
             )
-    return {stream: sizes.pop() for stream, sizes in found.items()}
+    return {stream: sizes.pop() for stream, sizes in streams.items()}
 
 
 def trained_entries(program: Program) -> int:

@@ -191,10 +191,10 @@ FORMATS: dict[FormatName, type[Format]] = {"onnx": Onnx, "executorch": ExecuTorc
 
 def format_of(name: str) -> Format:
     """The format of that name. ConfigError if there is none, or if its package is not installed."""
-    found = FORMATS.get(name)  # type: ignore[call-overload]
-    if found is None:
+    factory = FORMATS.get(name)  # type: ignore[call-overload]
+    if factory is None:
         raise ConfigError(f"no format {name!r}; there are: {', '.join(FORMATS)}", format=name)
-    made: Format = found()
+    made: Format = factory()
     return made
 
 
@@ -209,9 +209,9 @@ def _told(ports: tuple[list[str], list[str]]) -> str:
 
 
 def _unlike(kind: str, listed: tuple[Port, ...], found: Sequence[TensorPort]) -> str:
-    for port, held in zip(listed, found, strict=True):
-        told = f"{port.dtype}{list(port.shape)}"
-        has = f"{EXECUTORCH_DTYPES.get(held.dtype, held.dtype)}{list(held.shape)}"
-        if told != has:
-            return f"{kind} {port.name!r} is {told} in the manifest and {has} in the graph"
+    for port, tensor in zip(listed, found, strict=True):
+        claim = f"{port.dtype}{list(port.shape)}"
+        has = f"{EXECUTORCH_DTYPES.get(tensor.dtype, tensor.dtype)}{list(tensor.shape)}"
+        if claim != has:
+            return f"{kind} {port.name!r} is {claim} in the manifest and {has} in the graph"
     return ""

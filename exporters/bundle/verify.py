@@ -114,8 +114,8 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
 
 def _told(port: Port) -> str:
     """Role, type and shape, the role only where the name does not tell it."""
-    told = f"{port.dtype}{list(port.shape)}"
-    return told if port.role == role_of(port.name) else f"{port.role} {told}"
+    tensor_type = f"{port.dtype}{list(port.shape)}"
+    return tensor_type if port.role == role_of(port.name) else f"{port.role} {tensor_type}"
 
 
 def _repeated(phase: Phase | PhaseSpec) -> int | str:
@@ -156,7 +156,7 @@ def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
         "graphs": (sorted(graph.name for graph in manifest.graphs), sorted(origin.functions)),
     }
     return [
-        f"{what}: {told} in the bundle, {wanted} expected"
-        for what, (told, wanted) in pairs.items()
-        if told != wanted
+        f"{what}: {entry} in the bundle, {wanted} expected"
+        for what, (entry, wanted) in pairs.items()
+        if entry != wanted
     ]

@@ -47,8 +47,8 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
 
 def _is_told_not_to(node: fx.Node) -> bool:
     """Whether an op that draws in training only runs in inference."""
-    given = dict(zip((a.name for a in schema_arguments(node)), node.args, strict=False)) | node.kwargs
-    return given.get("training", given.get("train")) is False
+    arguments = dict(zip((a.name for a in schema_arguments(node)), node.args, strict=False)) | node.kwargs
+    return arguments.get("training", arguments.get("train")) is False
 
 
 def _has_shape_of_values(node: fx.Node, tags: object) -> bool:

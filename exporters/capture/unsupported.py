@@ -53,17 +53,17 @@ def unsupported(captured: Captured, error: BaseException) -> ExportError:
     if node is not None:
         return _complex_refused(captured, node)
     texts = _texts(error)
-    found = _NODE.search("\n".join(texts))
-    if found is None:
+    match = _NODE.search("\n".join(texts))
+    if match is None:
         return ExportError(
             f"function {captured.name!r} has no ONNX form: {texts[-1]}. Express it with other ops, or add a rule in "
             "exporters/decompositions",
             function=captured.name,
         )
-    place = locate(captured.function, found[1])
+    place = locate(captured.function, match[1])
     return refusal(
         captured.function,
-        place.op or found[1],
+        place.op or match[1],
         place,
         f"has no ONNX form ({place}). Use other ops there, or add a rule that rewrites it to core ops in "
         "exporters/decompositions",
@@ -113,8 +113,8 @@ def _complex(dtype: torch.dtype) -> bool:
 def _first(
     captured: Captured, types: Callable[[torch.dtype], bool], but: Callable[[fx.Node], bool] = lambda _: False
 ) -> fx.Node | None:
-    found = (node for node in captured.module.graph.nodes if _types(node, types) and not but(node))
-    return next(found, None)
+    nodes = (node for node in captured.module.graph.nodes if _types(node, types) and not but(node))
+    return next(nodes, None)
 
 
 def _leaves_as_float16(node: fx.Node) -> bool:

@@ -123,12 +123,12 @@ def _input_gradient_of_transposed(
     groups: int,
 ) -> Tensor:
     """Adjoint of the transposed convolution: the convolution with the same kernel."""
-    found: Tensor = _aten.convolution(
+    gradient: Tensor = _aten.convolution(
         grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups
     )
     for axis, size in enumerate(x.shape[2:], 2):  # with an output padding it may reach further than the input
-        found = found.narrow(axis, 0, size) if found.shape[axis] > size else found
-    return found
+        gradient = gradient.narrow(axis, 0, size) if gradient.shape[axis] > size else gradient
+    return gradient
 
 
 def _input_gradient(
@@ -286,10 +286,10 @@ def _by_correlation(
     images = x.view(batch, groups, per_group, *x.shape[2:]).permute(2, 1, 0, *range(3, x.dim() + 1))
     images = images.reshape(per_group, groups * batch, *x.shape[2:])
     zeros = [0] * len(stride)
-    found: Tensor = _aten.convolution(images, kernels, None, dilation, padding, stride, False, zeros, groups)
+    dw: Tensor = _aten.convolution(images, kernels, None, dilation, padding, stride, False, zeros, groups)
     for axis, size in enumerate(shape[2:], start=2):
-        found = found.narrow(axis, 0, size)  # a stride that does not divide the input leaves extra offsets
-    return found.transpose(0, 1).reshape(out, *shape[1:])
+        dw = dw.narrow(axis, 0, size)  # a stride that does not divide the input leaves extra offsets
+    return dw.transpose(0, 1).reshape(out, *shape[1:])
 
 
 def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:

@@ -23,31 +23,31 @@ def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return DECLINED
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if len(given) == 1:
-        (axis,), (places,) = axes, given
+    tensors = [index for index in indices if index is not None]
+    if len(tensors) == 1:
+        (axis,), (places,) = axes, tensors
         shape = (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
         return x.index_select(axis, places.reshape(-1)).reshape(shape)
     table, rest, _ = _table(x, axes)
-    row = _row(given, [x.shape[axis] for axis in axes])
+    row = _row(tensors, [x.shape[axis] for axis in axes])
     front = table.index_select(0, row.reshape(-1)).reshape(*row.shape, *rest)
     return front if _in_front(axes) else front.permute(*_back(front.dim(), axes[0], row.dim()))
 
 
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     """x with ``values`` added (or written) at x[indices]; None stands for a whole axis."""
-    given = [index for index in indices if index is not None]
-    if any(index.dtype == torch.bool for index in given):
+    tensors = [index for index in indices if index is not None]
+    if any(index.dtype == torch.bool for index in tensors):
         return DECLINED
     if not accumulate:
-        if not any(index.dtype == torch.int32 for index in given):
+        if not any(index.dtype == torch.int32 for index in tensors):
             return DECLINED
         wide = [index if index is None else index.long() for index in indices]  # ONNX scatters by int64 only
         written: Tensor = _aten.index_put(x, wide, values)
         return written
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     table, rest, order = _table(x, axes)
-    row = _row(given, [x.shape[axis] for axis in axes])
+    row = _row(tensors, [x.shape[axis] for axis in axes])
     full = [*row.shape, *rest] if _in_front(axes) else [*rest[: axes[0]], *row.shape, *rest[axes[0] :]]
     values = values.expand(full)
     if not _in_front(axes):

@@ -112,16 +112,16 @@ def gru_backward(
         (dh,) = state
         r, z, n, p_n, away, *d_state = slices
         dh = op.Add(dh, _turned(d_state[0])) if d_state else dh
-        kept = op.Mul(dh, z)
-        new = op.Sub(dh, kept)
-        to_z = op.Mul(kept, away)
+        old = op.Mul(dh, z)
+        new = op.Sub(dh, old)
+        to_z = op.Mul(old, away)
         dn = op.Sub(new, op.Mul(op.Mul(new, n), n))
         inner = op.Mul(dn, r)
         to_r = op.Mul(inner, p_n)
         dr, dz = op.Sub(to_r, op.Mul(to_r, r)), op.Sub(to_z, op.Mul(to_z, z))
         d_p = op.Concat(dr, dz, inner, axis=0)
         d_a = op.Concat(dr, dz, dn, axis=0)
-        return (op.Gemm(transposed, d_p, kept),), (_turned(d_a), _turned(d_p))
+        return (op.Gemm(transposed, d_p, old),), (_turned(d_a), _turned(d_p))
 
     sequences = [r, z, n, p_n, away, *_present(d_states)]
     d_h, d_a, d_p = scan(step, (_turned(d_h),), sequences, reverse=not reverse)

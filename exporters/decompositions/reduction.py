@@ -35,8 +35,8 @@ def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
     def rule(x: Tensor, *arguments: Any, **options: Any) -> Any:
         if x.dtype != torch.bool:
             return DECLINED
-        found = op(x.to(torch.int32), *arguments, **options)
-        return found.bool() if isinstance(found, Tensor) else (found[0].bool(), found[1])
+        extreme = op(x.to(torch.int32), *arguments, **options)
+        return extreme.bool() if isinstance(extreme, Tensor) else (extreme[0].bool(), extreme[1])
 
     return rule
 

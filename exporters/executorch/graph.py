@@ -56,17 +56,17 @@ def lowered(captured: Captured) -> fx.GraphModule:
 
 
 def _drop_copies(graph: fx.Graph) -> None:
-    kept = set(results(graph))
+    outputs = set(results(graph))
     for node in list(graph.nodes):
         if node.op != "call_function" or not (node.target in SAME or _is_nothing(node)):
             continue
         source = node_argument(node, 0)
-        if node in kept and (source in kept or source.op != "call_function"):
+        if node in outputs and (source in outputs or source.op != "call_function"):
             continue  # an output has memory of its own
-        if node in kept and any(user.target is operator.getitem for user in source.users):
+        if node in outputs and any(user.target is operator.getitem for user in source.users):
             continue
-        if node in kept:
-            kept.add(source)
+        if node in outputs:
+            outputs.add(source)
         node.replace_all_uses_with(source)
         graph.erase_node(node)
 
@@ -93,13 +93,13 @@ def _rewrite(graph: fx.Graph) -> None:
 
 def _merge_views(graph: fx.Graph) -> None:
     """A view of a view is a view of the first. One that is an output is a copy: outputs have memory of their own."""
-    kept = set(results(graph))
+    outputs = set(results(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.target in VIEWS:
             source = node.args[0]
             while source.op == "call_function" and source.target in VIEWS:
                 source = source.args[0]
-            node.target = _aten.view_copy.default if node in kept else _aten.view.default
+            node.target = _aten.view_copy.default if node in outputs else _aten.view.default
             node.args = (source, list(node.meta["val"].shape))
             node.kwargs = {}
 
@@ -107,7 +107,7 @@ def _merge_views(graph: fx.Graph) -> None:
 def _fold(module: fx.GraphModule) -> None:
     """Compute what depends on constants alone."""
     values: dict[fx.Node, Tensor] = {}
-    kept = set(results(module.graph))
+    outputs = set(results(module.graph))
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
             values[node] = getattr(module, node.target)
@@ -115,7 +115,7 @@ def _fold(module: fx.GraphModule) -> None:
             continue
         value = node.meta["val"]
         known = all(read in values for read in node.all_input_nodes)
-        if not known or node in kept or value.numel() * value.itemsize > FOLDED_BYTES:
+        if not known or node in outputs or value.numel() * value.itemsize > FOLDED_BYTES:
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         name = f"folded_{len(values)}"

@@ -81,17 +81,17 @@ class _Run:
         self._state = {
             node for name, node in named if role_of(name) == "state" and node.op == "call_function"
         }
-        kept = rewritable(captured)
-        in_place = {node for name, node in named if name in kept}
+        in_place_names = rewritable(captured)
+        in_place = {node for name, node in named if name in in_place_names}
         self._outputs = {node for _, node in named}
         self._products = _through_transposes(self.calls)
         self._owner = {node: self._root(line.owner, node) for node in line.nodes}
         constants = _constants(self.calls)
-        given = sum(size(node) for node in line.nodes if node.op in ("placeholder", "get_attr"))
+        input_bytes = sum(size(node) for node in line.nodes if node.op in ("placeholder", "get_attr"))
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
         second = self._state - in_place
         left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
-        self.bound = given + left + sum(size(node) for node in constants)
+        self.bound = input_bytes + left + sum(size(node) for node in constants)
         self._elsewhere = self._state | constants
 
     def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
@@ -107,10 +107,10 @@ class _Run:
         order, arena = self._order(), Arena()
         ends = self._ends(order)
         for _ in range(_STEPS):
-            held: dict[fx.Node, int] = {}
+            addresses: dict[fx.Node, int] = {}
             for node in order:
-                self._execute(node, held, ends, arena)
-            for address in held.values():
+                self._execute(node, addresses, ends, arena)
+            for address in addresses.values():
                 arena.give(address)
         return arena.touched
 
@@ -184,15 +184,15 @@ def _in_place(node: fx.Node, value: fx.Node) -> bool:
 
 def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
     """Transposes of matrices that become a flag of a product, and what they read."""
-    taken: dict[fx.Node, fx.Node] = {}
+    transposes: dict[fx.Node, fx.Node] = {}
     for node in calls:
         if not _is_transpose(node):
             continue
         source = node.all_input_nodes[0]
         behind = source.target in PRODUCTS or _is_transpose(source)
         if behind or all(user.target in PRODUCTS or _is_transpose(user) for user in node.users):
-            taken[node] = source
-    return taken
+            transposes[node] = source
+    return transposes
 
 
 def _buffers(node: fx.Node) -> list[int]:
@@ -222,8 +222,8 @@ def _is_transpose(node: fx.Node) -> bool:
 
 def _constants(calls: list[fx.Node]) -> set[fx.Node]:
     """Nodes that depend on no input: computed when the graph is loaded, and kept."""
-    found: set[fx.Node] = set()
+    constants: set[fx.Node] = set()
     for node in calls:
-        if all(value.op == "get_attr" or value in found for value in node.all_input_nodes):
-            found.add(node)
-    return found
+        if all(value.op == "get_attr" or value in constants for value in node.all_input_nodes):
+            constants.add(node)
+    return constants

@@ -116,18 +116,18 @@ def within(captured: Captured, budget: int) -> Captured:
 
     Raises ExportError with the smallest number of bytes that was found (:func:`needed`) if none fits.
     """
-    found: list[int] = []
+    peaks: list[int] = []
     for lean in chain([captured], leaner(captured)):
-        found.append(needed(lean))
-        if found[-1] <= budget:
+        peaks.append(needed(lean))
+        if peaks[-1] <= budget:
             return lean
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all recomputation "
-        f"it needs {mebibytes_up(min(found))} over the idle process, {mebibytes_up(found[0])} without. "
+        f"it needs {mebibytes_up(min(peaks))} over the idle process, {mebibytes_up(peaks[0])} without. "
         "Give that much, a smaller batch, or a later cut",
         function=captured.name,
         budget=budget,
-        smallest=min(found),
+        smallest=min(peaks),
     )
 
 
@@ -172,9 +172,9 @@ def _turn(line: Timeline) -> int:
             if node.op == "call_function" and after - before > least:
                 change[before + 1] += size(node)
                 change[after] -= size(node)
-    held = list(accumulate(change))
+    waiting_bytes = list(accumulate(change))
     # A little before the most: by then the backward pass may have begun, and its own values must not count as early.
-    return next(index for index, count in enumerate(held) if count >= 0.9 * max(held))
+    return next(index for index, count in enumerate(waiting_bytes) if count >= 0.9 * max(waiting_bytes))
 
 
 def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
@@ -197,12 +197,12 @@ def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) 
         near = [cut for cut in cuts if dropped - cut.made <= spacing] or cuts[-1:]
         before = min(reversed(near), key=lambda cut: cut.kept)
         cuts.append(_Cut(made, before.kept + sum(map(size, values)), before, values))
-    kept: set[fx.Node] = set()
+    crossing: set[fx.Node] = set()
     cut = min((cut for cut in reversed(cuts) if made - cut.made <= spacing), key=lambda cut: cut.kept)
     while cut.before is not None:
-        kept |= cut.values
+        crossing |= cut.values
         cut = cut.before
-    return frozenset(kept)
+    return frozenset(crossing)
 
 
 def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.Node]]]:
@@ -298,14 +298,14 @@ class _Writer:
 
     def _chain(self, node: fx.Node) -> list[fx.Node]:
         """What must be computed again before ``node`` can be, and ``node``, in order."""
-        found: set[fx.Node] = set()
+        nodes: set[fx.Node] = set()
         stack = [node]
         while stack:
             value = stack.pop()
-            if value not in found and value not in self.again:
-                found.add(value)
+            if value not in nodes and value not in self.again:
+                nodes.add(value)
                 stack += [item for item in value.all_input_nodes if self._dropped(item)]
-        return sorted(found, key=self.line.position.__getitem__)
+        return sorted(nodes, key=self.line.position.__getitem__)
 
     def _input(self, value: fx.Node) -> fx.Node:
         """An input of a second computation: computed again itself, or held back until the gradient is there."""
@@ -328,6 +328,6 @@ class _Writer:
         """``node``, not before the gradient that has come furthest."""
         if not isinstance(node.meta["val"], Tensor):
             return node
-        held = self.graph.call_function(AFTER, (node, self.trigger))
-        held.meta["val"] = node.meta["val"]
-        return held
+        call = self.graph.call_function(AFTER, (node, self.trigger))
+        call.meta["val"] = node.meta["val"]
+        return call

@@ -118,15 +118,15 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
     value and writes the new one, goes entry by entry.
     """
     nodes = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
-    given = dict(zip(captured.inputs, nodes, strict=True))
+    inputs = dict(zip(captured.inputs, nodes, strict=True))
     made = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
-    both = [name for name in given if role_of(name) == "state" and name in made]
+    both = [name for name in inputs if role_of(name) == "state" and name in made]
     return tuple(
         name
         for name in both
         if captured.inputs[name] == captured.outputs[name]
-        and _is_read_before(given[name], made[name])
-        and not _is_read_within(given[name], made[name])
+        and _is_read_before(inputs[name], made[name])
+        and not _is_read_within(inputs[name], made[name])
     )
 
 
@@ -174,37 +174,37 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
 
 def _behind(node: fx.Node) -> set[fx.Node]:
     """What ``node`` is computed from. Where only a shape is read nothing has to be there by then."""
-    found: set[fx.Node] = set()
+    sources: set[fx.Node] = set()
     waiting = [node]
     while waiting:
-        taken = waiting.pop()
-        if taken.target in _SHAPED:
+        reader = waiting.pop()
+        if reader.target in _SHAPED:
             continue
-        fresh = [value for value in taken.all_input_nodes if value not in found]
-        found.update(fresh)
+        fresh = [value for value in reader.all_input_nodes if value not in sources]
+        sources.update(fresh)
         waiting += fresh
-    return found
+    return sources
 
 
 def _live(
     nodes: Sequence[fx.Node], owner: dict[fx.Node, fx.Node], reads: dict[fx.Node, list[int]]
 ) -> tuple[int, ...]:
     ends: dict[int, int] = {}
-    held = sum(size(node) for node in nodes if node.op in ("placeholder", "get_attr"))
+    memory = sum(size(node) for node in nodes if node.op in ("placeholder", "get_attr"))
     live = []
     for index, node in enumerate(nodes):
         if node.op == "call_function" and owner[node] is node:
             new = size(node)
             dying = [v for v in {owner[a] for a in node.all_input_nodes} if _dies(v, index, reads)]
             in_place = is_pointwise(node) and any(size(value) == new for value in dying)
-            live.append(held + (0 if in_place else new) + workspace(node))
+            live.append(memory + (0 if in_place else new) + workspace(node))
             if not has_many(node):
-                held += new
+                memory += new
                 last = reads[node][-1] if reads[node] else index
                 ends[last] = ends.get(last, 0) + new
         else:
-            live.append(held)
-        held -= ends.pop(index, 0)
+            live.append(memory)
+        memory -= ends.pop(index, 0)
     return tuple(live)
 
 

@@ -62,10 +62,10 @@ def _phases(nodes: Nodes) -> dict[str, Phase]:
     forward = _before(losses or list(nodes.outputs.values()), maker)
     forward |= _before(metrics, maker) - _before(states, maker)
     update = _before(states, maker, stops=lambda op: op.name in forward or not op.elementwise)
-    found: dict[str, Phase] = {}
+    phases: dict[str, Phase] = {}
     for op in nodes.ops:
-        found[op.name] = "forward" if op.name in forward else "update" if op.name in update else "backward"
-    return found
+        phases[op.name] = "forward" if op.name in forward else "update" if op.name in update else "backward"
+    return phases
 
 
 def _makers(ops: Iterable[Op]) -> dict[str, Op]:
@@ -76,33 +76,37 @@ def _before(
     values: Sequence[str], maker: Mapping[str, Op], stops: Callable[[Op], bool] = lambda _: False
 ) -> set[str]:
     """Names of the ops that ``values`` are computed from, as far as the first that ``stops``, which is left out."""
-    found: set[str] = set()
+    names: set[str] = set()
     open_values = list(values)
     while open_values:
         op = maker.get(open_values.pop())
-        if op is not None and op.name not in found and not stops(op):
-            found.add(op.name)
+        if op is not None and op.name not in names and not stops(op):
+            names.add(op.name)
             open_values += op.reads
-    return found
+    return names
 
 
 def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
     """Own modules first; then readers are asked, from the end, and makers, from the beginning."""
-    found = _own(nodes)
+    attribution = _own(nodes)
     readers: dict[str, list[Op]] = {}
     for op in nodes.ops:
         for value in op.reads:
             readers.setdefault(value, []).append(op)
     maker = _makers(nodes.ops)
     for op in reversed(nodes.ops):
-        if (op.moves or phases[op.name] == "backward") and not found.get(op.name):
-            after = (found.get(reader.name, "") for value in op.makes for reader in readers.get(value, ()))
-            found[op.name] = next(filter(None, after), "")
+        if (op.moves or phases[op.name] == "backward") and not attribution.get(op.name):
+            after = (
+                attribution.get(reader.name, "") for value in op.makes for reader in readers.get(value, ())
+            )
+            attribution[op.name] = next(filter(None, after), "")
     for op in nodes.ops:
-        if not found.get(op.name):
-            before = (found.get(maker[value].name, "") for value in reversed(op.reads) if value in maker)
-            found[op.name] = next(filter(None, before), "")
-    return found
+        if not attribution.get(op.name):
+            before = (
+                attribution.get(maker[value].name, "") for value in reversed(op.reads) if value in maker
+            )
+            attribution[op.name] = next(filter(None, before), "")
+    return attribution
 
 
 def _own(nodes: Nodes) -> dict[str, str]:
@@ -111,7 +115,7 @@ def _own(nodes: Nodes) -> dict[str, str]:
     named = [*nodes.outputs, *(value for op in nodes.ops for value in op.reads if value not in ports)]
     known = {_weight_of(port) for port in named} - {""}
     served: dict[str, str] = {}
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
 
     def of(value: str) -> str:
         return _of_port(ports.get(value, value), known)
@@ -119,34 +123,34 @@ def _own(nodes: Nodes) -> dict[str, str]:
     for op in nodes.ops:
         module = next(filter(None, (of(value) or served.get(value, "") for value in op.reads)), "")
         if module:
-            found[op.name] = module
+            modules[op.name] = module
             if op.moves:
                 served |= dict.fromkeys(op.makes, module)
     maker = _makers(nodes.ops)
     for port, value in nodes.outputs.items():
         if module := _of_port(port, known):
             for name in _making(value, maker):
-                found.setdefault(name, module)
-    return found
+                modules.setdefault(name, module)
+    return modules
 
 
 def _making(value: str, maker: Mapping[str, Op]) -> set[str]:
     """The ops that move and combine entries into ``value``, and those that make what they combine."""
-    found: set[str] = set()
+    names: set[str] = set()
     open_values = [value]
     while open_values:
         op = maker.get(open_values.pop())
-        if op is not None and op.name not in found:
-            found.add(op.name)
+        if op is not None and op.name not in names:
+            names.add(op.name)
             open_values += op.reads if op.moves or op.elementwise else ()
-    return found
+    return names
 
 
 def _weight_of(port: str) -> str:
     """``state.weights.layer1.conv.weight``, ``update.c/layer1.conv.weight`` -> ``layer1.conv``; "" for a port that is of no
     weight."""
-    found = _WEIGHT.match(port)
-    return port[found.end() :].rpartition("/")[2].rpartition(".")[0] if found else ""
+    prefix = _WEIGHT.match(port)
+    return port[prefix.end() :].rpartition("/")[2].rpartition(".")[0] if prefix else ""
 
 
 def _of_port(port: str, known: Collection[str]) -> str:

@@ -56,8 +56,8 @@ def onnx_nodes(captured: Captured, model: bytes) -> dict[str, Node]:
 def program_nodes(captured: Captured, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
     """The nodes of ``graph``, rewritten from ``captured``, that a program runs, named by the first of the ``instructions``
     that run each: ``12:mul_3``."""
-    found = graph_nodes(captured, graph)
-    return {f"{first}:{name}": found[name] for name, first in instructions.items()}
+    nodes = graph_nodes(captured, graph)
+    return {f"{first}:{name}": nodes[name] for name, first in instructions.items()}
 
 
 def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tuple[BlobRef, bytes]:
@@ -70,11 +70,11 @@ def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tupl
 
 def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
     """Shape and bytes of an entry by value."""
-    found = {tensor.name: (tuple(tensor.dims), _width(tensor.data_type)) for tensor in graph.initializer}
+    shapes = {tensor.name: (tuple(tensor.dims), _width(tensor.data_type)) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type
-        found[value.name] = (tuple(dim.dim_value for dim in kind.shape.dim), _width(kind.elem_type))
-    return found
+        shapes[value.name] = (tuple(dim.dim_value for dim in kind.shape.dim), _width(kind.elem_type))
+    return shapes
 
 
 def _held_back(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -85,15 +85,18 @@ def _held_back(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
     constants |= {name: node.attribute[0].t for name, node in made.items() if _is_tensor(node)}
     sums = {name: node for name, node in made.items() if node.op_type == "Add"}
     shapes = _shapes(graph)
-    found: dict[str, tuple[tuple[int, ...], int]] = {}
+    late_shapes: dict[str, tuple[tuple[int, ...], int]] = {}
     for node in graph.node:
         if node.op_type != "Reshape" or node.input[1] not in sums:
             continue
-        told = [constants[name] for name in sums[node.input[1]].input if name in constants]
-        width = shapes.get(node.input[0], found.get(node.input[0], ((), 4)))[1]
-        if told:
-            found[node.output[0]] = (tuple(map(int, onnx.numpy_helper.to_array(told[0]).reshape(-1))), width)
-    return found
+        summands = [constants[name] for name in sums[node.input[1]].input if name in constants]
+        width = shapes.get(node.input[0], late_shapes.get(node.input[0], ((), 4)))[1]
+        if summands:
+            late_shapes[node.output[0]] = (
+                tuple(map(int, onnx.numpy_helper.to_array(summands[0]).reshape(-1))),
+                width,
+            )
+    return late_shapes
 
 
 def _is_tensor(node: Any) -> bool:

@@ -87,16 +87,16 @@ def _judged(function: Function, run: Run, seed: int) -> Verification:
     example = function.example(seed)
     yardstick = Rounding(function, example)
     expected = yardstick.plain
-    found = run({name: value.numpy() for name, value in example.items()})
-    if len(found) != len(expected):
+    outputs = run({name: value.numpy() for name, value in example.items()})
+    if len(outputs) != len(expected):
         raise ExportError(
-            f"the graph of function {function.name!r} has {len(found)} outputs, torch gives {list(expected)}",
+            f"the graph of function {function.name!r} has {len(outputs)} outputs, torch gives {list(expected)}",
             function=function.name,
         )
     errors: dict[str, float] = {}
     rounding: dict[str, float] = {}
     wrong: list[ExportError] = []
-    for (name, value), result in zip(expected.items(), found, strict=True):
+    for (name, value), result in zip(expected.items(), outputs, strict=True):
         try:
             errors[name], strayed = _judge(function, name, value, result, yardstick)
         except ExportError as error:
@@ -131,8 +131,8 @@ def _undecidable(function: Function, name: str, report: Verification) -> ExportE
 
 def _relative(error: ExportError) -> float:
     """Error of an output relative to its largest entry; infinite for NaN and where nothing can be compared."""
-    found = error.details.get("relative", math.inf)
-    return found if isinstance(found, float) and not math.isnan(found) else math.inf
+    relative = error.details.get("relative", math.inf)
+    return relative if isinstance(relative, float) and not math.isnan(relative) else math.inf
 
 
 def _load(function: Function, model: bytes, in_place: Collection[str]) -> Run:

@@ -59,8 +59,8 @@ class Rounding:
         worst = 0.0
         for number in range(PROBES + 1):
             if number == len(self._strays):
-                found = self._run(nudged(self._example, number)) if number else self._again()
-                self._strays.append({key: distance(self.exact[key], found[key]) for key in found})
+                outputs = self._run(nudged(self._example, number)) if number else self._again()
+                self._strays.append({key: distance(self.exact[key], outputs[key]) for key in outputs})
             worst = max(worst, self._strays[number][name])
             yield worst
 

@@ -110,8 +110,8 @@ def write(path: Path, arrays: Sequence[Array]) -> None:
 
 
 def read(path: Path) -> list[Array]:
-    with np.load(path, allow_pickle=False) as held:
-        return [held[str(at)] for at in range(len(held.files))]
+    with np.load(path, allow_pickle=False) as archive:
+        return [archive[str(at)] for at in range(len(archive.files))]
 
 
 def _stopped(process: subprocess.Popen[bytes]) -> None:
@@ -134,8 +134,8 @@ def _tried(folder: Path) -> str:
     ).read_bytes()  # the runtime reads the bytes where they lie, for as long as it runs
     try:
         module = portable_lib()._load_for_executorch_from_buffer(model)
-        given = tuple(torch.from_numpy(array) for array in read(folder / GIVEN))
-        write(folder / FOUND, [value.numpy() for value in module.run_method(METHOD, given)])
+        inputs = tuple(torch.from_numpy(array) for array in read(folder / GIVEN))
+        write(folder / FOUND, [value.numpy() for value in module.run_method(METHOD, inputs)])
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -64,13 +64,13 @@ def _ports(model: bytes) -> Ports:
 
 def _tensors(plan: Table, slot: int, values: range, names: str) -> tuple[TensorPort, ...]:
     indices = [_integer(plan, at) for at in _vector(plan, slot, 4)]
-    told = names.split("\n") if names else []
-    if len(told) != len(indices):
-        raise ValueError(f"it has {len(indices)} tensors for {len(told)} names")
+    port_names = names.split("\n") if names else []
+    if len(port_names) != len(indices):
+        raise ValueError(f"it has {len(indices)} tensors for {len(port_names)} names")
     wrong = next((index for index in indices if not 0 <= index < len(values)), None)
     if wrong is not None:
         raise ValueError(f"it refers to value {wrong} of {len(values)}")
-    return tuple(_tensor(plan, values[index], name) for index, name in zip(indices, told, strict=True))
+    return tuple(_tensor(plan, values[index], name) for index, name in zip(indices, port_names, strict=True))
 
 
 def _tensor(plan: Table, at: int, name: str) -> TensorPort:

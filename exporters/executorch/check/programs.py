@@ -48,10 +48,12 @@ def load(function: Function, model: bytes) -> Run:
     # ``held``: the runtime reads the bytes where they lie, for as long as it runs.
     def run(arrays: Mapping[str, Array], held: bytes = model) -> Sequence[Array]:
         try:
-            found = module.run_method(METHOD, tuple(torch.from_numpy(arrays[name].copy()) for name in names))
+            outputs = module.run_method(
+                METHOD, tuple(torch.from_numpy(arrays[name].copy()) for name in names)
+            )
         except RuntimeError as error:
             raise _refused(function, "run", error) from error
-        return [value.numpy() for value in found]
+        return [value.numpy() for value in outputs]
 
     return run
 

@@ -49,18 +49,18 @@ def kinds_of(module: fx.GraphModule) -> dict[fx.Node, Finiteness]:
 
     Placeholders of running variances say so in ``meta[VARIANCE]``. Divisors are guessed: see :func:`guess_of`.
     """
-    found: dict[fx.Node, Finiteness] = {}
+    kinds: dict[fx.Node, Finiteness] = {}
 
     def look(value: Any) -> Finiteness:
-        return found[value] if isinstance(value, fx.Node) else _of_number(value)
+        return kinds[value] if isinstance(value, fx.Node) else _of_number(value)
 
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            found[node] = _of_constant(getattr(module, str(node.target)))
+            kinds[node] = _of_constant(getattr(module, str(node.target)))
         elif node.op != "output":
-            told = _of_type(node)
-            found[node] = _of_op(node, look) if told is None else told
-    return found
+            kind = _of_type(node)
+            kinds[node] = _of_op(node, look) if kind is None else kind
+    return kinds
 
 
 def guess_of(node: fx.Node, kinds: Mapping[fx.Node, Finiteness]) -> fx.Node | None:
@@ -127,8 +127,8 @@ def _at_least(floor: Finiteness, needed: Finiteness) -> Rule:
     """An op that keeps the kind of its first argument and lifts it to ``floor``, if it is within ``needed``."""
 
     def rule(node: fx.Node, look: Look) -> Finiteness:
-        found = look(node.args[0])
-        return max(found, floor) if found >= needed else Finiteness.ANY
+        kind = look(node.args[0])
+        return max(kind, floor) if kind >= needed else Finiteness.ANY
 
     return rule
 
@@ -142,8 +142,8 @@ def _added(node: fx.Node, look: Look) -> Finiteness:
 
 def _is_variance(first: Any, second: Any) -> bool:
     """Whether a sum is one of a model's variance, which is not negative, and of what keeps that away from zero."""
-    given = isinstance(first, fx.Node) and first.meta.get(VARIANCE, False)
-    return given and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
+    variance = isinstance(first, fx.Node) and first.meta.get(VARIANCE, False)
+    return variance and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
 
 
 def _subtracted(node: fx.Node, look: Look) -> Finiteness:
@@ -173,21 +173,21 @@ def _divided(node: fx.Node, look: Look) -> Finiteness:
 
 
 def _powered(node: fx.Node, look: Look) -> Finiteness:
-    found, exponent = look(node.args[0]), node.args[1]
-    if found is Finiteness.POSITIVE:
-        return found
-    if found < Finiteness.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
+    kind, exponent = look(node.args[0]), node.args[1]
+    if kind is Finiteness.POSITIVE:
+        return kind
+    if kind < Finiteness.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
         return Finiteness.ANY
     if exponent % 2 == 0:
         return Finiteness.NONNEGATIVE
-    return found if found is Finiteness.NONNEGATIVE or exponent % 1 == 0 else Finiteness.ANY
+    return kind if kind is Finiteness.NONNEGATIVE or exponent % 1 == 0 else Finiteness.ANY
 
 
 def _clamped(low: str) -> Rule:
     def rule(node: fx.Node, look: Look) -> Finiteness:
-        found, bound = look(node.args[0]), argument(node, low)
-        if found < Finiteness.BELOW or bound is None:
-            return min(found, Finiteness.FINITE)
+        kind, bound = look(node.args[0]), argument(node, low)
+        if kind < Finiteness.BELOW or bound is None:
+            return min(kind, Finiteness.FINITE)
         return max(look(bound), Finiteness.FINITE)
 
     return rule
@@ -195,8 +195,8 @@ def _clamped(low: str) -> Rule:
 
 def _largest(node: fx.Node, look: Look) -> Finiteness:
     """A window of nothing but minus infinity is taken not to be."""
-    found = [look(value) for value in node.all_input_nodes]
-    return max(*found, Finiteness.FINITE) if min(found) >= Finiteness.BELOW else Finiteness.ANY
+    kinds = [look(value) for value in node.all_input_nodes]
+    return max(*kinds, Finiteness.FINITE) if min(kinds) >= Finiteness.BELOW else Finiteness.ANY
 
 
 def _selected(node: fx.Node, look: Look) -> Finiteness:

@@ -121,10 +121,10 @@ def _call(graph: fx.Graph, target: Callable[..., object], args: tuple, kwargs: d
 
 def _channels_first(value: object) -> tuple[fx.Node, list[int]] | None:
     """:func:`_turned` where channels come from last to second, as the rules turn their results back."""
-    found = _turned(value)
-    if found is None or len(found[1]) < 3 or found[1] != [0, len(found[1]) - 1, *range(1, len(found[1]) - 1)]:
+    form = _turned(value)
+    if form is None or len(form[1]) < 3 or form[1] != [0, len(form[1]) - 1, *range(1, len(form[1]) - 1)]:
         return None
-    return found
+    return form
 
 
 def _back(graph: fx.Graph, node: fx.Node, dims: Sequence[int]) -> fx.Node:
@@ -136,12 +136,12 @@ def _pointwise(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     _broadcast(node)
     operands = [arg for arg in node.all_input_nodes if isinstance(arg.meta["val"], Tensor)]
     result = node.meta["val"]
-    turned = [(arg, found) for arg in operands if (found := _channels_first(arg)) is not None]
+    turned = [(arg, form) for arg in operands if (form := _channels_first(arg)) is not None]
     whole = [arg for arg in operands if arg.meta["val"].numel() * SMALL > result.numel()]
     if not turned:
         return None
     dims = turned[0][1][1]
-    same = [arg for arg, found in turned if found[1] == dims and arg.meta["val"].shape == result.shape]
+    same = [arg for arg, form in turned if form[1] == dims and arg.meta["val"].shape == result.shape]
     if len(dims) != result.dim() or not same or 2 * len(same) <= len(whole):
         return None
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
@@ -178,14 +178,14 @@ def _turn(graph: fx.Graph, arg: fx.Node, dims: list[int]) -> fx.Node:
 
 
 def _reduction(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    if (found := _channels_first(node.args[0])) is None or len(node.args) < 2 or node.args[1] is None:
+    if (form := _channels_first(node.args[0])) is None or len(node.args) < 2 or node.args[1] is None:
         return None
-    source, dims = found
+    source, dims = form
     named = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
     axes = [axis % len(dims) for axis in cast(Sequence[int], named)] or list(range(len(dims)))
     keep = len(node.args) > 2 and bool(node.args[2])
-    given = [dims[axis] for axis in axes]
-    first = given if isinstance(node.args[1], (list, tuple)) else given[0]
+    source_axes = [dims[axis] for axis in axes]
+    first = source_axes if isinstance(node.args[1], (list, tuple)) else source_axes[0]
     new = _call(graph, node.target, (source, first, *node.args[2:]), dict(node.kwargs))  # type: ignore[arg-type]
     if keep:
         return _back(graph, new, dims)
@@ -205,18 +205,18 @@ def _cat(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _slice(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    if (found := _channels_first(node.args[0])) is None:
+    if (form := _channels_first(node.args[0])) is None:
         return None
-    source, dims = found
+    source, dims = form
     axis = int(int_argument(node, 1)) if len(node.args) > 1 else 0
     new = _call(graph, node.target, (source, dims[axis % len(dims)], *node.args[2:]))  # type: ignore[arg-type]
     return _back(graph, new, dims)
 
 
 def _pad(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    if (found := _channels_first(node.args[0])) is None:
+    if (form := _channels_first(node.args[0])) is None:
         return None
-    source, dims = found
+    source, dims = form
     pads = list(ints_argument(node, 1))
     moved = [0, 0] * len(dims)
     for index in range(len(pads) // 2):

@@ -21,8 +21,8 @@ def spread(
     ends: Callable[[fx.Node], bool] = lambda node: False,
 ) -> dict[fx.Node, int]:
     """By node, in the order of a graph: its own bits and those of all that it is computed from; 0 where they end."""
-    found: dict[fx.Node, int] = {}
+    origins: dict[fx.Node, int] = {}
     for node in nodes:
-        bits = reduce(or_, (found[read] for read in node.all_input_nodes), own(node))
-        found[node] = 0 if ends(node) else bits
-    return found
+        bits = reduce(or_, (origins[read] for read in node.all_input_nodes), own(node))
+        origins[node] = 0 if ends(node) else bits
+    return origins

@@ -59,18 +59,18 @@ class _Rewriter:
 
     def _rewrite(self, node: fx.Node, condition: fx.Node, chosen: fx.Node, other: fx.Node) -> None:
         if self._is_zero(other):
-            kept, negated = chosen, False
+            branch, negated = chosen, False
         elif self._is_zero(chosen):
-            kept, negated = other, True
+            branch, negated = other, True
         else:
             return
-        if not self._is_finite(kept) or self._may_guard(condition, kept):
+        if not self._is_finite(branch) or self._may_guard(condition, branch):
             return
-        if broadcast_shape(fake_value(condition), fake_value(kept)) != fake_value(node).shape:
+        if broadcast_shape(fake_value(condition), fake_value(branch)) != fake_value(node).shape:
             return  # the zeros are what makes it larger
         with self._graph.inserting_before(node):
-            new = self._product(kept, condition, negated)
-        self._made[condition, kept, negated] = new
+            new = self._product(branch, condition, negated)
+        self._made[condition, branch, negated] = new
         self._kinds[new], self._guesses[new] = self._kinds[node], self._guesses[node]
         node.replace_all_uses_with(new)
         self._graph.erase_node(node)

@@ -42,8 +42,8 @@ def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
     turn = nodes.index(last)
     early = {node for node in nodes[: turn + 1] if node.op == "call_function"}
     late = nodes[turn + 1 :]
-    kept = _kept(nodes[: turn + 1], early, late)
-    again = _Again(module.graph, early, kept)
+    crossing = _kept(nodes[: turn + 1], early, late)
+    again = _Again(module.graph, early, crossing)
     for node in late:
         again.read_by(node)
     module.graph.eliminate_dead_code()
@@ -97,14 +97,14 @@ def _skips(order: list[fx.Node], early: set[fx.Node]) -> set[fx.Node]:
     """Values that go around a product, as in residual networks: to compute one again would ask for the one before it,
     and so on through the whole network."""
     rank: dict[fx.Node, int] = {}
-    found: set[fx.Node] = set()
+    skips: set[fx.Node] = set()
     for node in order:
         reads = node.all_input_nodes
         most = max((rank[read] for read in reads), default=0)
-        found.update(owner_of(read) for read in reads if rank[read] < most)
+        skips.update(owner_of(read) for read in reads if rank[read] < most)
         product = node in early and supported(node) and costs(node) >= PRODUCT
         rank[node] = most + product
-    return found
+    return skips
 
 
 class _Again:
@@ -124,13 +124,13 @@ class _Again:
                 node.replace_input_with(read, copy)
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        waiting, found = [node], set(self._copies)
+        waiting, nodes = [node], set(self._copies)
         while waiting:  # no recursion: a chain may be longer than Python's stack
             each = waiting.pop()
-            if each not in found:
-                found.add(each)
+            if each not in nodes:
+                nodes.add(each)
                 waiting += [] if self._stays(each) else each.all_input_nodes
-        for each in sorted(found - self._copies.keys(), key=self._position.__getitem__):
+        for each in sorted(nodes - self._copies.keys(), key=self._position.__getitem__):
             stays = self._stays(each)
             self._copies[each] = each if stays else self._graph.node_copy(each, self._copies.__getitem__)
         return self._copies[node]

@@ -106,13 +106,13 @@ def _signature(overload: OpOverload) -> list[str]:
 def arguments_of(node: fx.Node, kernel: Kernel) -> list[tuple[Any, Any]]:
     """(value, type) of each argument of the kernel before its outputs, defaults filled in."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     plain = [name for name in names if name not in _OF_OUTPUT]
     counted = [argument.name for argument in kernel.inputs if argument.name not in _OF_OUTPUT]
     other = dict(zip(counted, plain, strict=True))  # names differ between some ops and their forms that copy
 
     def value(argument: Any) -> Any:
-        return given.get(other.get(argument.name, argument.name), argument.default_value)
+        return arguments.get(other.get(argument.name, argument.name), argument.default_value)
 
     return [(value(argument), argument.type) for argument in kernel.inputs]
 

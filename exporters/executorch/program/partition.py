@@ -52,25 +52,25 @@ def _is_small(step: Step) -> bool:
 
 def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[Step]:
     order = {node: index for index, node in enumerate(graph.nodes)}
-    held: dict[fx.Node, list[fx.Node]] = {}
+    followers: dict[fx.Node, list[fx.Node]] = {}
     for node in order:
         if HELD in node.meta:
-            held.setdefault(node.meta[HELD], []).append(node)
+            followers.setdefault(node.meta[HELD], []).append(node)
     waiting = {node: len(_reads(node)) + (HELD in node.meta) for node in order if node.op == "call_function"}
     queue = _Queue(order, able)
     for node in [node for node, count in waiting.items() if not count]:
         queue.put(node)
     for node in order:
         if node.op in ("placeholder", "get_attr"):
-            _release(node, waiting, queue, held)
+            _release(node, waiting, queue, followers)
     while queue:
         while (node := queue.next_kernel()) is not None:
             yield Step((node,), delegated=False)
-            _release(node, waiting, queue, held)
+            _release(node, waiting, queue, followers)
         region: list[fx.Node] = []
         while (node := queue.next_able()) is not None:
             region.append(node)
-            _release(node, waiting, queue, held)
+            _release(node, waiting, queue, followers)
         if region:
             yield Step(tuple(region), delegated=True)
 

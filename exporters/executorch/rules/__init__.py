@@ -42,5 +42,5 @@ RULES: Rules = {
 
 def table() -> Rules:
     """The table of the second pass of :func:`exporters.capture.trace.capture` for ExecuTorch."""
-    kept = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
-    return {**kept, **RULES}
+    core = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
+    return {**core, **RULES}

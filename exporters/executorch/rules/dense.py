@@ -139,8 +139,8 @@ def weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves
     m = columns(x, wide, grad.shape[2], moves)
     parts = taps(m, 1, tall, grad.shape[1], moves.stride[0], moves.padding[0], moves.dilation[0])
     rows = grad.permute(3, 0, 1, 2).reshape(grad.shape[3], -1)
-    found = join([one_product(rows, part.reshape(-1, m.shape[-1])) for part in parts], 1)
-    return found.view(grad.shape[3], tall, wide, x.shape[3]).permute(0, 3, 1, 2)
+    gradient = join([one_product(rows, part.reshape(-1, m.shape[-1])) for part in parts], 1)
+    return gradient.view(grad.shape[3], tall, wide, x.shape[3]).permute(0, 3, 1, 2)
 
 
 def of_spread(m: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
@@ -151,8 +151,8 @@ def of_spread(m: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tens
     turned = pad(x, 1, before, behind).permute(3, 0, 1, 2)
     parts = [cut(turned, 2, before + start, before + start + height) for start in starts]
     rows = join(parts, 0).reshape(tall * x.shape[3], -1)
-    found = one_product(rows, m.reshape(-1, m.shape[-1]))
-    return found.view(tall, x.shape[3], wide, -1).permute(3, 1, 0, 2)
+    gradient = one_product(rows, m.reshape(-1, m.shape[-1]))
+    return gradient.view(tall, x.shape[3], wide, -1).permute(3, 1, 0, 2)
 
 
 def one_product(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ def forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
     tall, wide = w.shape[2:]
     size = moves.outputs(x, (tall, wide))
     scales = _scales(w)
-    taken = _taken(x, (tall, wide), size, moves)
-    return total([part * scale for part, scale in zip(taken, scales, strict=True)], ())
+    parts = _taken(x, (tall, wide), size, moves)
+    return total([part * scale for part, scale in zip(parts, scales, strict=True)], ())
 
 
 def input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
@@ -30,8 +30,8 @@ def input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -
 
 def weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
     """dL/dw [C, 1, KH, KW]: per offset, the sum over samples and positions of dL/dy times what it met."""
-    taken = _taken(x, kernel, grad.shape[1:3], moves)
-    sums = [(grad * part).sum([0, 1, 2]).view(-1, 1) for part in taken]
+    parts = _taken(x, kernel, grad.shape[1:3], moves)
+    sums = [(grad * part).sum([0, 1, 2]).view(-1, 1) for part in parts]
     return torch.cat(sums, 1).view(-1, 1, *kernel)
 
 

@@ -44,8 +44,8 @@ def weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves
     """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dw [O, C, KH, KW]: a product per sample, then their sum."""
     planes = _planes(x, kernel, grad.shape[2], grad.shape[3], moves)
     last = grad.permute(0, 2, 3, 1).reshape(grad.shape[0], -1, grad.shape[1])
-    found = torch.bmm(planes, last).sum(0)
-    return found.view(*kernel, x.shape[1], grad.shape[1]).permute(3, 2, 0, 1)
+    gradient = torch.bmm(planes, last).sum(0)
+    return gradient.view(*kernel, x.shape[1], grad.shape[1]).permute(3, 2, 0, 1)
 
 
 def _planes(x: Tensor, kernel: Sequence[int], height: int, width: int, moves: Moves) -> Tensor:

@@ -111,8 +111,8 @@ def layer_norm(
     y = centred * rstd
     y = y if weight is None else y * weight.reshape(-1)
     y = y if bias is None else y + bias.reshape(-1)
-    kept = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
-    return y.view(x.shape), mean.view(kept), rstd.view(kept)
+    mean_shape = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return y.view(x.shape), mean.view(mean_shape), rstd.view(mean_shape)
 
 
 def layer_norm_backward(

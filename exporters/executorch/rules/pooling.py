@@ -74,7 +74,7 @@ def max_pool2d_backward(
     parts = _windows(image, kernel, moves)
     best, zero = _maximum(parts), torch.zeros((), dtype=grad.dtype)
     left = grad.permute(_LAST)
-    given: list[list[Tensor]] = []
+    shares: list[list[Tensor]] = []
     for row in parts:
         line = []
         for value in row:
@@ -82,8 +82,8 @@ def max_pool2d_backward(
             rest = torch.where(lower, left, zero)  # what the first maximum has not taken yet
             line.append(torch.where(lower, zero, left))
             left = rest
-        given.append(line)
-    return place(given, image.shape[1:3], moves.all_met(kernel)).permute(_FIRST)
+        shares.append(line)
+    return place(shares, image.shape[1:3], moves.all_met(kernel)).permute(_FIRST)
 
 
 def avg_pool2d(

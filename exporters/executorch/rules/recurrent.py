@@ -109,15 +109,15 @@ def gru_backward(
     for t in _order("GRU", r, not reverse):
         dh = dh if d_rows is None else dh + d_rows[t]
         r_t, z_t, n_t = r[t], z[t], n[t]
-        kept = dh * z_t
-        new = dh - kept
-        to_z = kept * away[t]
+        old = dh * z_t
+        new = dh - old
+        to_z = old * away[t]
         dn = new - new * n_t * n_t
         inner = dn * r_t
         to_r = inner * p_n[t]
         dr, dz = to_r - to_r * r_t, to_z - to_z * z_t
         d_p = torch.cat((dr, dz, inner))
-        dh = kept + transposed @ d_p
+        dh = old + transposed @ d_p
         rows.append((torch.cat((dr, dz, dn)), d_p))
     d_a, d_p = _stacked(rows, not reverse)
     return _turned(d_a), _turned(d_p), dh.t().contiguous()

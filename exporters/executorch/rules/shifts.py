@@ -70,11 +70,11 @@ def join(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 def total(parts: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
     """The sum of those that are not None; zeros of ``shape`` if none is left."""
-    given = [part for part in parts if part is not None]
-    if not given:
+    terms = [part for part in parts if part is not None]
+    if not terms:
         return torch.zeros(tuple(shape))
-    result = given[0]
-    for part in given[1:]:
+    result = terms[0]
+    for part in terms[1:]:
         result = result + part
     return result
 
@@ -84,10 +84,10 @@ def interleave(parts: Sequence[Tensor | None], axis: int, size: int) -> Tensor |
 
     None stands for zeros; None comes back if all parts are.
     """
-    given = [part for part in parts if part is not None]
-    if not given:
+    tensors = [part for part in parts if part is not None]
+    if not tensors:
         return None
-    shape = list(given[0].shape)
+    shape = list(tensors[0].shape)
     last = max(index for index, part in enumerate(parts) if part is not None) + 1
     filled = [torch.zeros(shape) if part is None else part for part in parts[:last]]
     joined = pad(join(filled, axis + 1), axis + 1, 0, (len(parts) - last) * shape[axis + 1])

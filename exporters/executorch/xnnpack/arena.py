@@ -38,10 +38,10 @@ def planned(spans: Mapping[Key, Span]) -> tuple[dict[Key, int], int]:
     total = 0
     for key in order:
         span = spans[key]
-        taken = sorted(
+        blocks = sorted(
             (offsets[k], offsets[k] + aligned(spans[k].size)) for k in offsets if spans[k].meets(span)
         )
-        offsets[key] = _best_gap(taken, aligned(span.size))
+        offsets[key] = _best_gap(blocks, aligned(span.size))
         total = max(total, offsets[key] + aligned(span.size))
     return offsets, total
 

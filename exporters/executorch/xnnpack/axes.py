@@ -62,8 +62,8 @@ def _select(builder: Builder, node: fx.Node) -> None:
     sizes = [1 if index == axis else size for index, size in enumerate(shape)]
     part = builder.value(sizes)
     builder.add(xnn.XNNStaticSlice(len(shape), offsets, sizes, builder.id(node.args[0]), part.id, 0))
-    kept = list(shape_of(node))
-    builder.add(xnn.XNNStaticReshape(len(kept), kept, part.id, builder.result(node).id, 0))
+    result_shape = list(shape_of(node))
+    builder.add(xnn.XNNStaticReshape(len(result_shape), result_shape, part.id, builder.result(node).id, 0))
 
 
 def _pad(builder: Builder, node: fx.Node) -> None:

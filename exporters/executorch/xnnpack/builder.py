@@ -143,13 +143,13 @@ class Builder:
 
     def write_output(self, node: fx.Node) -> None:
         """If the op of an output wrote elsewhere, bring it to where it belongs."""
-        wanted, found = self._outputs[node], self._known[node]
-        if found.id == wanted.id:
+        wanted, source = self._outputs[node], self._known[node]
+        if source.id == wanted.id:
             return
-        if found.plain:
-            self.add(xnn.XNNCopy(found.id, wanted.id, 0))
+        if source.plain:
+            self.add(xnn.XNNCopy(source.id, wanted.id, 0))
         else:
-            self.add(xnn.XNNStaticTranspose(len(found.perm), list(found.perm), found.id, wanted.id, 0))
+            self.add(xnn.XNNStaticTranspose(len(source.perm), list(source.perm), source.id, wanted.id, 0))
         self._known[node] = wanted
 
     def add(self, op: Any, low: float | None = None, high: float | None = None) -> None:

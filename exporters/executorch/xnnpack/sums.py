@@ -74,8 +74,8 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         scaled = builder.value(value.shape)
         builder.add(xnn.XNNMultiply(value.id, builder.number(factor).id, scaled.id, 0))
         value = scaled
-    kept = list(shape_of(node))
-    builder.add(xnn.XNNStaticReshape(len(kept), kept, value.id, builder.result(node).id, 0))
+    result_shape = list(shape_of(node))
+    builder.add(xnn.XNNStaticReshape(len(result_shape), result_shape, value.id, builder.result(node).id, 0))
 
 
 def _ones_times(builder: Builder, value: Value, before: int, run: int, behind: int) -> Value:

@@ -70,8 +70,8 @@ class _Plan:
         return planned(spans)[1] + packed
 
     def _is_inner(self, value: int) -> bool:
-        found = self.values[value]
-        return found.external_id == NONE and not found.constant_buffer_idx
+        tensor = self.values[value]
+        return tensor.external_id == NONE and not tensor.constant_buffer_idx
 
     def _size(self, value: int) -> int:
         return int(math.prod(self.values[value].dims)) * FLOAT
