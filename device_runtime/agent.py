@@ -278,9 +278,9 @@ class Agent:
     def _next_job(self) -> Job | None:
         if self._announced is None:
             return None
-        kept = self._kept_job()
-        if kept is not None:
-            return kept
+        kept_job = self._kept_job()
+        if kept_job is not None:
+            return kept_job
         form = self._engine.format
         job = Job.of(self._task, self._announced, form) if self._task is not None else None
         # In this order: the outbox thread may move an update from waiting to past between the two questions.

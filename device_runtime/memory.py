@@ -66,14 +66,14 @@ def _unchanged(mappings: str, library: str) -> list[tuple[int, int, int]]:
 
     A page that was (addresses filled in when the library was loaded) would come back from the file without that.
     """
-    found: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     current: tuple[int, int] | None = None
     resident, changed = 0, 0
     for line in [*mappings.splitlines(), "0-0 ---p 0 0 0 end"]:
         first, *rest = line.split(maxsplit=5)
         if not first.endswith(":"):
             if current is not None and resident and not changed:
-                found.append((*current, resident))
+                spans.append((*current, resident))
             start, end = (int(part, 16) for part in first.split("-"))
             named = len(rest) > _PATH_FIELD and library in rest[_PATH_FIELD]
             current = (start, end) if named and rest[0].startswith("r") and "w" not in rest[0] else None
@@ -82,7 +82,7 @@ def _unchanged(mappings: str, library: str) -> list[tuple[int, int, int]]:
             resident = int(rest[0]) * 1024
         elif first in _CHANGED:
             changed += int(rest[0])
-    return found
+    return spans
 
 
 def _status_bytes(field: str) -> int:

@@ -153,10 +153,10 @@ class LeanBroker(Broker):
         levels = self._wildcards.get(name)
         topics = [name] if levels is None else [t for t in self._retained_messages if _matches(levels, t)]
         for topic in topics:
-            kept = self._retained_messages.get(topic)
-            if kept is not None:
-                wanted = min(qos, kept.qos or 0)
-                self._spawn(handler.mqtt_publish(topic, kept.data, wanted, retain=True))
+            message = self._retained_messages.get(topic)
+            if message is not None:
+                wanted = min(qos, message.qos or 0)
+                self._spawn(handler.mqtt_publish(topic, message.data, wanted, retain=True))
 
 
 def _matches(levels: list[str], topic: str) -> bool:
@@ -234,7 +234,7 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            hint = "stop what uses it, or choose another port" if taken else "choose another address or port"
-            reason = "is in use" if taken else f"cannot be used ({error.strerror})"
+            in_use = error.errno == errno.EADDRINUSE
+            hint = "stop what uses it, or choose another port" if in_use else "choose another address or port"
+            reason = "is in use" if in_use else f"cannot be used ({error.strerror})"
             raise BrokerError(f"port {port} on {host} {reason}: {hint}", host=host, port=port) from error

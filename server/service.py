@@ -363,17 +363,17 @@ class Service:
 
     def _score_untold(self) -> None:
         """Rounds that ended while a killed process had not yet told of them."""
-        for number, outcome, told in self._journal.outcomes(self._rules.run):
-            if outcome != "open" and not told.get("told"):
+        for number, outcome, details in self._journal.outcomes(self._rules.run):
+            if outcome != "open" and not details.get("told"):
                 due = self._spec.evaluates(number, "closed" if outcome == "closed" else "abandoned")
                 self._scorer.submit(number, due=due)
 
     def _scored(self, scored: Scored) -> None:
         """A round's evaluation is in: tell of the round, then journal that it was told."""
         metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
-        state, told = self._journal.outcome(self._rules.run, scored.round)
-        text = told["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
-        fields = {name: told[name] for name in events.RoundClosed.__struct_fields__ if name in told}
+        state, details = self._journal.outcome(self._rules.run, scored.round)
+        text = details["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
+        fields = {name: details[name] for name in events.RoundClosed.__struct_fields__ if name in details}
         fields |= {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss"), "text": text}
         self._emit(events.RoundClosed(round=scored.round, outcome=state, **fields))
         if self._stopped:  # nobody listens any more: whoever takes up the run tells of it

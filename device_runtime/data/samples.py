@@ -183,8 +183,8 @@ def _load_classes(path: Path, classes: list[Path]) -> LocalData:
 
 def _idx_file(folder: Path, ending: str) -> Path | None:
     """The training file of that kind, else the only one there is."""
-    found = sorted(file for file in folder.iterdir() if ending in file.name)
-    return next((file for file in found if file.name.startswith("train")), found[0] if found else None)
+    files = sorted(file for file in folder.iterdir() if ending in file.name)
+    return next((file for file in files if file.name.startswith("train")), files[0] if files else None)
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ class Pass:
 
 def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:
     """Uniform [0, 1) for one noise input of one step."""
-    drawn = _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32)
-    return np.asarray(drawn, dtype)  # of shape () numpy draws a bare number
+    numbers = _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32)
+    return np.asarray(numbers, dtype)  # of shape () numpy draws a bare number
 
 
 def _generator(*key: int) -> Generator:

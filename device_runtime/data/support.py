@@ -86,8 +86,8 @@ def split(protocol: Protocol, shards: Shards, labels: Array, *, seed: int, user:
 
 def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> Shards:
     """All samples of ``labels``, a stratified ``share`` of them (at least one) as test shard. DataError below two."""
-    kept, judging = _halves(np.arange(len(labels)), labels, share, _generator(seed, user, _SPLIT))
-    return Shards(kept, judging)
+    train, test = _halves(np.arange(len(labels)), labels, share, _generator(seed, user, _SPLIT))
+    return Shards(train, test)
 
 
 def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, clip: bool = False) -> Array:
@@ -98,8 +98,8 @@ def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, 
     batch whose size is fixed in a graph.
     """
     most = min(size, samples) if clip else size
-    drawn = _generator(seed, user, _ROWS, step).choice(samples, most, replace=samples < most)
-    return np.asarray(drawn, np.int64)
+    rows = _generator(seed, user, _ROWS, step).choice(samples, most, replace=samples < most)
+    return np.asarray(rows, np.int64)
 
 
 def uniform(shape: tuple[int, ...], step: int, port: int, *, seed: int, user: int = 0) -> Array:

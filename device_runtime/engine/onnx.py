@@ -91,7 +91,7 @@ class OnnxGraph:
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         in_place = {name: state[name] for name in self._graph.in_place}
-        kept = {
+        later_state = {
             port.name: in_place.get(port.name) or self._buffer(port)
             for port in self._graph.outputs_of("state")
         }
@@ -103,19 +103,19 @@ class OnnxGraph:
                 binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
         for port, name in zip(self._graph.outputs, self._outputs, strict=True):
             if port.role == "state":
-                binding.bind_ortvalue_output(name, kept[port.name])
+                binding.bind_ortvalue_output(name, later_state[port.name])
             else:
                 binding.bind_output(name, _DEVICE)
         self._session.run_with_iobinding(binding)
         values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
-        found = {name: value.numpy() for name, value in values.items() if name not in kept}
+        arrays = {name: value.numpy() for name, value in values.items() if name not in later_state}
         # What it gave out keeps the binding, and the binding would keep the state that was read.
         binding.clear_binding_inputs()
         # Only what this graph made itself: the first state may be read again, by another graph.
         read = {name: value for name, value in self._last.items() if state.get(name) is value}
         self._spare = {name: value for name, value in read.items() if name not in in_place}
-        self._last = kept
-        return Outputs(kept, found)
+        self._last = later_state
+        return Outputs(later_state, arrays)
 
     def _buffer(self, port: Port) -> Any:
         if port.name in self._spare:
@@ -125,8 +125,8 @@ class OnnxGraph:
 
 def _differs(port: Port, arg: Any) -> str:
     """What onnxruntime says of a port where it contradicts the manifest, else "". Unknown sizes contradict nothing."""
-    held = arg.type.removeprefix("tensor(").removesuffix(")")
-    dtype, shape = _DTYPES.get(held, held), tuple(arg.shape)
+    element_type = arg.type.removeprefix("tensor(").removesuffix(")")
+    dtype, shape = _DTYPES.get(element_type, element_type), tuple(arg.shape)
     same_rank = len(shape) == len(port.shape)
     if (
         dtype == port.dtype

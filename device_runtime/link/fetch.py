@@ -69,8 +69,8 @@ class Fetcher:
     def take_received(self) -> Traffic:
         """What came on blob topics since this was last asked: second copies and what was refused count too."""
         with self._counting:
-            taken, self._received = self._received, Traffic()
-        return taken
+            traffic, self._received = self._received, Traffic()
+        return traffic
 
     def deliver(self, topic: str, payload: bytes) -> None:
         """A message on a blob topic arrived."""

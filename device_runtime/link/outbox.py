@@ -153,9 +153,9 @@ class Outbox:
 
     def _drain(self) -> None:
         """Forget reasons to send again that came before this sending, but no words of the server."""
-        kept = []
+        acks = []
         while not self._acks.empty():
             if (ack := self._acks.get_nowait()) is not None:
-                kept.append(ack)
-        for ack in kept:
+                acks.append(ack)
+        for ack in acks:
             self._acks.put(ack)

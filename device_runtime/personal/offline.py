@@ -39,13 +39,13 @@ def offline(bundle: Bundle, path: Path) -> tuple[Job, FileBlobs]:
 
     DataError if there is no such file; BundleError if the bundle's graphs read tensors that are not in it.
     """
-    manifest, held = bundle.manifest, _read(path)
+    manifest, weights = bundle.manifest, _read(path)
     names = (*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix)
     by_unit = {
-        name: {key: array for key, array in held.items() if key.startswith(f"{name}.")} for name in names
+        name: {key: array for key, array in weights.items() if key.startswith(f"{name}.")} for name in names
     }
     if not any(by_unit.values()):
-        by_unit[manifest.suffix[0]] = held  # a payload, whose tensors are not named after it
+        by_unit[manifest.suffix[0]] = weights  # a payload, whose tensors are not named after it
     _check(bundle, {key for part in by_unit.values() for key in part}, path)
     blobs = FileBlobs(dict(bundle.blobs))
     job = Job(

@@ -148,7 +148,7 @@ class Personalizer:
         labels = np.concatenate([adapting.y, judged.y])
         ends = np.arange(len(labels))
         step = self._manifest.graph(self._manifest.personalize)
-        found = {point.steps: point for point in points}
+        points_by_steps = {point.steps: point for point in points}
         report = Adapted(
             model=self._manifest.model,
             program=self._manifest.program,
@@ -165,18 +165,18 @@ class Personalizer:
             query=len(judged),
             repeated=len(adapting) < _batch(step),
             majority=support.majority(labels, ends[: len(adapting)], ends[len(adapting) :]),
-            before=found[0],
-            after=found[wanted.steps],
+            before=points_by_steps[0],
+            after=points_by_steps[wanted.steps],
             curve=tuple(points),
         )
         return report, weights
 
     def frozen(self, job: Job) -> Arrays:
         """The tensors of the units that this tier only runs forward."""
-        held: Arrays = {}
+        weights: Arrays = {}
         for chunk in self._manifest.prefix:
-            held |= self._graphs.fetch(job, chunk.units)
-        return held
+            weights |= self._graphs.fetch(job, chunk.units)
+        return weights
 
     @property
     def _read(self) -> set[str]:
@@ -265,8 +265,8 @@ class Personalizer:
         loss = correct = 0.0
         for group in range(math.ceil(len(query.data) / _batch(spec))):
             feeds = complete(spec, fixed | query.passed(spec, group))
-            found = labelled(graph.run(feeds, {}).arrays, "metric")
-            loss, correct = loss + float(found["loss_sum"]), correct + float(found["correct"])
+            metrics = labelled(graph.run(feeds, {}).arrays, "metric")
+            loss, correct = loss + float(metrics["loss_sum"]), correct + float(metrics["correct"])
         return Point(steps=steps, loss=loss / len(query.data), accuracy=correct / len(query.data))
 
 

@@ -116,9 +116,9 @@ def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
         )
     chosen = tier or (offered[0] if len(offered) == 1 else "")
     if chosen not in offered:
-        asked = f"no tier {tier!r}" if tier else "several tiers"
+        problem = f"no tier {tier!r}" if tier else "several tiers"
         raise ConfigError(
-            f"round {announced.round} offers {asked} in format {format}: choose one of {', '.join(offered) or 'none'} by "
+            f"round {announced.round} offers {problem} in format {format}: choose one of {', '.join(offered) or 'none'} by "
             "--tier",
             tier=tier,
             offered=offered,

@@ -43,12 +43,12 @@ class Child:
         import subprocess
 
         out, errors = bundle.with_suffix(".out"), bundle.with_suffix(".err")
-        with out.open("wb") as said, errors.open("wb") as complained, sign_of_life() as line:
+        with out.open("wb") as output, errors.open("wb") as complaints, sign_of_life() as line:
             process = subprocess.Popen(
                 self._command(bundle, repeat),
                 stdin=line,
-                stdout=said,
-                stderr=complained,
+                stdout=output,
+                stderr=complaints,
                 env=os.environ
                 | {"TMPDIR": str(bundle.parent)},  # what it leaves when it is killed goes with the bundle
                 start_new_session=True,

@@ -117,9 +117,9 @@ class ProfileDesk:
 
     def deliver(self, topic: str, payload: bytes) -> None:
         """A chunk of a bundle arrived, or an offer, which is empty once its asker left."""
-        for asked in self._waiting:
-            if topic == self._offer(asked.nonce):
-                self._offered(asked, there=bool(payload))
+        for entry in self._waiting:
+            if topic == self._offer(entry.nonce):
+                self._offered(entry, there=bool(payload))
                 return
         if self._fetcher is not None:
             self._fetcher.deliver(topic, payload)
@@ -135,12 +135,12 @@ class ProfileDesk:
         known = self._answers.get(request.nonce)
         if known is not None:
             self._send(known)
-        elif twin := next((asked for asked in self._waiting if asked.nonce == request.nonce), None):
+        elif twin := next((entry for entry in self._waiting if entry.nonce == request.nonce), None):
             if twin.offered:
                 self._send(ProfileAnswer(nonce=request.nonce, state="taken"))
             else:  # somebody waits, and a slow link takes long to bring the offer
                 twin.request, twin.came = request, time.monotonic()
-        elif sum(asked.offered for asked in self._waiting) >= _MOST_WAITING:
+        elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
             self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
         else:
             self._make_room()
@@ -192,18 +192,18 @@ class ProfileDesk:
     def _drop(self, now: float) -> None:
         """Leave what nobody waits for, and decline what there was no time for."""
         patience = self._work.limits.fetch_timeout_s
-        for asked in list(self._waiting):
-            if asked.gone or (not asked.offered and now > min(asked.until, asked.came + patience)):
-                self._leave(asked)
-            elif now > asked.until:
+        for entry in list(self._waiting):
+            if entry.gone or (not entry.offered and now > min(entry.until, entry.came + patience)):
+                self._leave(entry)
+            elif now > entry.until:
                 text = "rounds or other requests left no time for it: ask again later, or with a longer --timeout"
-                self._settle(asked, declined(asked.nonce, BUSY, text))
+                self._settle(entry, declined(entry.nonce, BUSY, text))
 
     def _make_room(self) -> None:
         """A request without an offer, as of an asker that left, keeps no other from being heard: the oldest leaves."""
-        stale = [asked for asked in self._waiting if not asked.offered]
+        stale = [entry for entry in self._waiting if not entry.offered]
         if len(stale) >= _MOST_WAITING:
-            self._leave(min(stale, key=lambda asked: asked.came))
+            self._leave(min(stale, key=lambda entry: entry.came))
 
     def _leave(self, asked: _Asked) -> None:
         self._forget(asked)
@@ -309,8 +309,8 @@ class ProfileDesk:
         while len(self._answers) > _MOST_ANSWERS:
             del self._answers[next(iter(self._answers))]
         self._send(answer)
-        said = f"{answer.state} ({answer.nonce}) {answer.reason} {answer.text}"
-        self._say("profile", " ".join(said.split()))
+        message = f"{answer.state} ({answer.nonce}) {answer.reason} {answer.text}"
+        self._say("profile", " ".join(message.split()))
 
     def _send(self, answer: ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on what waits while the broker is away

@@ -95,9 +95,9 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings
     command += ["--samples", str(settings.samples), "--out", str(out), "--with-parent"]
     code, words = _ended(command, folder, settings, part)
     if code or not out.exists():
-        said = words.strip().splitlines() or ["it said nothing"]
+        lines = words.strip().splitlines() or ["it said nothing"]
         kind = _ERRORS.get(code, BundleError)
-        raise kind(f"{part} was not measured: {said[-1]}", part=part, exit_code=code)
+        raise kind(f"{part} was not measured: {lines[-1]}", part=part, exit_code=code)
     return msgspec.msgpack.decode(out.read_bytes(), type=Part)
 
 
@@ -106,7 +106,7 @@ def _ended(
 ) -> tuple[int, str]:
     """The exit code of a process and what it complained of. Whatever ends the wait for it ends the process too."""
     # What it leaves when it is killed goes with the folder.
-    told = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
+    variables = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
     with (
         sign_of_life() as line,
         subprocess.Popen(
@@ -114,7 +114,7 @@ def _ended(
             stdin=line,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=os.environ | told,
+            env=os.environ | variables,
         ) as process,
     ):
         try:
@@ -173,5 +173,5 @@ def _processor() -> str:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
-    return next(told, platform.processor() or platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
+    return next(names, platform.processor() or platform.machine())

@@ -133,10 +133,10 @@ class Graphs:
 
 def _put_together(count: int, blobs: Iterator[bytes]) -> Arrays:
     """A unit's tensors from the next ``count`` blobs: whole, in float32 where they travelled in float16, and patches."""
-    found = widened(tensors.load(next(blobs)))
+    weights = widened(tensors.load(next(blobs)))
     for _ in range(count - 1):
-        found = patched(found, next(blobs))
-    return found
+        weights = patched(weights, next(blobs))
+    return weights
 
 
 def labelled(arrays: Arrays, role: str) -> Arrays:

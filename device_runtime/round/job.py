@@ -39,8 +39,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         offered = announced.formats_of(task.tier)
         if not same or announced.state != "open" or not offered:
             return None
-        found = format if format in offered else offered[0]
-        offer = announced.offer(found)
+        format_name = format if format in offered else offered[0]
+        offer = announced.offer(format_name)
         return cls(
             run=task.run,
             round=task.round,
@@ -54,7 +54,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             hyper=announced.hyper,
             signature=offer.signatures.get(task.tier, b""),
             base=announced.base,
-            format=found,
+            format=format_name,
         )
 
     def following(self, announced: Round, format: str = "onnx") -> Job | None:

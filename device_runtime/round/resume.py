@@ -48,12 +48,12 @@ def take_up(store: Store, job: Job, manifest: Manifest, tell: Tell) -> TakenUp:
     ports = carry_ports(manifest)
     choice = _choice(store, job, manifest, reads=bool(ports))
     carry = choice.carry
-    taken, why = _read(store, carry, ports) if carry else (TakenUp(), "")
-    if taken is None:  # refused by the server a moment ago
+    start, why = _read(store, carry, ports) if carry else (TakenUp(), "")
+    if start is None:  # refused by the server a moment ago
         return take_up(store, job, manifest, tell)
     misfit = (VoidCarry(carry, why),) if carry and why else ()
-    declines = manifest.carry_needed and bool(ports) and not taken.arrays
-    what_now = _what_now(job, taken, reads=bool(ports), declines=declines)
+    declines = manifest.carry_needed and bool(ports) and not start.arrays
+    what_now = _what_now(job, start, reads=bool(ports), declines=declines)
     _drop(store, choice, misfit, tell, what_now)
     if declines:
         lost = f": {[*choice.void, *misfit][-1].why}" if choice.void or misfit else ""
@@ -63,7 +63,7 @@ def take_up(store: Store, job: Job, manifest: Manifest, tell: Tell) -> TakenUp:
             f"nothing that round {job.round} can go on from{lost}",
             round=job.round,
         )
-    return taken
+    return start
 
 
 def drop_abandoned(store: Store, announced: Round, tell: Tell) -> None:

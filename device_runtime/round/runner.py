@@ -179,8 +179,8 @@ class RoundRunner:
         self._settings.check_aborted()
         first, step = at
         spec, feeds = self._manifest.graph(phase.graph), current.feeds
-        drawn = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(spec, step)
-        fed = complete(spec, feeds.given(spec, step) | drawn)
+        batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(spec, step)
+        fed = complete(spec, feeds.given(spec, step) | batch)
         with self._profiler.timed("step"):
             outputs = graph.run(fed, state)
         for metric, value in labelled(outputs.arrays, "metric").items():
@@ -194,8 +194,8 @@ class RoundRunner:
 
     def _keep(self, current: _Round, state: State, step: int, sums: dict[str, float]) -> None:
         if step % self._settings.checkpoint_steps == 0 or step == current.total:
-            kept = Checkpoint(step, dict(sums), self._copies(state), current.basis)
-            self._memory.save_checkpoint(current.job.nonce, kept)
+            checkpoint = Checkpoint(step, dict(sums), self._copies(state), current.basis)
+            self._memory.save_checkpoint(current.job.nonce, checkpoint)
 
     def _copies(self, state: State) -> Iterator[tuple[str, Array]]:
         """The tensors of the state, each copied only when it is asked for."""

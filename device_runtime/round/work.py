@@ -63,7 +63,7 @@ class Work:
         self._check_formats(manifest)
         self.check_memory(manifest, manifest.of_round)
         data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
-        taken = take_up(self.store, job, manifest, self.dropped)
+        start = take_up(self.store, job, manifest, self.dropped)
         rows = len(data.first(job.samples))
         self.begins(job, rows, sum(manifest.steps_with(rows)))
         runner = RoundRunner(
@@ -74,7 +74,7 @@ class Work:
             profiler=profiler,
             settings=self._settings(job),
         )
-        result = runner.run(job, data, taken.arrays, taken.origin)
+        result = runner.run(job, data, start.arrays, start.origin)
         self._hand_over(job, manifest, result, self._profile(profiler))
 
     def _check_offered(self, job: Job) -> None:

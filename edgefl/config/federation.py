@@ -66,9 +66,9 @@ class Federation(Table):
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
         """Formats of a tier's bundles: those of ``export.formats``, and what the devices that `edgefl run` starts need."""
-        table, told = self.tiers.get(tier, TierTable()), self.export.formats
-        needed = (table.engine,) if table.count or not told else ()
-        return tuple(name for name in FORMATS if name in (*told, *needed))
+        table, shared_formats = self.tiers.get(tier, TierTable()), self.export.formats
+        needed = (table.engine,) if table.count or not shared_formats else ()
+        return tuple(name for name in FORMATS if name in (*shared_formats, *needed))
 
     @property
     def wire_limits(self) -> Limits:

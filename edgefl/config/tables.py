@@ -192,8 +192,10 @@ class TierTable(Table):
     @property
     def submodel(self) -> dict[str, Any]:
         """The options of the kind: what ``edgefl.submodels.catalog.build`` takes."""
-        told: dict[str, Any] = {"cut": self.cut, "chunks": self.chunks} if self.kind == "output_side" else {}
-        return told | ({} if self.gamma is None else {"gamma": self.gamma}) | self.options
+        cut_options: dict[str, Any] = (
+            {"cut": self.cut, "chunks": self.chunks} if self.kind == "output_side" else {}
+        )
+        return cut_options | ({} if self.gamma is None else {"gamma": self.gamma}) | self.options
 
     @model_validator(mode="after")
     def _no_cut_of_another_kind(self) -> TierTable:

@@ -43,8 +43,8 @@ def dump(federation: Federation) -> str:
     tiers = tables.pop("tiers")
     lines: list[str] = []
     for name, table in [*tables.items(), *((f"tiers.{tier}", table) for tier, table in tiers.items())]:
-        told = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
-        lines += [f"[{name}]", *told, ""]
+        pairs = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
+        lines += [f"[{name}]", *pairs, ""]
     return "\n".join(lines)
 
 

@@ -79,12 +79,12 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
             clients=clients,
         )
     rng = np.random.default_rng(seed)
-    held = np.zeros((clients, len(known)))
+    holdings = np.zeros((clients, len(known)))
     for first in range(0, clients, 2):
         half = rng.permutation(len(known))[: len(known) // 2]
-        held[first, half] = 1.0
-        held[first + 1] = 1.0 - held[first]
-    return _dealt(rng, labels, known, _halves(held, counts))
+        holdings[first, half] = 1.0
+        holdings[first + 1] = 1.0 - holdings[first]
+    return _dealt(rng, labels, known, _halves(holdings, counts))
 
 
 def _halves(held: Array, counts: Array) -> Array:

@@ -78,9 +78,9 @@ def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
     """The four files in ``folder`` or ``folder/<dataset>``, gzipped or not, by official name; None if one lacks."""
     # The dataset's own folder first: MNIST and Fashion-MNIST have the same file names.
     for place in (folder / source.folder, folder):
-        found = {name: _either(place, name) for name in source.md5}
-        if all(found.values()):
-            return {name: path for name, path in found.items() if path is not None}
+        files = {name: _either(place, name) for name in source.md5}
+        if all(files.values()):
+            return {name: path for name, path in files.items() if path is not None}
     return None
 
 

@@ -125,9 +125,9 @@ class Workshop:
 
     def _whole(self, module: nn.Sequential) -> bool:
         """Whether nothing of the trained model is left out."""
-        held = module.state_dict()
-        return held.keys() == self.weights.keys() and all(
-            np.array_equal(tensor.numpy(), self.weights[name]) for name, tensor in held.items()
+        state = module.state_dict()
+        return state.keys() == self.weights.keys() and all(
+            np.array_equal(tensor.numpy(), self.weights[name]) for name, tensor in state.items()
         )
 
     def _training(self) -> Iterator[Tensor]:

@@ -158,9 +158,9 @@ class Lab:
                 raise
             for name in restarted:
                 yield Restarted(name)
-            said = self._next(0.1)
-            if said is not None:
-                yield from said
+            events = self._next(0.1)
+            if events is not None:
+                yield from events
             elif self.supervisor.is_done("server"):
                 return
 

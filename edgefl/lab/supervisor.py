@@ -149,8 +149,8 @@ _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 def _failed(child: Child, code: int) -> EdgeflError:
     """The child's own last words, with its exit code."""
-    said = _last_line(child.log).removeprefix("error: ")
-    error = EdgeflError(f"{child.name} stopped with code {code}: {said} (see {child.log})")
+    words = _last_line(child.log).removeprefix("error: ")
+    error = EdgeflError(f"{child.name} stopped with code {code}: {words} (see {child.log})")
     error.exit_code = code if code in _EXPECTED else 1
     return error
 

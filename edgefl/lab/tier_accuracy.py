@@ -34,22 +34,22 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     _check_same(run, dataset, named=here.name != "auto")
     spec = federation_model(federation, dataset)
     workshop = Workshop(spec, dataset, weights, samples=ROWS)
-    found: dict[str, float] = {}
+    accuracies: dict[str, float] = {}
     whole: float | None = None
     for tier in federation.tiers:
         submodel = chosen(federation, spec, tier=tier, kind=None, gamma=None, options={}, weights=weights)
         if submodel.prefix and whole is not None:
-            found[tier] = whole
+            accuracies[tier] = whole
             continue
-        found[tier] = workshop.accuracy(workshop.module(submodel))
-        whole = found[tier] if submodel.prefix else whole
-    return found
+        accuracies[tier] = workshop.accuracy(workshop.module(submodel))
+        whole = accuracies[tier] if submodel.prefix else whole
+    return accuracies
 
 
 def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
     """DataError unless the run's bundles were made for samples like these, or the run has none and ``named`` its data."""
-    told = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
-    if told == data_spec(dataset) or (told is None and named):
+    spec = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
+    if spec == data_spec(dataset) or (spec is None and named):
         return
     raise DataError(
         f"the samples that are found here ({dataset.name}) are not known to be those of the run in {run}: set EDGEFL_DATA "

@@ -33,8 +33,8 @@ def run_digest(federation: Federation) -> str:
     )
     for tier in tables.get("tiers", {}).values():
         tier.pop("count", None)
-    told = {name: table for name, table in tables.items() if table}
-    return digest_of({**told, "code": code_of(federation)})
+    settings = {name: table for name, table in tables.items() if table}
+    return digest_of({**settings, "code": code_of(federation)})
 
 
 def code_of(federation: Federation) -> list[str]:

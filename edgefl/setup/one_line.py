@@ -23,18 +23,18 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
 
     ConfigError with the grammar for anything else; whether name and options exist is for the catalog to say.
     """
-    found = _TEXT.fullmatch(text)
-    if found is None:
+    match = _TEXT.fullmatch(text)
+    if match is None:
         raise ConfigError(f"cannot read the {what} {text!r}; a {what} is {GRAMMAR}", **{what: text})
     options: dict[str, Any] = {}
-    for item in _NEXT.split(found["options"] or "") if found["options"] is not None else ():
+    for item in _NEXT.split(match["options"] or "") if match["options"] is not None else ():
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key or not value or key in options:
             raise ConfigError(
                 f"cannot read {item.strip()!r} of the {what} {text!r}; a {what} is {GRAMMAR}", **{what: text}
             )
         options[key] = _value(value)
-    return {"name": found["name"], "options": options}
+    return {"name": match["name"], "options": options}
 
 
 def parse_program(text: str) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def parse_program(text: str) -> dict[str, Any]:
 
     own_factory = None if text.partition(":")[0].strip() in PROGRAMS else _OWN.fullmatch(text)
     name, options = (own_factory[1], own_factory[2]) if own_factory else (None, None)
-    found = parse_named(text if name is None else "own" if options is None else f"own:{options}", "program")
-    options_by_key = {f"program.{key}": value for key, value in found["options"].items()}
-    return {"program.name": name or found["name"], **options_by_key}
+    program = parse_named(text if name is None else "own" if options is None else f"own:{options}", "program")
+    options_by_key = {f"program.{key}": value for key, value in program["options"].items()}
+    return {"program.name": name or program["name"], **options_by_key}
 
 
 def _value(text: str) -> Any:

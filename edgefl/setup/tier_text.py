@@ -26,12 +26,12 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
     presets = TIERS.get(model, {})
     tables: dict[str, dict[str, Any]] = {}
     for item in text.split(","):
-        found = _ITEM.fullmatch(item.strip())
-        if found is None:
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
             raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
-        kind, size = found["kind"].strip(), (found["size"] or "").strip()
-        name = (found["name"] or kind).strip().replace("_", "-")
-        if name in tables and found["name"]:
+        kind, size = match["kind"].strip(), (match["size"] or "").strip()
+        name = (match["name"] or kind).strip().replace("_", "-")
+        if name in tables and match["name"]:
             raise ConfigError(f"two tiers are called {name!r}; give each its own name", tier=name)
         name = name if name not in tables else f"{name}{len(tables) + 1}"
         table = _preset(presets, kind) if not size else None
@@ -39,7 +39,7 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
             if kind not in KINDS:
                 raise _unknown(kind, model, ["full", *presets], sorted(KINDS))
             table = _sized(kind, size)
-        tables[name] = table | {"count": int(found["count"] or count)}
+        tables[name] = table | {"count": int(match["count"] or count)}
     return tables
 
 

@@ -45,14 +45,14 @@ def unpacked(ref: BlobRef, data: bytes, limit: int) -> bytes:
         if claimed != ref.raw:
             raise _refused(ref, f"its frame claims {claimed} bytes")
         reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
-        found: bytes = reader.decompress(data, ref.raw + 1)  # one more, or the frame's end stays unread
+        content: bytes = reader.decompress(data, ref.raw + 1)  # one more, or the frame's end stays unread
     except zstd.ZstdError as error:
         raise _refused(ref, str(error)) from error
     if not reader.eof or reader.unused_data:
         raise _refused(ref, "it is cut off, or something follows it")
-    if len(found) != ref.raw:
-        raise _refused(ref, f"it unfolds to {len(found)} bytes")
-    return found
+    if len(content) != ref.raw:
+        raise _refused(ref, f"it unfolds to {len(content)} bytes")
+    return content
 
 
 def _zstd() -> Any:

@@ -47,19 +47,19 @@ def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[
 def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
     """The weights after the patch ``data``; BundleError if it does not belong to ``weights`` or leads beyond float32."""
     try:
-        found = tensors.load(data, max_bits=0)
+        changes = tensors.load(data, max_bits=0)
     except ProtocolError as error:
         raise _unfit(error.message) from error
-    scales = found.pop(SCALES, None)
-    coded = sorted(name for name, array in found.items() if array.dtype == np.int8)
+    scales = changes.pop(SCALES, None)
+    coded = sorted(name for name, array in changes.items() if array.dtype == np.int8)
     if scales is None or scales.dtype != np.float32 or scales.shape != (len(coded),):
         raise _unfit(f"it should hold {len(coded)} float32 scales")
     if not np.isfinite(scales).all():
         raise _unfit("a scale is not finite")
-    for name, array in found.items():
+    for name, array in changes.items():
         _check(name, array, weights)
     steps = dict(zip(coded, scales / np.float32(_MOST), strict=True))
-    return {name: _moved(name, old, found.get(name), steps.get(name)) for name, old in weights.items()}
+    return {name: _moved(name, old, changes.get(name), steps.get(name)) for name, old in weights.items()}
 
 
 def widened(weights: Mapping[str, Array]) -> Arrays:

@@ -33,12 +33,12 @@ class Block:
 
     def positions(self, whole: tuple[int, ...]) -> Positions:
         """Row-major positions in a tensor of shape ``whole``, in local order."""
-        stride, found = math.prod(whole), np.zeros(1, np.int64)
+        stride, positions = math.prod(whole), np.zeros(1, np.int64)
         for axis, size in zip(self.axes, whole, strict=True):
             stride //= size
-            held = np.arange(size) if axis is None else np.asarray(axis, np.int64)
-            found = (found[:, None] + held[None, :] * stride).reshape(-1)
-        return found
+            indices = np.arange(size) if axis is None else np.asarray(axis, np.int64)
+            positions = (positions[:, None] + indices[None, :] * stride).reshape(-1)
+        return positions
 
 
 @dataclass(frozen=True, eq=False)

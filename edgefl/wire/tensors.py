@@ -69,10 +69,10 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
         raise ProtocolError(
             f"tensor bytes are not valid safetensors ({error}); send the blob again"
         ) from error
-    found: Arrays = {}
+    arrays: Arrays = {}
     for entry, array in stored.items():
         name, count = _name_and_count(entry)
-        if name in found:
+        if name in arrays:
             raise ProtocolError(f"a blob holds tensor {name!r} twice; send it once", name=name)
         if count is not None:
             if count > max_bits:
@@ -85,8 +85,8 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
                 )
             max_bits -= count
             array = _unfolded(name, array, count)  # noqa: PLW2901
-        found[name] = array
-    return found
+        arrays[name] = array
+    return arrays
 
 
 def _name_and_count(entry: str) -> tuple[str, int | None]:

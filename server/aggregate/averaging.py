@@ -152,10 +152,10 @@ class Buffered:
         for start in range(part.start, part.stop if self._rows else part.start, width):
             stop = min(part.stop, start + width)
             values = np.stack([row[start:stop] for row in self._rows])
-            result, held = combine(values, ~np.isnan(values), self._rule)
+            result, mask = combine(values, ~np.isnan(values), self._rule)
             here = slice(start - part.start, stop - part.start)
             before = old[here]
-            new[here] = np.where(held, (before + result if change else result).astype(new.dtype), before)
+            new[here] = np.where(mask, (before + result if change else result).astype(new.dtype), before)
 
 
 def _flat(arrays: tuple[Array, ...]) -> npt.NDArray[np.float32]:

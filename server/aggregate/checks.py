@@ -48,8 +48,8 @@ def _expected(pieces: Pieces) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(dtype, shape) of each array."""
     if not pieces.form.sections:
         return {name: ("float32", shape) for name, shape in pieces.shapes.items()}
-    told = pieces.form.arrays(pieces.entries)
-    return {name: (dtype, (length,)) for name, (dtype, length) in told.items()}
+    layout = pieces.form.arrays(pieces.entries)
+    return {name: (dtype, (length,)) for name, (dtype, length) in layout.items()}
 
 
 def _check_names(arrays: Mapping[str, Array], expected: Mapping[str, object]) -> None:
@@ -138,13 +138,13 @@ def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
     lengths = np.array([length for _, length, _ in spans])
     firsts = np.cumsum(lengths) - lengths
     end = int(lengths.sum())
-    found = np.empty(len(spans), np.int64)
-    scans.count_bits(mask.ctypes.data, firsts, lengths, found)
-    for (name, length, kept), count in zip(spans, found.tolist(), strict=True):
-        if count != kept:
+    counts = np.empty(len(spans), np.int64)
+    scans.count_bits(mask.ctypes.data, firsts, lengths, counts)
+    for (name, length, expected), count in zip(spans, counts.tolist(), strict=True):
+        if count != expected:
             raise UpdateRejected(
                 "malformed",
-                f"the mask keeps {count} of the {length} entries of {name}, not {kept}; {_FETCH}",
+                f"the mask keeps {count} of the {length} entries of {name}, not {expected}; {_FETCH}",
                 name=name,
             )
     if end % 8 and int(mask[-1]) >> end % 8:

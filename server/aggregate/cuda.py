@@ -112,7 +112,7 @@ def measure_signs(
         "seconds": chosen,
         "copy_bytes_per_s": copy,
         "copy_fraction": moved / chosen / copy,
-        "tunings": {str(tuning): found for tuning, found in seconds.items()},
+        "tunings": {str(tuning): duration for tuning, duration in seconds.items()},
     }
 
 
@@ -141,14 +141,14 @@ def _drawn(
 def _seconds(call: Callable[[], object], repeat: int, device: torch.device) -> float:
     """Median over ``repeat`` calls, after one that compiles."""
     call()
-    found = []
+    durations = []
     for _ in range(repeat):
         _wait(device)
         start = time.perf_counter()
         call()
         _wait(device)
-        found.append(time.perf_counter() - start)
-    return median(found)
+        durations.append(time.perf_counter() - start)
+    return median(durations)
 
 
 def _copy_seconds(size: int, repeat: int, device: torch.device) -> float:

@@ -95,9 +95,9 @@ def _transposed(
 @compiled
 def _last(address: Number, count: Number) -> Number:
     """The ``count`` bytes (at most 7) at ``address`` as a word; what lies behind is not read."""
-    word, held = np.uint64(0), bytes_at(address)
+    word, source = np.uint64(0), bytes_at(address)
     for j in range(count):
-        word |= np.uint64(held[j]) << np.uint64(8 * j)
+        word |= np.uint64(source[j]) << np.uint64(8 * j)
     return word
 
 
@@ -113,16 +113,16 @@ def _turn(at: Numbers, count: Number, planes: Numbers) -> None:
     t, u, v, w = planes[4], planes[5], planes[6], planes[7]
     words = count >> 3
     for j in range(words):
-        found = _transposed(a[j], b[j], c[j], d[j], e[j], f[j], g[j], h[j])
-        p[j], q[j], r[j], s[j], t[j], u[j], v[j], w[j] = found
+        plane_words = _transposed(a[j], b[j], c[j], d[j], e[j], f[j], g[j], h[j])
+        p[j], q[j], r[j], s[j], t[j], u[j], v[j], w[j] = plane_words
     rest = count & 7
     if rest:
         k = at + np.uint64(8 * words)
-        found = _transposed(
+        plane_words = _transposed(
             _last(k[0], rest), _last(k[1], rest), _last(k[2], rest), _last(k[3], rest),
             _last(k[4], rest), _last(k[5], rest), _last(k[6], rest), _last(k[7], rest),
         )  # fmt: skip
-        p[words], q[words], r[words], s[words], t[words], u[words], v[words], w[words] = found
+        p[words], q[words], r[words], s[words], t[words], u[words], v[words], w[words] = plane_words
 
 
 @compiled

@@ -161,7 +161,7 @@ def _works(
                 array, step = "values" if dtype == "float32" else "halves", 1
             case Sparse():
                 array, step = "mask", 1
-        runs, scale, kept = [], used["scales"], used["values"]
+        runs, scale, first_value = [], used["scales"], used["values"]
         source = sources.index(array) if array in sources else 0  # without entries there is no array
         for name in section.names:
             first = 8 * used["codes"] if array == "codes" else used[array]
@@ -171,7 +171,7 @@ def _works(
             used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
         used["scales"] += section.scales
         blocks = _blocks(runs, step, cutter.layout.size)
-        yield Work(section.encoding, blocks, scale, max(1, section.scales), kept)
+        yield Work(section.encoding, blocks, scale, max(1, section.scales), first_value)
 
 
 class _Cutter:
@@ -190,16 +190,16 @@ class _Cutter:
     def runs(self, name: str, first: int, step: int, source: int, section: Section | None = None) -> Integers:
         """The runs of tensor ``name``, whose first entry lies at ``first`` and each next one ``step`` further."""
         groups = section.groups if section is not None and section.scales else None
-        found = []
+        runs = []
         for part, positions in pieces(name, self._regions[name], self.layout.shapes):
             lengths, targets = self._stretches(part, positions)
             starts = np.cumsum(lengths) - lengths
             rows = np.full(lengths.size, 0 if groups is None else groups[part])
-            found.append(
+            runs.append(
                 np.stack([first + step * starts, lengths, np.full(lengths.size, source), rows, targets], 1)
             )
             first += step * int(lengths.sum())
-        return np.concatenate(found) if found else _no_blocks()
+        return np.concatenate(runs) if runs else _no_blocks()
 
     def _stretches(self, part: str, positions: Positions | None) -> tuple[Integers, Integers]:
         """(lengths, targets) of the stretches of global tensor ``part`` that stay together, in local order."""

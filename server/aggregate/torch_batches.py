@@ -145,11 +145,11 @@ class _SparseReader:
         self._factors = factors.tolist()
 
     def fixed(self, k: int, slab: Slab) -> torch.Tensor:
-        kept = (self._mask[k][slab.at >> 3].long() >> (slab.at & 7) & 1).bool()
-        ends = self._next[k] + kept.long().cumsum(0)
-        place = torch.where(kept, ends - 1, 0)
+        mask = (self._mask[k][slab.at >> 3].long() >> (slab.at & 7) & 1).bool()
+        ends = self._next[k] + mask.long().cumsum(0)
+        place = torch.where(mask, ends - 1, 0)
         self._next[k] = ends[-1]
-        return torch.where(kept, _rounded(self._values[k][place], self._factors[k]), 0)
+        return torch.where(mask, _rounded(self._values[k][place], self._factors[k]), 0)
 
 
 def reader_of(batch: Batch, work: Work, factors: Factors) -> Reader:

@@ -102,9 +102,9 @@ def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> di
     """Every device with a tier whose update is not in the round, and why, by name."""
     elsewhere = {name: "it was not there" for name, device in sorted(state.devices.items()) if device.tier}
     waited = {each.device: "it did not report in time" for each in current.with_status("open")}
-    found = elsewhere | waited | lacking(rules, state, current, now)
+    reasons = elsewhere | waited | lacking(rules, state, current, now)
     accepted = {assignment.device for assignment in current.with_status("accepted")}
-    return {name: why for name, why in found.items() if name not in accepted}
+    return {name: why for name, why in reasons.items() if name not in accepted}
 
 
 def without_carry(current: OpenRound) -> tuple[str, ...]:

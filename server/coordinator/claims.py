@@ -56,18 +56,18 @@ def weigh(rules: Rules, state: State, claim: Claim) -> int:
     """The weight of a whole update; UpdateRejected if its claims differ from the device's assignment."""
     assignment = addressed(state, claim.device, claim.round, claim.nonce)
     version = state.round.model_version if state.round else ""
-    for reason, what, expected, found in (
+    for reason, what, expected, actual in (
         ("wrong-run", "run", rules.run, claim.run),
         ("wrong-tier", "tier", assignment.tier, claim.tier),
         ("wrong-model", "model version", version, claim.model_version),
     ):
-        if expected != found:
+        if expected != actual:
             raise UpdateRejected(
                 reason,
-                f"the update should be of {what} {expected[:16]!r}, found {found[:16]!r}; "
+                f"the update should be of {what} {expected[:16]!r}, found {actual[:16]!r}; "
                 f"take the task of round {claim.round} as it was given",
                 expected=expected,
-                found=found[:64],
+                found=actual[:64],
             )
     if not rules.weighted:
         return 1

@@ -133,8 +133,8 @@ def _same(one: UpdateChunk, other: UpdateChunk) -> bool:
 
 def _gaps(count: int, pieces: Mapping[int, bytes]) -> list[int]:
     """Indices not in ``pieces``: all, or as many as may be named with the last index as the last of them."""
-    found = list(islice((index for index in range(count) if index not in pieces), MOST_NAMED + 1))
-    return found if len(found) <= MOST_NAMED else [*found[: MOST_NAMED - 1], count - 1]
+    gaps = list(islice((index for index in range(count) if index not in pieces), MOST_NAMED + 1))
+    return gaps if len(gaps) <= MOST_NAMED else [*gaps[: MOST_NAMED - 1], count - 1]
 
 
 def _malformed(why: str) -> UpdateRejected:

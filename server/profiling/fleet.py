@@ -222,7 +222,7 @@ class FleetProfiler:
         row.known = True
         row.now(
             agent=_clean(hello.agent, 64),
-            engines={_clean(name, 32): _clean(held, 32) for name, held in hello.engines.items()},
+            engines={_clean(name, 32): _clean(version, 32) for name, version in hello.engines.items()},
             memory_bytes=hello.memory_bytes,
             cores=hello.cores,
         )
@@ -257,8 +257,8 @@ class FleetProfiler:
         except ProtocolError as error:
             row.now(state="declined", reason="malformed", text=error.message[:_MOST_TEXT])
             return
-        asked = {ref.sha256 for ref in self._refs.get(row.report.tier, {}).values()}
-        if profile.bundle not in asked:
+        digests = {ref.sha256 for ref in self._refs.get(row.report.tier, {}).values()}
+        if profile.bundle not in digests:
             text = f"it profiled bundle {_clean(profile.bundle, 12)!r}, which it was not asked for"
             row.now(state="declined", reason="wrong-bundle", text=text)
             return

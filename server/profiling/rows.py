@@ -81,10 +81,10 @@ Offered = Mapping[str, Mapping[str, Bundle]]
 
 def by_tier(bundles: Iterable[Bundle]) -> Offered:
     """``bundles`` by tier and format; ConfigError if there are none, or several for the same."""
-    found: dict[str, dict[str, Bundle]] = {}
+    bundles_by_tier: dict[str, dict[str, Bundle]] = {}
     for bundle in bundles:
         tier, kind = bundle.manifest.tier, bundle.manifest.format
-        formats = found.setdefault(tier, {})
+        formats = bundles_by_tier.setdefault(tier, {})
         if kind in formats and formats[kind] != bundle:
             raise ConfigError(
                 f"several bundles are for tier {tier!r} in format {kind}: name one of them",
@@ -92,9 +92,9 @@ def by_tier(bundles: Iterable[Bundle]) -> Offered:
                 format=kind,
             )
         formats[kind] = bundle
-    if not found:
+    if not bundles_by_tier:
         raise ConfigError("there is no bundle to profile: name one, of a tier that there is")
-    return found
+    return bundles_by_tier
 
 
 def planned_bytes(bundle: Bundle) -> int:

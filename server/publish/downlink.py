@@ -123,14 +123,14 @@ class Downlink:
         """
         if self._spec.encoding == "float32":
             return dict(weights)
-        found = {name: array.copy() for name, array in weights.items()}
+        rounded_weights = {name: array.copy() for name, array in weights.items()}
         shapes = {name: array.shape for name, array in weights.items()}
         for name, part in sorted(parts.items(), key=lambda item: item[1].regions is None):
             r = self._lines[name].r or widened(halved(part.arrays, part.coded))
             regions = dict.fromkeys(r) if part.regions is None else part.regions
             for local in regions.keys() & r.keys():
-                _scatter(r[local].reshape(-1), pieces(local, regions[local], shapes), found)
-        return found
+                _scatter(r[local].reshape(-1), pieces(local, regions[local], shapes), rounded_weights)
+        return rounded_weights
 
     def _oldest(self, number: int) -> int:
         return min((line.since for line in self._lines.values()), default=number)

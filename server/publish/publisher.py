@@ -140,11 +140,11 @@ class Publisher:
 
 def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
     """Each unit's tensors under their global names; a unit without tensors is left out."""
-    found = {
+    by_unit = {
         unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
         for unit in units
     }
-    return {unit: own for unit, own in found.items() if own}
+    return {unit: own for unit, own in by_unit.items() if own}
 
 
 def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, bytes]:

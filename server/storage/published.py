@@ -52,8 +52,8 @@ class PublishedModels:
             return None
         blobs = dict(record.blobs)
         for earlier in range(record.oldest, number):
-            found = self._read(earlier)  # one without new blobs may be gone
-            blobs |= found.blobs if found is not None else {}
+            earlier_record = self._read(earlier)  # one without new blobs may be gone
+            blobs |= earlier_record.blobs if earlier_record is not None else {}
         wanted = {ref.sha256 for line in record.lines.values() for ref in line}
         whole = all(hashlib.sha256(blobs.get(name, b"")).hexdigest() == name for name in wanted)
         return (record, {name: blobs[name] for name in wanted}) if whole else None

@@ -81,25 +81,27 @@ class ExecuTorchGraph:
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         graph = self._graph
         # Held until the call is over: the program has only their addresses.
-        given = [
+        sources = [
             checked(state[port.name], port, graph.name)
             if port.role == "state"
             else readable(checked(feeds[port.name], port, graph.name))
             for port in graph.inputs
         ]
-        read = {port.name: array for port, array in zip(graph.inputs, given, strict=True)}
+        read = {port.name: array for port, array in zip(graph.inputs, sources, strict=True)}
         targets = [self._target(port, read) for port in graph.outputs]
         try:
-            self._call([array.ctypes.data for array in given], [array.ctypes.data for array in targets])
+            self._call([array.ctypes.data for array in sources], [array.ctypes.data for array in targets])
         except NativeError as error:
             raise BundleError(
                 f"executorch cannot run graph {graph.name!r}: {error}; export the bundle again",
                 graph=graph.name,
             ) from error
         made = {port.name: array for port, array in zip(graph.outputs, targets, strict=True)}
-        kept = {port.name: made.pop(port.name) for port in graph.outputs_of("state")}
-        self._spare = {name: read[name] for name in kept if name in read and kept[name] is not read[name]}
-        return Outputs(kept, made)
+        later_state = {port.name: made.pop(port.name) for port in graph.outputs_of("state")}
+        self._spare = {
+            name: read[name] for name in later_state if name in read and later_state[name] is not read[name]
+        }
+        return Outputs(later_state, made)
 
     def _call(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         self._program.run(inputs, outputs)
@@ -148,7 +150,7 @@ def _wrong(kind: str, ports: tuple[Port, ...], values: list[Value]) -> list[str]
     """What a program says of its values where it contradicts the manifest, or cannot be given memory for them."""
     if len(ports) != len(values):
         return [f"{len(ports)} {kind} listed, {len(values)} in the program"]
-    found = [
+    problems = [
         f"{port.name}: {port.dtype} {port.shape} listed, {value.dtype} {value.shape} in the program"
         for port, value in zip(ports, values, strict=True)
         if (port.dtype, port.shape) != (value.dtype, value.shape)
@@ -156,5 +158,5 @@ def _wrong(kind: str, ports: tuple[Port, ...], values: list[Value]) -> list[str]
     for port, value in zip(ports, values, strict=True):
         if value.planned or value.permuted:
             how = "in memory that the program planned itself" if value.planned else "not in row order"
-            found.append(f"{port.name}: it is {how}")
-    return found
+            problems.append(f"{port.name}: it is {how}")
+    return problems

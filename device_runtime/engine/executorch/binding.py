@@ -123,39 +123,39 @@ class Program:
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """One call; an address for every input and output, whose memory is as large as the program says."""
-        given, wanted = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
-        if self._native.calls.edgefl_run(self._handle, given, wanted) != 0:
+        sources, targets = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
+        if self._native.calls.edgefl_run(self._handle, sources, targets) != 0:
             raise self._native.error()
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[float]:
         """One call as by :meth:`run`, a little slower: the milliseconds of each instruction of the program."""
-        given, wanted = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
+        sources, targets = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
         took = (c_int64 * _MOST_INSTRUCTIONS)()
-        count = self._native.calls.edgefl_run_timed(self._handle, given, wanted, took, len(took))
+        count = self._native.calls.edgefl_run_timed(self._handle, sources, targets, took, len(took))
         if count < 0:
             raise self._native.error()
         return [nanoseconds / 1e6 for nanoseconds in took[:count]]
 
     def _value(self, is_output: int, at: int) -> Value:
         rank, sizes, planned, permuted = c_int64(), POINTER(c_int32)(), c_int(), c_int()
-        found = self._native.calls.edgefl_value(
+        code = self._native.calls.edgefl_value(
             self._handle, is_output, at, byref(rank), byref(sizes), byref(planned), byref(permuted)
         )
         shape = tuple(sizes[dim] for dim in range(rank.value))
         return Value(
-            EXECUTORCH_DTYPES.get(found, f"type {found}"), shape, bool(planned.value), bool(permuted.value)
+            EXECUTORCH_DTYPES.get(code, f"type {code}"), shape, bool(planned.value), bool(permuted.value)
         )
 
 
 def _aligned(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """``data`` itself where it starts at a multiple of 16, as bytes of Python usually do, else a copy that does."""
-    given = np.frombuffer(data, np.uint8)
-    if given.ctypes.data % _ALIGNMENT == 0:
-        return given
-    room = np.empty(given.size + _ALIGNMENT, np.uint8)
+    source = np.frombuffer(data, np.uint8)
+    if source.ctypes.data % _ALIGNMENT == 0:
+        return source
+    room = np.empty(source.size + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
-    room[start : start + given.size] = given
-    return room[start : start + given.size]
+    room[start : start + source.size] = source
+    return room[start : start + source.size]
 
 
 def _declare(calls: ctypes.CDLL) -> None:

@@ -148,13 +148,13 @@ def package_folder() -> Path:
 
 def _compiler() -> list[str]:
     chosen = shlex.split(os.environ.get("CXX", ""))
-    found = chosen or [name for name in _COMPILERS if shutil.which(name)][:1]
-    if not found or shutil.which(found[0]) is None:
+    command = chosen or [name for name in _COMPILERS if shutil.which(name)][:1]
+    if not command or shutil.which(command[0]) is None:
         raise ConfigError(
             f"the ExecuTorch binding has to be compiled once, and there is no {' '.join(chosen) or 'C++ compiler'}: "
             + _HELP.format(place=_SOURCE)
         )
-    return found
+    return command
 
 
 def _paths(wheel: Wheel) -> list[str]:

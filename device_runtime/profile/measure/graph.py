@@ -28,11 +28,11 @@ TRACED = 5
 
 def kinds(manifest: Manifest) -> dict[str, Kind]:
     """Every graph that a device may run, in the order of a round, with what it is for."""
-    found: dict[str, Kind] = {chunk.graph: "forward" for chunk in manifest.prefix}
-    found[manifest.start] = "start"
-    found |= {phase.graph: "step" for phase in manifest.phases}
-    found[manifest.finish], found[manifest.evaluate] = "finish", "evaluate"
-    return found | ({manifest.personalize: "personalize"} if manifest.personalize else {})
+    graph_kinds: dict[str, Kind] = {chunk.graph: "forward" for chunk in manifest.prefix}
+    graph_kinds[manifest.start] = "start"
+    graph_kinds |= {phase.graph: "step" for phase in manifest.phases}
+    graph_kinds[manifest.finish], graph_kinds[manifest.evaluate] = "finish", "evaluate"
+    return graph_kinds | ({manifest.personalize: "personalize"} if manifest.personalize else {})
 
 
 @dataclass
@@ -62,8 +62,8 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
     del loaded
     nodes = folder.nodes(manifest, name)
     run = summary(times)
-    told = _traced(engine, threads, spec, folder, running, repeat)
-    parts, how = _parts(told, nodes)
+    trace = _traced(engine, threads, spec, folder, running, repeat)
+    parts, how = _parts(trace, nodes)
     kind = kinds(manifest)[name]
     return GraphProfile(
         name=name,
@@ -74,7 +74,7 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
         run=run,
         peak=Peak(
             planned_bytes=spec.planned_bytes or spec.memory_budget,
-            engine_bytes=told.engine_bytes if told else own,
+            engine_bytes=trace.engine_bytes if trace else own,
             rss_bytes=max(0, peak),
         ),
         split=ops.split(parts, run, how) if kind == "step" else None,

@@ -44,11 +44,11 @@ class Inputs:
         """Weights by unit, as a round brings them: of all that the graphs read, by global name."""
         ports = {port.label: port for graph in manifest.graphs for port in graph.inputs_of("weights")}
         units = [*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix]
-        found: dict[str, Arrays] = {unit: {} for unit in units}
+        weights: dict[str, Arrays] = {unit: {} for unit in units}
         for label, port in ports.items():
             owners = [unit for unit in units if label.startswith(f"{unit}.")]
-            found[max(owners, key=len) if owners else manifest.suffix[0]][label] = self.array(port)
-        return found
+            weights[max(owners, key=len) if owners else manifest.suffix[0]][label] = self.array(port)
+        return weights
 
     def samples(self, rows: int) -> FittedData:
         """Local data of so many rows."""

@@ -67,15 +67,15 @@ def _op(event: Mapping[str, Any]) -> str:
 
 
 def _held(event: Mapping[str, Any]) -> int:
-    told = event.get("args", {})
-    return int(told.get("mem_arena_held", told.get("mem_in_use_peak", 0)))
+    args = event.get("args", {})
+    return int(args.get("mem_arena_held", args.get("mem_in_use_peak", 0)))
 
 
 def _of_a_call(seen: list[float], calls: int) -> float:
     """Milliseconds of a node in one call; it may run several times in each, as in the body of a loop."""
     each = len(seen) // (calls + _WARM) or 1
-    kept = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
-    return kept[len(kept) // 2] if kept else sum(seen)
+    times = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
+    return times[len(times) // 2] if times else sum(seen)
 
 
 class _ProfiledGraph(OnnxGraph):

@@ -62,13 +62,13 @@ def estimated(nodes: Mapping[str, Node]) -> list[Part]:
 def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
     """Nodes by the first of the instructions that run them, which their names begin with (``12:mul_3``); empty where they
     do not."""
-    found: dict[int, dict[str, Node]] = {}
+    groups: dict[int, dict[str, Node]] = {}
     for name, node in nodes.items():
         first, colon, _ = name.partition(":")
         if not colon or not first.isdigit():
             return {}
-        found.setdefault(int(first), {})[name] = node
-    return dict(sorted(found.items()))
+        groups.setdefault(int(first), {})[name] = node
+    return dict(sorted(groups.items()))
 
 
 def shared(timed: Sequence[Timed], groups: Mapping[int, Mapping[str, Node]]) -> list[Part]:
@@ -122,7 +122,7 @@ def costliest(parts: Iterable[Part], median_ms: float, how: How) -> tuple[OpCost
     for part in parts:
         where = (part.node.module, part.node.phase) if part.node else ("", "")
         groups.setdefault((part.op, *where), []).append(part)
-    shares = {key: sum(part.share for part in found) for key, found in groups.items()}
+    shares = {key: sum(part.share for part in group) for key, group in groups.items()}
     most = sorted(shares, key=lambda key: (-shares[key], key))[:OPS]
     return tuple(
         OpCost(
@@ -139,5 +139,5 @@ def costliest(parts: Iterable[Part], median_ms: float, how: How) -> tuple[OpCost
 
 
 def _known(name: str, nodes: Mapping[str, Node]) -> Node | None:
-    found = (nodes[each] for each in [name, *_NAME.findall(name)] if each in nodes)
-    return next(found, None)
+    matches = (nodes[each] for each in [name, *_NAME.findall(name)] if each in nodes)
+    return next(matches, None)

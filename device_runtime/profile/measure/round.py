@@ -80,8 +80,10 @@ def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
         port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
     }
     units: dict[str, tuple[BlobRef, ...]] = {
-        unit: (folder.add(tensors.dump(held, {name: masks[name] for name in held.keys() & masks.keys()})),)
-        for unit, held in inputs.weights(manifest).items()
+        unit: (
+            folder.add(tensors.dump(arrays, {name: masks[name] for name in arrays.keys() & masks.keys()})),
+        )
+        for unit, arrays in inputs.weights(manifest).items()
     }
     scalars = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}
     return Job(
@@ -109,14 +111,14 @@ def _chunks(
 ) -> tuple[ChunkProfile, ...]:
     by_graph = {stage.graph: stage for stage in stages}
     forward, written = (iter(profiler.times_ms.get(name, [])) for name in ("forward", "write"))
-    found = []
+    profiles = []
     for chunk in manifest.prefix:
         spec, stage = manifest.graph(chunk.graph), by_graph[chunk.graph]
         (port,), (out,) = spec.inputs_of("batch"), spec.outputs_of("record")
         groups = math.ceil(len(data) / port.shape[0])
         reading = sum(islice(forward, groups)) - stage.run_ms
         writing = sum(islice(written, groups + 2))  # the record is made, filled and sealed
-        found.append(
+        profiles.append(
             ChunkProfile(
                 graph=chunk.graph,
                 units=chunk.units,
@@ -131,7 +133,7 @@ def _chunks(
                 write_ms=round(writing, 3),
             )
         )
-    return tuple(found)
+    return tuple(profiles)
 
 
 def _row_bytes(port: Port) -> int:

@@ -204,15 +204,15 @@ def decode(data: bytes) -> BundleProfile:
                 f"a profile has version {version}, this is {VERSION}: install the same edgefl on both sides",
                 version=version,
             )
-        told = msgspec.msgpack.decode(data, type=BundleProfile)
-        profile = msgspec.convert(_plain(msgspec.to_builtins(told)), BundleProfile)
+        raw_profile = msgspec.msgpack.decode(data, type=BundleProfile)
+        profile = msgspec.convert(_plain(msgspec.to_builtins(raw_profile)), BundleProfile)
     except MALFORMED as error:
         raise ProtocolError(
             f"a profile is malformed: {error}; install the same edgefl on both sides"
         ) from error
-    for what, found, most in _counts(profile):
-        if found > most:
-            raise ProtocolError(f"a profile has {found} {what}, {most} at most; install a matching edgefl")
+    for what, count, most in _counts(profile):
+        if count > most:
+            raise ProtocolError(f"a profile has {count} {what}, {most} at most; install a matching edgefl")
     if not profile.graphs:
         raise ProtocolError("a profile is of no graph; install the same edgefl on both sides")
     return profile

@@ -48,9 +48,9 @@ def check(public_key: str, sha256: str, signature: bytes) -> None:
     try:
         key.verify(signature, signed_text(sha256))
     except InvalidSignature as error:
-        found = "a wrong signature" if signature else "no signature"
+        flaw = "a wrong signature" if signature else "no signature"
         raise BundleError(
-            f"bundle {sha256[:12]} carries {found} for the server key {public_key[:12]}: it is not loaded; "
+            f"bundle {sha256[:12]} carries {flaw} for the server key {public_key[:12]}: it is not loaded; "
             "give the device the key that the server prints, or find out who published this bundle",
             sha256=sha256,
         ) from error

@@ -84,14 +84,14 @@ def encode(sources: Sources) -> bytes:
 def decode(data: bytes) -> Sources:
     """The sources in ``data``; BundleError if they are malformed."""
     try:
-        found = msgspec.msgpack.decode(data, type=Sources)
+        sources = msgspec.msgpack.decode(data, type=Sources)
     except MALFORMED as error:
         raise BundleError(
             f"the sources of a bundle are malformed: {error}; export the bundle again"
         ) from error
-    rows = [row for rows in found.graphs.values() for row in rows]
-    if any(not (0 <= row.phase < len(PHASES) and 0 <= row.module < len(found.modules)) for row in rows):
+    rows = [row for rows in sources.graphs.values() for row in rows]
+    if any(not (0 <= row.phase < len(PHASES) and 0 <= row.module < len(sources.modules)) for row in rows):
         raise BundleError(
             "the sources of a bundle name phases or modules that do not exist; export the bundle again"
         )
-    return found
+    return sources

@@ -86,12 +86,12 @@ def split(
     """
     sizes = {name: math.prod(local_shape(name, region, shapes)) for name, region in regions.items()}
     _check_names("tensors of the form", [n for section in form.sections for n in section.names], regions)
-    told = form.arrays(sizes)
-    _check_names("arrays of an update", list(arrays), told)
-    for name, (dtype, length) in told.items():
+    layout = form.arrays(sizes)
+    _check_names("arrays of an update", list(arrays), layout)
+    for name, (dtype, length) in layout.items():
         _check_array(f"array {name!r}", arrays[name], dtype, length)
-    kept = _kept(form, arrays, sizes)
-    return _split(form, _Queue(arrays), sizes, kept)
+    masks = _kept(form, arrays, sizes)
+    return _split(form, _Queue(arrays), sizes, masks)
 
 
 def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> Arrays:
@@ -164,8 +164,8 @@ class _Queue:
     def take(self, name: str, count: int) -> Array:
         if not count:  # an array of no entries does not travel
             return np.empty(0, np.float32)
-        taken, self._left[name] = self._left[name][:count], self._left[name][count:]
-        return taken
+        entries, self._left[name] = self._left[name][:count], self._left[name][count:]
+        return entries
 
 
 def _split(
@@ -195,22 +195,22 @@ def _kept(
     if not sum(counts):
         return {name: np.zeros(0, np.bool_) for name in form.masked}
     mask = unpack(arrays["mask"], sum(counts))
-    kept = dict(zip(form.masked, np.split(mask, np.cumsum(counts)[:-1]), strict=True))
+    masks = dict(zip(form.masked, np.split(mask, np.cumsum(counts)[:-1]), strict=True))
     for section in form.sections:
         if isinstance(section.encoding, Sparse):
             for name in section.names:
-                _check_kept(name, kept[name], section.encoding.kept(sizes[name]))
-    return kept
+                _check_kept(name, masks[name], section.encoding.kept(sizes[name]))
+    return masks
 
 
 def _check_kept(name: str, kept: npt.NDArray[np.bool_], expected: int) -> None:
-    found = int(np.count_nonzero(kept))
-    if found != expected:
+    count = int(np.count_nonzero(kept))
+    if count != expected:
         raise ProtocolError(
-            f"the mask keeps {found} of the {kept.size} entries of {name!r}, expected {expected}; "
+            f"the mask keeps {count} of the {kept.size} entries of {name!r}, expected {expected}; "
             f"set as many bits as the form keeps",
             name=name,
-            found=found,
+            found=count,
             expected=expected,
         )
 

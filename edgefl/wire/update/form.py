@@ -103,25 +103,25 @@ class Form:
 
     def arrays(self, entries: Mapping[str, int]) -> dict[str, tuple[str, int]]:
         """(dtype, length) of each array of an update whose tensors have this many ``entries``; none if it is dense."""
-        found = {"codes": 0, "scales": 0, "values": 0, "halves": 0}
+        lengths = {"codes": 0, "scales": 0, "values": 0, "halves": 0}
         masked, half = 0, "float16"
         for section in self.sections:
             sizes = [entries[name] for name in section.names]
             match section.encoding:
                 case Codes(bits=bits):
-                    found["codes"] += sum(packed_bytes(size, bits) for size in sizes)
-                    found["scales"] += section.scales
+                    lengths["codes"] += sum(packed_bytes(size, bits) for size in sizes)
+                    lengths["scales"] += section.scales
                 case Values(dtype="float32"):
-                    found["values"] += sum(sizes)
+                    lengths["values"] += sum(sizes)
                 case Values(dtype=dtype):
-                    found["halves"] += sum(sizes)
+                    lengths["halves"] += sum(sizes)
                     half = "uint16" if dtype == "bfloat16" else dtype
                 case Sparse() as sparse:
-                    found["values"] += sum(sparse.kept(size) for size in sizes)
+                    lengths["values"] += sum(sparse.kept(size) for size in sizes)
                     masked += sum(sizes)
         dtypes = {"codes": "uint8", "scales": "float32", "values": "float32", "halves": half}
-        told = {name: (dtypes[name], size) for name, size in found.items() if size}
-        return told | ({"mask": ("uint8", packed_bytes(masked))} if masked else {})
+        layout = {name: (dtypes[name], size) for name, size in lengths.items() if size}
+        return layout | ({"mask": ("uint8", packed_bytes(masked))} if masked else {})
 
     @property
     def limit(self) -> float:
