@@ -115,20 +115,20 @@ def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters
     """
     if not 0.0 < gamma <= 1.0:
         raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
-    found = sizes(spec, [kind], [gamma])
-    by_gamma = len(found) == 1 and "gamma" in found[0].options
-    if len(found) == 1 and (match == "parameters" or gamma == 1.0 or not by_gamma):
-        return found[0]
+    candidates = sizes(spec, [kind], [gamma])
+    by_gamma = len(candidates) == 1 and "gamma" in candidates[0].options
+    if len(candidates) == 1 and (match == "parameters" or gamma == 1.0 or not by_gamma):
+        return candidates[0]
     parameters, macs = whole(spec)
     if by_gamma:
-        return _searched(spec, found[0], gamma * macs)
+        return _searched(spec, candidates[0], gamma * macs)
     target = gamma * (parameters if match == "parameters" else macs)
 
     def off(size: Size) -> float:
         cost_of = cost(size.of(spec))
         return abs((cost_of.parameters if match == "parameters" else cost_of.kept_macs) - target)
 
-    return min(found, key=off)
+    return min(candidates, key=off)
 
 
 def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
@@ -139,12 +139,12 @@ def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
         middle = (low + high) / 2
         candidate = Size(size.kind, {**size.options, "gamma": round(math.exp(middle), 6)})
         try:
-            kept = cost(candidate.of(spec)).kept_macs
+            multiplications = cost(candidate.of(spec)).kept_macs
         except ModelError:  # smaller than any submodel of this kind
             low = middle
             continue
-        tried.append((abs(kept - macs), candidate))
-        low, high = (middle, high) if kept < macs else (low, middle)
+        tried.append((abs(multiplications - macs), candidate))
+        low, high = (middle, high) if multiplications < macs else (low, middle)
     if not tried:
         raise ModelError(
             f"no {size.kind} of {spec.name} has as few as {macs:,.0f} multiplications", kind=size.kind
@@ -189,14 +189,14 @@ def measure(
     submodel = size.of(spec)
     done += forward_runs(submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}"))
     highest = max(done, key=lambda run: run.peak)
-    found, (parameters, macs) = cost(submodel), whole(spec)
+    submodel_cost, (parameters, macs) = cost(submodel), whole(spec)
     return SubmodelRow(
         kind=kind,
         gamma=gamma,
-        parameters=found.parameters,
-        macs=found.macs,
-        download_bytes=found.download_bytes,
-        upload_bytes=found.upload_bytes,
+        parameters=submodel_cost.parameters,
+        macs=submodel_cost.macs,
+        download_bytes=submodel_cost.download_bytes,
+        upload_bytes=submodel_cost.upload_bytes,
         artifact_bytes=artifact,
         peak_over_idle_bytes=step.peak,
         step_ms=step.ms,
@@ -205,10 +205,10 @@ def measure(
         round_peak_bytes=highest.peak,
         round_predicted_bytes=max(run.predicted for run in done),
         round_graph=highest.graph,
-        parameter_share=round(found.parameters / parameters, 6),
-        kept_macs=found.kept_macs,
-        mac_share=round(found.kept_macs / max(1, macs), 6),
-        prefix_macs=found.prefix_macs,
+        parameter_share=round(submodel_cost.parameters / parameters, 6),
+        kept_macs=submodel_cost.kept_macs,
+        mac_share=round(submodel_cost.kept_macs / max(1, macs), 6),
+        prefix_macs=submodel_cost.prefix_macs,
         match=settings.match,
         model=spec.name,
         program=name,

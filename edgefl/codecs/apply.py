@@ -50,10 +50,10 @@ def _check_plain(program: Program, objective: Objective, codec: Codec) -> None:
     more += [name for name in program.finish.inputs if name not in held_ports(objective)]
     if not more and len(program.exchanges) == 1:
         return
-    told = f"it reads {more[0]!r} for it" if more else "in several exchanges"
+    reason = f"it reads {more[0]!r} for it" if more else "in several exchanges"
     raise ConfigError(
         f"codec {codec.name!r} codes the change of the weights, and program {program.name!r} sends or keeps more than that "
-        f"({told}); choose codec dense, or a program such as fedavg or fedprox",
+        f"({reason}); choose codec dense, or a program such as fedavg or fedprox",
         program=program.name,
         codec=codec.name,
     )
@@ -76,8 +76,8 @@ class _Coding:
 
     @property
     def coder(self) -> Coder | None:
-        found = self.codec.trained
-        return found if isinstance(found, Coder) else None
+        coder = self.codec.trained
+        return coder if isinstance(coder, Coder) else None
 
     @cached_property
     def statistics(self) -> Coder | None:
@@ -113,8 +113,8 @@ class _Coding:
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]
         values = {name: left[name] - base[name] for name in left} if self.codec.change else left
-        kept = self._kept(tensors) if self.codec.feedback else None
-        change = self._change(values, base, carrier.held(gates), tensors, kept)
+        old_residual = self._kept(tensors) if self.codec.feedback else None
+        change = self._change(values, base, carrier.held(gates), tensors, old_residual)
         like = {name: values[name] for name in parts.coded}
         values = values | parted(change.value, like)
 
@@ -123,20 +123,20 @@ class _Coding:
         scales = [] if coded is None or coded.scale is None else [coded.scale]
         statistics, others = statistics_codes(parts.statistics, values, base, self.statistics)
         packed = carrier.pack(values | codes | statistics, gates)
-        found = prefixed("update", arrays(self.form, packed, [*scales, *others]))
+        outputs = prefixed("update", arrays(self.form, packed, [*scales, *others]))
 
         total = flat(values[name] for name in (*parts.coded, *parts.plain, *parts.statistics)).sum()
-        if kept is not None:
+        if old_residual is not None:
             lost = change.value - self._told(change, coded)
             # The server refuses what is not finite: nothing has been told then, and no later round may begin with it.
-            residual = torch.where(_finite(total), lost, kept)
-            found |= prefixed("carry.residual", parted(residual, like))
-        return found | self._metrics(change, total)
+            residual = torch.where(_finite(total), lost, old_residual)
+            outputs |= prefixed("carry.residual", parted(residual, like))
+        return outputs | self._metrics(change, total)
 
     def _kept(self, tensors: Tensors) -> Tensor:
         """The residuals, flat, without what is not finite."""
-        kept = flat(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
-        return torch.where(_finite(kept), kept, 0.0)
+        residual = flat(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
+        return torch.where(_finite(residual), residual, 0.0)
 
     def _change(
         self, values: Tensors, base: Tensors, held: Tensors, tensors: Tensors, kept: Tensor | None
@@ -173,5 +173,5 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _largest_only(part: Tensor, sparse: Sparse) -> Tensor:
-    kept = largest(part, sparse.kept(part.numel()))
-    return torch.zeros(part.shape, dtype=part.dtype).scatter(0, kept, part.index_select(0, kept))
+    positions = largest(part, sparse.kept(part.numel()))
+    return torch.zeros(part.shape, dtype=part.dtype).scatter(0, positions, part.index_select(0, positions))

@@ -66,9 +66,9 @@ class NearestLevels:
         level = torch.round(change.value / change.spread(above_zero(largest)) * q)
         if self.same_sign:
             goal = change.base + change.value
-            found = change.base + level * change.spread(largest / q)
-            level = torch.where((goal >= 0) & (found < 0), level + 1, level)
-            level = torch.where((goal <= 0) & (found > 0), level - 1, level)
+            outcome = change.base + level * change.spread(largest / q)
+            level = torch.where((goal >= 0) & (outcome < 0), level + 1, level)
+            level = torch.where((goal <= 0) & (outcome > 0), level - 1, level)
         return _coded(level.clamp(-q, q), q, largest)
 
 

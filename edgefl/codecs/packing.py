@@ -61,8 +61,8 @@ def bfloat16_bits(x: Tensor) -> Tensor:
         size = torch.where(large, size * 2.0**-step, size)
         exponent = torch.where(large, exponent + step, exponent)
     # 1 <= size < 2: seven bits of mantissa; a mantissa that rounds up to 128 carries into the exponent by itself.
-    found = (exponent + _BIAS) * _MANTISSA + torch.round((size - 1) * _MANTISSA)
-    found = torch.where(exponent < _LEAST_EXPONENT, torch.zeros(()), found)
-    found = torch.where(x.abs() > 0, found, torch.zeros(()))
-    found = torch.where(x < 0, found + _SIGN, found)
-    return torch.where(finite, found, torch.full((), _INFINITY)).to(torch.int32).to(torch.uint16)
+    bits = (exponent + _BIAS) * _MANTISSA + torch.round((size - 1) * _MANTISSA)
+    bits = torch.where(exponent < _LEAST_EXPONENT, torch.zeros(()), bits)
+    bits = torch.where(x.abs() > 0, bits, torch.zeros(()))
+    bits = torch.where(x < 0, bits + _SIGN, bits)
+    return torch.where(finite, bits, torch.full((), _INFINITY)).to(torch.int32).to(torch.uint16)

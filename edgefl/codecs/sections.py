@@ -84,9 +84,9 @@ def form_of(
     if parts.plain:
         sections.append(Section(parts.sent(parts.plain), Values()))
     if parts.statistics:
-        found = Values() if statistics is None else statistics.encoding
+        coding = Values() if statistics is None else statistics.encoding
         own = {name: number for number, name in enumerate(parts.statistics)} if statistics is not None else {}
-        sections.append(Section(parts.sent(parts.statistics), found, own))
+        sections.append(Section(parts.sent(parts.statistics), coding, own))
     return Form(codec, version, tuple(sections), change)
 
 
@@ -113,17 +113,17 @@ def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -
                     chosen = largest(x, sparse.kept(x.numel()))
                     values.append(x.index_select(0, chosen))
                     flags.append(torch.zeros(x.numel()).scatter(0, chosen, torch.ones(chosen.shape)))
-    found = {"codes": codes, "scales": scales, "values": values, "halves": halves}
-    told_arrays = {name: flat(items) for name, items in found.items() if items}
-    return told_arrays | ({"mask": pack_codes([flat(flags)], 1)} if flags else {})
+    parts = {"codes": codes, "scales": scales, "values": values, "halves": halves}
+    flat_arrays = {name: flat(items) for name, items in parts.items() if items}
+    return flat_arrays | ({"mask": pack_codes([flat(flags)], 1)} if flags else {})
 
 
 def largest(x: Tensor, count: int) -> Tensor:
     """Positions of the ``count`` entries of largest magnitude of a flat tensor, ascending, int64. NaN is the largest:
     engines order it as they like, and the server must see it."""
     size = torch.where(torch.isnan(x), torch.full((), torch.inf), x.abs())
-    found = torch.topk(size, count, sorted=False).indices
-    return torch.topk(found, count, largest=False, sorted=True).values
+    positions = torch.topk(size, count, sorted=False).indices
+    return torch.topk(positions, count, largest=False, sorted=True).values
 
 
 def statistics_codes(

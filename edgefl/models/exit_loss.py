@@ -62,8 +62,8 @@ class ExitLoss:
         *early, last = out.unbind(dim=1)
         count = len(early) + 1
         total = count * self.base.each(last, y)
-        for position, said in enumerate(early, start=1):
-            total = total + position * (self.base.each(said, y) + self._distilled(last, said))
+        for position, logits in enumerate(early, start=1):
+            total = total + position * (self.base.each(logits, y) + self._distilled(last, logits))
         return total / (count * (count + 1) / 2)
 
     def _distilled(self, last: Tensor, said: Tensor) -> Tensor | float:
@@ -82,6 +82,6 @@ class ExitLoss:
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float = TEMPERATURE) -> Tensor:
     """KL(softmax(teacher / T) || softmax(student / T)) of logits (B, ..., C), per sample: (B,), mean over the rest."""
-    wanted, found = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
-    each = (wanted.exp() * (wanted - found)).sum(dim=-1)
+    wanted, estimate = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
+    each = (wanted.exp() * (wanted - estimate)).sum(dim=-1)
     return each.flatten(1).mean(dim=1) if each.dim() > 1 else each

@@ -51,8 +51,8 @@ class Exit(nn.Module):
                 "by kind early_exit (with width=...), which narrows its exits too",
                 features=pooled.shape[-1],
             )
-        said: Tensor = self.dense(pooled)
-        return said
+        logits: Tensor = self.dense(pooled)
+        return logits
 
     def last(self) -> Exit:
         """The same classifier (its tensors are shared) as the head of what comes before it."""
@@ -75,13 +75,13 @@ class Branched(nn.Sequential):
 
     def every(self, x: Tensor) -> Tensor:
         """(B, m, *out), in any mode."""
-        said = []
+        outputs = []
         for unit in self:
             if isinstance(unit, Exit) and unit.passes:
-                said.append(unit.classify(x))
+                outputs.append(unit.classify(x))
             else:
                 x = unit(x)
-        return torch.stack((*said, x), dim=1)
+        return torch.stack((*outputs, x), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +104,9 @@ class ExitSpec(ModelSpec):
         """
         count = len(self.exits) + 1
         if not 1 <= exit <= count:
-            told = ", ".join([*self.exits, self.units[-1]])
+            names = ", ".join([*self.exits, self.units[-1]])
             raise ModelError(
-                f"{self.name} has the exits 1..{count} ({told}); found {exit}", exit=exit, exits=count
+                f"{self.name} has the exits 1..{count} ({names}); found {exit}", exit=exit, exits=count
             )
         if exit == count:
             return branched(self.module.named_children())
@@ -146,9 +146,9 @@ def with_exits(
         units.append((name, unit))
         if name in places:
             units.append((f"{name}{SUFFIX}", made.get_submodule(f"{name}{SUFFIX}").train(unit.training)))
-    told: dict[str, Any] = {entry.name: getattr(spec, entry.name) for entry in fields(spec)}
+    attributes: dict[str, Any] = {entry.name: getattr(spec, entry.name) for entry in fields(spec)}
     loss = ExitLoss(spec.loss, len(out.shape) + 1, kd_weight)
-    return ExitSpec(**told | {"module": branched(units).train(spec.module.training), "loss": loss})
+    return ExitSpec(**attributes | {"module": branched(units).train(spec.module.training), "loss": loss})
 
 
 def early_exits(
@@ -169,9 +169,9 @@ def early_exits(
     the base model. What is None is not told to the base model.
     """
     offered = {"in_channels": in_channels, "size": size, "classes": classes}
-    told = {name: value for name, value in offered.items() if value is not None}
+    shape_options = {name: value for name, value in offered.items() if value is not None}
     return with_exits(
-        build_model(base, seed=seed, **told, **options), after, kd_weight=kd_weight, seed=seed + 1
+        build_model(base, seed=seed, **shape_options, **options), after, kd_weight=kd_weight, seed=seed + 1
     )
 
 
@@ -182,10 +182,10 @@ def channel_dim(shape: Sequence[int]) -> int:
 
 def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
     """One sample of each unit's output."""
-    found, sample = dict[str, TensorSpec](), spec.sample
+    results, sample = dict[str, TensorSpec](), spec.sample
     for position, unit in enumerate(spec.units):
-        sample = found[unit] = output_spec(spec.part(position, position + 1), sample)
-    return found
+        sample = results[unit] = output_spec(spec.part(position, position + 1), sample)
+    return results
 
 
 def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, ...]:

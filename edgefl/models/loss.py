@@ -129,8 +129,8 @@ class SequenceCrossEntropy:
     def _mean(self, values: Tensor, y: Tensor) -> Tensor:
         if self.ignore_index is None:
             return values.mean(dim=1)
-        kept = (y != self.ignore_index).to(values.dtype)
-        return (values * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1.0)
+        mask = (y != self.ignore_index).to(values.dtype)
+        return (values * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1.0)
 
 
 @dataclass(frozen=True)

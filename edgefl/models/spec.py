@@ -117,8 +117,8 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
     tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with torch.no_grad():
         for name, unit in bare.named_children():
-            found = f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
-            with blamed(f"unit {name!r} cannot read samples of shape {found}"):
+            shape = f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+            with blamed(f"unit {name!r} cannot read samples of shape {shape}"):
                 tensor = unit(tensor)
             if not isinstance(tensor, Tensor):
                 raise ModelError(

@@ -176,8 +176,8 @@ def _check_modes(module: nn.Module, inference: Flow, training: Flow) -> None:
     """ModelError if the code between the closed submodules does something else in training than in inference."""
     if training.place.get(training.traced.result, -1) < 0:
         raise ModelError(f"the output of {type(module).__name__} is not computed from its input")
-    told = [flow.traced.described() for flow in (inference, training)]
-    for before, after in zip_longest(*told):
+    descriptions = [flow.traced.described() for flow in (inference, training)]
+    for before, after in zip_longest(*descriptions):
         if before != after:
             raise ModelError(
                 f"{type(module).__name__} computes {_short(after)} in training where it computes {_short(before)} in "
@@ -193,13 +193,13 @@ def _short(line: str | None) -> str:
 
 def _stretches(flow: Flow, cuts: Sequence[int]) -> list[Stretch]:
     source: fx.Node = flow.traced.source
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     for before, after in pairwise([-1, *cuts, len(flow.steps) - 1]):
         last = after == len(flow.steps) - 1
         result = flow.traced.result if last else flow.crossing[after][0]
-        found.append(Stretch(flow, before + 1, after + 1, source, result))
+        stretches.append(Stretch(flow, before + 1, after + 1, source, result))
         source = result
-    return found
+    return stretches
 
 
 def _end(flow: Flow, cut: str) -> int:

@@ -178,15 +178,15 @@ class Objective:
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
         """The uniform tensors that dropout layers and the carrier read in training, by name."""
-        found: dict[str, TensorSpec] = dict(self.carrier.noise)
+        ports: dict[str, TensorSpec] = dict(self.carrier.noise)
         bare = skeleton(self.suffix, training=False).to("meta")
         for path, module in bare.named_modules():
             if isinstance(module, Dropout) and module.rate > 0.0:
-                module.register_forward_pre_hook(_shape_into(found, f"{path}.uniform"))
+                module.register_forward_pre_hook(_shape_into(ports, f"{path}.uniform"))
         if any(isinstance(module, Dropout) for module in bare.modules()):
             with torch.no_grad():
                 bare(self.batch(size).zeros().to("meta"))
-        return found
+        return ports
 
     def __call__(
         self,

@@ -25,10 +25,12 @@ def partial_average(weights: Mapping[str, Tensor], uploads: Sequence[Upload]) ->
         for name, region in regions.items():
             values, start = tensors[name].reshape(-1), 0
             for part, positions in pieces(name, region, shapes):
-                held = torch.arange(sums[part].numel()) if positions is None else torch.from_numpy(positions)
-                sums[part][held] += values[start : start + len(held)]
-                counts[part][held] += 1
-                start += len(held)
+                entries = (
+                    torch.arange(sums[part].numel()) if positions is None else torch.from_numpy(positions)
+                )
+                sums[part][entries] += values[start : start + len(entries)]
+                counts[part][entries] += 1
+                start += len(entries)
     return {
         name: torch.where(
             counts[name] > 0, sums[name] / counts[name].clamp_min(1), tensor.reshape(-1).double()

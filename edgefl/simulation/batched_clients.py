@@ -32,8 +32,8 @@ def together(program: Program, clients: int, dtype: torch.dtype = torch.float64)
     def finish(given: Tensors) -> Tensors:
         out = apart(given)
         sent = torch.func.vmap(unfold)(select(out, "update"))
-        kept = {name: tensor for name, tensor in out.items() if role_of(name) != "update"}
-        return kept | prefixed("update", {name: tensor.mean(0) for name, tensor in sent.items()})
+        rest = {name: tensor for name, tensor in out.items() if role_of(name) != "update"}
+        return rest | prefixed("update", {name: tensor.mean(0) for name, tensor in sent.items()})
 
     return replace(
         program,

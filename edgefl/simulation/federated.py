@@ -95,11 +95,11 @@ def federated(
         exchange = program.exchange(number - 1)
         scalars = {**exchange.hyper, **exchange.schedule(number - 1, rounds), **(hyper or {})}
         chosen = selection(seed, number, len(clients), count)
-        given = {**now.weights, **now.server_state}
+        global_state = {**now.weights, **now.server_state}
         results = {
             clients[at].number: run_round(
                 exchange,
-                given,
+                global_state,
                 make(exchange, clients[at], number),
                 hyper=scalars,
                 carry=now.carries.get(clients[at].number),
@@ -108,7 +108,7 @@ def federated(
             for at in chosen
         }
         share = {"share": count / len(clients)}
-        after = completed(exchange, given, [each.update for each in results.values()], scalars | share)
+        after = completed(exchange, global_state, [each.update for each in results.values()], scalars | share)
         carries = {**now.carries, **{number: each.carry for number, each in results.items() if each.carry}}
         now = Standing(
             {name: after[name] for name in now.weights},
@@ -147,8 +147,8 @@ def completed(
 
 def selection(seed: int, number: int, clients: int, count: int) -> list[int]:
     """Which ``count`` of the ``clients`` take part in round ``number``: uniform, without replacement, ascending."""
-    drawn = np.random.default_rng((seed, SELECTION, number)).choice(clients, count, replace=False)
-    return sorted(int(at) for at in drawn)
+    positions = np.random.default_rng((seed, SELECTION, number)).choice(clients, count, replace=False)
+    return sorted(int(at) for at in positions)
 
 
 def drawn(exchange: Program, client: Client, seed: int, number: int) -> Feed:
@@ -156,17 +156,17 @@ def drawn(exchange: Program, client: Client, seed: int, number: int) -> Feed:
     has fewer samples than a batch. Stream k of step t depends on (seed, client, round, k, t) alone."""
 
     def feed(function: Function, step: int) -> Tensors:
-        found: Tensors = {}
+        inputs: Tensors = {}
         for name, spec in function.inputs.items():
             key = (seed, client.number, number, step)
             if role_of(name) == "batch":
                 _, stream, part = name.split(".", 2)
                 rows = draw(len(client.x), spec.shape[0], (*key, int(stream)))
-                found[name] = (client.y if part == "y" else client.x)[rows]
+                inputs[name] = (client.y if part == "y" else client.x)[rows]
             elif role_of(name) == "noise":
                 place = list(function.inputs).index(name)
-                found[name] = _uniform(spec, (*key, NOISE, place), client.x.dtype)
-        return found
+                inputs[name] = _uniform(spec, (*key, NOISE, place), client.x.dtype)
+        return inputs
 
     return feed
 

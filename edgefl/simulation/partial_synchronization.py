@@ -54,8 +54,8 @@ def synchronised(spec: ModelSpec, scheme: Scheme, *, cut: int | None = None) -> 
             f"a cut into halves lies in 1..{len(spec.units) - 1} units of {spec.name}, found {place}",
             cut=place,
         )
-    kept = spec.units[:place] if scheme == "first_half" else spec.units[place:]
-    return {name: None for name in spec.weights if name.partition(".")[0] in kept}
+    units = spec.units[:place] if scheme == "first_half" else spec.units[place:]
+    return {name: None for name in spec.weights if name.partition(".")[0] in units}
 
 
 def half_cut(spec: ModelSpec) -> int:

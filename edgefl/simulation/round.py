@@ -63,13 +63,13 @@ def run_round(
         name: torch.tensor(value, dtype=dtype) for name, value in {**program.hyper, **(hyper or {})}.items()
     }
     ports = {**program.start.inputs, **program.finish.inputs}
-    kept = {name: spec.zeros(dtype) for name, spec in ports.items() if role_of(name) == "carry"}
-    kept |= prefixed("carry", carry or {})
-    common = prefixed("hyper", scalars) | kept | prefixed("weights", weights)
+    carry_inputs = {name: spec.zeros(dtype) for name, spec in ports.items() if role_of(name) == "carry"}
+    carry_inputs |= prefixed("carry", carry or {})
+    common = prefixed("hyper", scalars) | carry_inputs | prefixed("weights", weights)
     state, step, metrics = _role("state", _run(program.start, common)), 0, []
     for phase in program.phases:
-        for given in _inputs(phase, step, feed, samples):
-            out = _run(phase.function, common | state | given)
+        for inputs in _inputs(phase, step, feed, samples):
+            out = _run(phase.function, common | state | inputs)
             state = state | _role("state", out)
             metrics.append(select(out, "metric"))
             step += 1
@@ -90,8 +90,8 @@ def _inputs(phase: Phase, step: int, feed: Feed, samples: Samples | None) -> Ite
     size = phase.function.inputs["batch.0.x"].shape[0]
     for first in range(0, len(x), size):
         rows = torch.arange(first, first + size)
-        held, at = (rows < len(x)).to(x.dtype), rows.remainder(len(x))
-        batch = {"batch.0.x": x[at], "batch.0.y": y[at], "batch.0.mask": held}
+        mask, at = (rows < len(x)).to(x.dtype), rows.remainder(len(x))
+        batch = {"batch.0.x": x[at], "batch.0.y": y[at], "batch.0.mask": mask}
         yield feed(phase.function, step + first // size) | batch
 
 

@@ -53,10 +53,10 @@ def directions(rows: Tensor, keep: int = KEEP) -> Tensor:
         raise ModelError("svcca met activations that are NaN or infinite: the model has diverged")
     exact = rows.to(torch.float64)
     centred = exact - exact.mean(dim=1, keepdim=True)
-    _, values, found = torch.linalg.svd(centred, full_matrices=False)
+    _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
     # What centring leaves of a constant is rounding; float32 activations have about seven digits.
     floor = max(rows.shape) * torch.finfo(rows.dtype).eps * float(exact.abs().amax())
-    strongest: Tensor = found[: min(keep, int((values > floor).sum()))]
+    strongest: Tensor = vectors[: min(keep, int((values > floor).sum()))]
     return strongest
 
 
@@ -103,9 +103,9 @@ def similarities(
     sums = {layer: torch.zeros(len(pairs), dtype=torch.float64) for layer in probed}
     probe = _Probe(spec, probed)
     for x in batches:
-        found = [probe.directions(weights, x, keep) for weights in models]
+        by_model = [probe.directions(weights, x, keep) for weights in models]
         for layer in probed:
-            values = [similarity(found[i][layer], found[j][layer]) for i, j in pairs]
+            values = [similarity(by_model[i][layer], by_model[j][layer]) for i, j in pairs]
             sums[layer] += torch.tensor(values, dtype=torch.float64)
     means = {layer: total / len(batches) for layer, total in sums.items()}
     return {layer: Similarity(float(mean.mean()), float(mean.max())) for layer, mean in means.items()}

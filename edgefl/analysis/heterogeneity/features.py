@@ -46,8 +46,8 @@ def feature_report(
         raise DataError("users need a sample each to be compared: use fewer users")
     rng = np.random.default_rng(seed)
     most = max(2, min(rows, ALL_ROWS // len(users)))
-    taken = [user[rng.permutation(len(user))[:most]].astype(np.float64) for user in users]
-    x, owner = np.concatenate(taken), np.repeat(np.arange(len(taken)), [len(own) for own in taken])
+    samples = [user[rng.permutation(len(user))[:most]].astype(np.float64) for user in users]
+    x, owner = np.concatenate(samples), np.repeat(np.arange(len(samples)), [len(own) for own in samples])
     unit = rng.normal(size=(directions, x.shape[1]))
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     # The shuffled users get the same directions and the same partners.
@@ -81,14 +81,14 @@ def wasserstein_1d(values: Array, owner: Array) -> Array:
     gaps = np.diff(np.take_along_axis(values, order, axis=0), axis=0)
     whose = owner[order]
     mixture = np.cumsum(mass[whose], axis=0)[:-1] / users
-    found = np.empty((users, values.shape[1]))
+    distances = np.empty((users, values.shape[1]))
     for user in range(users):
         apart = np.cumsum(whose[:-1] == user, axis=0, dtype=np.float64)
         apart *= mass[user]
         apart -= mixture
         np.abs(apart, out=apart)
-        found[user] = np.einsum("nk,nk->k", apart, gaps)
-    return found
+        distances[user] = np.einsum("nk,nk->k", apart, gaps)
+    return distances
 
 
 def _matched(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
@@ -99,9 +99,9 @@ def _matched(rng: np.random.Generator, x: Array, mine: Array, users: int) -> flo
     others = x[~mine]
     if not len(others):
         return 0.0
-    drawn = others[rng.permutation(len(others))[: len(own)]]
-    own = own[: len(drawn)]
-    squares = (own**2).sum(axis=1)[:, None] + (drawn**2).sum(axis=1) - 2 * own @ drawn.T
+    partners = others[rng.permutation(len(others))[: len(own)]]
+    own = own[: len(partners)]
+    squares = (own**2).sum(axis=1)[:, None] + (partners**2).sum(axis=1) - 2 * own @ partners.T
     cost = np.sqrt(np.maximum(squares, 0.0))
     rows, columns = linear_sum_assignment(cost)
     # W1(p_i, p) = (1 - 1/n) W1(p_i, mean of the others), since the user is one n-th of p.

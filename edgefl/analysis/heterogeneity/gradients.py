@@ -65,10 +65,10 @@ def user_gradient(losses: Losses, at: Tensor, parts: Sequence[Batch]) -> UserGra
     sums = [torch.zeros_like(at, dtype=torch.float64) for _ in range(2)]
     rows, squares, largest = [0, 0], 0.0, 0.0
     for number, part in enumerate(parts):
-        found = losses.gradient(at, part).to(torch.float64)
-        sums[number % 2] += found * part.size
+        gradient = losses.gradient(at, part).to(torch.float64)
+        sums[number % 2] += gradient * part.size
         rows[number % 2] += part.size
-        norm2 = float(found @ found)
+        norm2 = float(gradient @ gradient)
         squares += part.size * norm2
         largest = max(largest, norm2**0.5)
     mean = (sums[0] + sums[1]) / sum(rows)

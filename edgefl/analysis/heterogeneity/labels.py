@@ -74,7 +74,7 @@ def majority_levels(counts: Array) -> tuple[float, float]:
 
 def grouped(counts: Array) -> dict[tuple[int, ...], list[int]]:
     """Users by the classes that they hold, in order of their first user."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     for user, row in enumerate(counts):
-        found.setdefault(tuple(int(held) for held in np.flatnonzero(row)), []).append(user)
-    return found
+        groups.setdefault(tuple(int(label) for label in np.flatnonzero(row)), []).append(user)
+    return groups

@@ -99,12 +99,12 @@ class Losses:
     def product(self, at: Tensor, vector: Tensor, batch: Batch) -> Tensor:
         """The Hessian of the batch's mean loss, times ``vector``: exact, or for layers without second derivatives
         (recurrent ones) the central difference of gradients, right to about three digits in float32."""
-        there, given, direction = self._all(at), self._given(batch), self._named(vector)
+        there, inputs, direction = self._all(at), self._given(batch), self._named(vector)
         try:
-            return self._flat(product(self.objective, there, given, direction))
+            return self._flat(product(self.objective, there, inputs, direction))
         except ModelError:
             h = REACH / vector.norm().clamp_min(1e-12)
-            return self._flat(difference(self.objective, there, given, direction, h))
+            return self._flat(difference(self.objective, there, inputs, direction, h))
 
     def mean(self, of: Callable[[Batch], Tensor], parts: Sequence[Batch]) -> Tensor:
         """The mean over all samples of ``parts`` of what ``of`` gives as a batch's mean."""

@@ -24,9 +24,9 @@ _STYLE = (
 
 def page(title: str, report: HeterogeneityReport, sections: Sections, notes: Sequence[str]) -> str:
     """``sections`` are tables of rows with equal keys, ``notes`` what to read before them."""
-    told = reading(report.kappa, max(report.alpha_lambda))
-    warned = ' class="warning"' if "unsafe" in told else ""
-    body = [f"<h1>{escape(title)}</h1>", f"<p{warned}>{escape(told)}</p>"]
+    verdict = reading(report.kappa, max(report.alpha_lambda))
+    warned = ' class="warning"' if "unsafe" in verdict else ""
+    body = [f"<h1>{escape(title)}</h1>", f"<p{warned}>{escape(verdict)}</p>"]
     body += [f"<p>{escape(note)}</p>" for note in notes]
     body += [_pairwise(report), _kappas(report)]
     body += [f"<h2>{escape(name)}</h2>{_table(rows)}" for name, rows in sections.items()]

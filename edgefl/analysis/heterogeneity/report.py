@@ -79,11 +79,11 @@ def examine(
         told(f"gradients of user {user + 1} of {users}")
         x, y = shards[user]
         parts = batches((x, y), user)
-        found = user_gradient(losses, losses.start, parts)
-        gradients.add(found)
-        adaptations.add(adapted(losses, found.mean, parts, setting.alpha))
+        gradient = user_gradient(losses, losses.start, parts)
+        gradients.add(gradient)
+        adaptations.add(adapted(losses, gradient.mean, parts, setting.alpha))
         if user in chosen:
-            examined.append(Examined(user, x[:CURVED_ROWS], y[:CURVED_ROWS], found.mean))
+            examined.append(Examined(user, x[:CURVED_ROWS], y[:CURVED_ROWS], gradient.mean))
     curvature = curvature_report(losses, examined, setting.alpha, told)
     told("distances between inputs")
     inputs = [shards[user][0].flatten(1).numpy() for user in range(users)]

@@ -29,8 +29,8 @@ def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
 
 def groups(report: HeterogeneityReport) -> list[Row]:
     """Users that hold the same classes, together; none where almost everybody holds other ones."""
-    found = grouped(report.counts)
-    if len(found) > _GROUPS:
+    by_classes = grouped(report.counts)
+    if len(by_classes) > _GROUPS:
         return []
     kappas, tv = report.adaptation.kappas, report.labels.tv
     return [
@@ -41,7 +41,7 @@ def groups(report: HeterogeneityReport) -> list[Row]:
             "TV": _number(sum(tv[users]) / len(users)),
             "kappa": _number(sum(kappas[user] for user in users) / len(users)),
         }
-        for classes, users in found.items()
+        for classes, users in by_classes.items()
     ]
 
 
@@ -62,11 +62,11 @@ def _labels(report: HeterogeneityReport) -> list[Row]:
 
 
 def _inputs(report: HeterogeneityReport) -> list[Row]:
-    found, chance = report.features.found, report.features.chance
+    distances, chance = report.features.found, report.features.chance
     kinds = (
-        ("W1 per feature", found.per_feature, chance.per_feature, "exact, mean over features"),
-        ("sliced W1", found.sliced, chance.sliced, "random directions, a lower bound of W1"),
-        ("matched W1", found.matched, chance.matched, "subsamples, an upper bound of W1"),
+        ("W1 per feature", distances.per_feature, chance.per_feature, "exact, mean over features"),
+        ("sliced W1", distances.sliced, chance.sliced, "random directions, a lower bound of W1"),
+        ("matched W1", distances.matched, chance.matched, "subsamples, an upper bound of W1"),
     )
     return [
         _row(what, own.mean(), f"{_number(other.mean())} after shuffling samples across users; {how}")
@@ -75,17 +75,21 @@ def _inputs(report: HeterogeneityReport) -> list[Row]:
 
 
 def _gradients(report: HeterogeneityReport) -> list[Row]:
-    found, adaptation, of = report.gradients, report.adaptation, report.constants
+    gradients, adaptation, of = report.gradients, report.adaptation, report.constants
     bound = theory.gamma_f2(of, report.setting.alpha)
     labelled = 4 * of.B**2 * report.labels.mean_tv2
     return [
-        _row("gG², plug-in", found.plug_in, f"label bound 4 B² mean TV² ≈ {_number(labelled)}, B of batches"),
-        _row("noise floor of it", found.noise_floor, "what users that are alike would show"),
-        _row("gG², split halves", found.unbiased, "without that noise; may be below 0"),
+        _row(
+            "gG², plug-in",
+            gradients.plug_in,
+            f"label bound 4 B² mean TV² ≈ {_number(labelled)}, B of batches",
+        ),
+        _row("noise floor of it", gradients.noise_floor, "what users that are alike would show"),
+        _row("gG², split halves", gradients.unbiased, "without that noise; may be below 0"),
         _row(
             "gG² / ‖mean gradient‖²",
-            found.ratio or float("nan"),
-            f"‖mean gradient‖² = {_number(found.mean_norm2)}",
+            gradients.ratio or float("nan"),
+            f"‖mean gradient‖² = {_number(gradients.mean_norm2)}",
         ),
         _row(
             "gF², meta-gradients", adaptation.gamma_f2, f"bound 3 B² alpha² gH² + 192 gG² = {_number(bound)}"
@@ -94,9 +98,9 @@ def _gradients(report: HeterogeneityReport) -> list[Row]:
 
 
 def _curvature(report: HeterogeneityReport) -> list[Row]:
-    found, of = report.curvature, report.constants
+    curvature, of = report.curvature, report.constants
     most = max(report.alpha_lambda)
-    seen = f"{len(found.users)} of {len(report.counts)} users, {STEPS} Lanczos steps"
+    seen = f"{len(curvature.users)} of {len(report.counts)} users, {STEPS} Lanczos steps"
     labelled = 4 * of.L**2 * report.labels.mean_tv2
     return [
         _row(
@@ -106,7 +110,7 @@ def _curvature(report: HeterogeneityReport) -> list[Row]:
             f"{_number(max(report.adaptation.kappas))} over all users",
         ),
         _row("alpha * lambda_max", most, f"above 1 FO climbs; {seen}"),
-        _row("gH²", found.gamma_h2, f"label bound 4 L² mean TV² ≈ {_number(labelled)}; {seen}"),
+        _row("gH²", curvature.gamma_h2, f"label bound 4 L² mean TV² ≈ {_number(labelled)}; {seen}"),
     ]
 
 

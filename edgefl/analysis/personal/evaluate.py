@@ -208,19 +208,19 @@ class _Batches:
         """The inputs of step number ``step`` from 0, beside ``weights``."""
         ports, (x, y) = self.adapter.step.inputs, self.support
         at = torch.from_numpy(self._positions(step))
-        given = weights | {"batch.0.x": x[at], "batch.0.y": y[at]}
+        inputs = weights | {"batch.0.x": x[at], "batch.0.y": y[at]}
         dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
         noise = [name for name in ports if role_of(name) == "noise"]
         for name, spec in ports.items():
             if name in noise:
                 place = noise.index(name)
                 made = support.uniform(spec.shape, step, place, seed=self.setting.seed, user=self.user)
-                given[name] = torch.from_numpy(made).to(dtype)
+                inputs[name] = torch.from_numpy(made).to(dtype)
             elif role_of(name) == "hyper":
-                given[name] = torch.tensor(self._scalar(name.partition(".")[2]), dtype=dtype)
+                inputs[name] = torch.tensor(self._scalar(name.partition(".")[2]), dtype=dtype)
             elif name == CLASS_COUNTS:
-                given[name] = torch.bincount(y.reshape(-1), minlength=spec.shape[0])
-        return {name: given[name] for name in ports}
+                inputs[name] = torch.bincount(y.reshape(-1), minlength=spec.shape[0])
+        return {name: inputs[name] for name in ports}
 
     def _positions(self, step: int) -> Array:
         """Fewer than a batch where there are fewer, unless the step's noise has the shape of one whole batch."""
@@ -259,9 +259,9 @@ def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> P
             "batch.0.y": y[rows],
             "batch.0.mask": torch.ones(len(rows), dtype=dtype),
         }
-        found = evaluate(own | batch)
-        loss += float(found["metric.loss_sum"])
-        correct += float(found["metric.correct"])
+        metrics = evaluate(own | batch)
+        loss += float(metrics["metric.loss_sum"])
+        correct += float(metrics["metric.correct"])
     return Point(steps, loss / len(y), correct / len(y))
 
 

@@ -97,8 +97,8 @@ class Finished:
         program, submodel = made.program, made.submodel
         if program.personalize is None:
             program = adapted(program, Objective.of(submodel), alpha=STEP)
-        held = {name: array for name, array in self.weights.items() if name in self.spec.weights}
-        payload = submodel.place(held, FIRST_ROUND).payload or held
+        arrays = {name: array for name, array in self.weights.items() if name in self.spec.weights}
+        payload = submodel.place(arrays, FIRST_ROUND).payload or arrays
         weights = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
         return Adapter(program, weights, [part.forward for part in made.prefix])
 

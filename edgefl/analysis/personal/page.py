@@ -43,12 +43,14 @@ def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:
     """A line for each number, a column for each of ``reports``, which differ in their protocols."""
     columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
     names = next(iter(columns.values()))
-    return [{"accuracy": name} | {column: told[name] for column, told in columns.items()} for name in names]
+    return [
+        {"accuracy": name} | {column: numbers[name] for column, numbers in columns.items()} for name in names
+    ]
 
 
 def _numbers(report: PersonalReport) -> dict[str, str]:
     after = "1 step" if report.steps == 1 else f"{report.steps} steps"
-    told: dict[str, float | None] = {
+    accuracies: dict[str, float | None] = {
         "before": report.before,
         f"after {after}": report.mean,
         "std over users": report.std,
@@ -58,7 +60,7 @@ def _numbers(report: PersonalReport) -> dict[str, str]:
         "own majority class": report.majority,
         "the same by samples": report.majority_weighted,
     }
-    return {name: "-" if value is None else f"{value:.2%}" for name, value in told.items()}
+    return {name: "-" if value is None else f"{value:.2%}" for name, value in accuracies.items()}
 
 
 def user_rows(report: PersonalReport) -> list[dict[str, str]]:

@@ -61,23 +61,23 @@ def tier_accuracy(run: Path) -> dict[str, float]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal:
             rows = journal.execute(_METRICS).fetchall()
-        told = [(tier, number, json.loads(metrics).get("correct")) for tier, number, metrics in rows]
+        reports = [(tier, number, json.loads(metrics).get("correct")) for tier, number, metrics in rows]
     except (sqlite3.Error, ValueError, AttributeError) as error:
         raise DataError(f"the journal of {run} cannot be read: {error}", path=str(path)) from error
-    found: dict[str, float] = {}
-    for tier in {tier for tier, _, correct in told if correct is not None}:
-        last = max(number for other, number, correct in told if other == tier and correct is not None)
+    accuracies: dict[str, float] = {}
+    for tier in {tier for tier, _, correct in reports if correct is not None}:
+        last = max(number for other, number, correct in reports if other == tier and correct is not None)
         right = [
             correct
-            for other, number, correct in told
+            for other, number, correct in reports
             if (other, number) == (tier, last) and correct is not None
         ]
-        found[tier] = sum(right) / len(right) / _batch(run)
-    if not found:
+        accuracies[tier] = sum(right) / len(right) / _batch(run)
+    if not accuracies:
         raise DataError(
             f"no device of {run} told how many of its samples were right; train a classifier", path=str(path)
         )
-    return found
+    return accuracies
 
 
 def _batch(run: Path) -> int:

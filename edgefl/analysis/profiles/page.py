@@ -64,10 +64,10 @@ def page(
 
 def _notes(profiles: Sequence[BundleProfile], names: Sequence[str]) -> list[str]:
     """Of each profile; without its name where the notes of all are the same."""
-    told = [rows.notes(profile) for profile in profiles]
-    if all(notes == told[0] for notes in told):
-        return told[0]
-    return [f"{name}: {note}" for name, notes in zip(names, told, strict=True) for note in notes]
+    all_notes = [rows.notes(profile) for profile in profiles]
+    if all(notes == all_notes[0] for notes in all_notes):
+        return all_notes[0]
+    return [f"{name}: {note}" for name, notes in zip(names, all_notes, strict=True) for note in notes]
 
 
 def _bundle(name: str, profile: BundleProfile) -> str:
@@ -159,8 +159,8 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
 
 
 def _figure(chart: str, kind: str, note: str = "") -> str:
-    told = f'<figcaption class="note">{escape(note)}</figcaption>' if note else ""
-    return f'<figure class="{kind}">{chart}{told}</figure>'
+    caption = f'<figcaption class="note">{escape(note)}</figcaption>' if note else ""
+    return f'<figure class="{kind}">{chart}{caption}</figure>'
 
 
 def _table(found: rows.Rows, kind: str) -> str:

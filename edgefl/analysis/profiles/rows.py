@@ -93,7 +93,7 @@ def parts(profile: BundleProfile) -> Rows:
 def costliest(profile: BundleProfile) -> Rows:
     """The ops that take most of a training step; of all graphs where none trains."""
     shown = profile.steps or profile.graphs
-    found = sorted(((op, graph) for graph in shown for op in graph.ops), key=lambda pair: -pair[0].ms)
+    pairs = sorted(((op, graph) for graph in shown for op in graph.ops), key=lambda pair: -pair[0].ms)
     return [
         {
             "op": op.op,
@@ -105,7 +105,7 @@ def costliest(profile: BundleProfile) -> Rows:
             "MACs": count(op.macs),
             "time is": op.how or "-",
         }
-        for op, graph in found[:TOP]
+        for op, graph in pairs[:TOP]
     ]
 
 
@@ -130,25 +130,25 @@ def notes(profile: BundleProfile) -> list[str]:
     """What a reader has to know to read the numbers."""
     machine = profile.machine
     hows = {graph.split.how for graph in profile.steps if graph.split}
-    told = [
+    lines = [
         f"{machine.processor}, {machine.cores} cores, {mib(machine.memory_bytes)} MiB, {machine.system}; "
         f"{profile.threads} thread{'s' if profile.threads > 1 else ''}, batch {profile.batch}",
         f"energy: {profile.energy_how}",
     ]
     if "shared" in hows:
-        told.append(
+        lines.append(
             f"{profile.engine}: each instruction of a program was timed; what runs as one shares its time by MACs and bytes"
         )
     if "estimated" in hows:
-        told.append(
+        lines.append(
             f"{profile.engine}: forward, backward, update and ops are estimated: the step's time, shared out by MACs and "
             "bytes moved"
         )
     if not hows:
-        told.append(
+        lines.append(
             "the bundle does not tell where its nodes come from: export it again for modules and phases"
         )
-    return told
+    return lines
 
 
 def ms(value: float) -> str:

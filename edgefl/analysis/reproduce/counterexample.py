@@ -59,8 +59,8 @@ def naive(q: int = 5, lr: float = 0.1, beta: float = 0.5) -> Program:
 
 
 def practical(lr: float = 0.1, alpha: float = 0.9, **options: object) -> Program:
-    given: dict[str, object] = {"batch": 1, "steps": 5, "beta": 0.5, "opening_steps": 1, **options}
-    return fafed(three_clients.objective(), lr=lr, alpha=alpha, **given)  # type: ignore[arg-type]
+    settings: dict[str, object] = {"batch": 1, "steps": 5, "beta": 0.5, "opening_steps": 1, **options}
+    return fafed(three_clients.objective(), lr=lr, alpha=alpha, **settings)  # type: ignore[arg-type]
 
 
 def theory() -> Program:
@@ -155,13 +155,13 @@ def run(limit: int | None, progress: Progress) -> ReproductionReport:
         kind = (program.name, program.phases[0].steps)
         if kind not in recorded:
             recorded[kind] = together(program, len(three_clients.SLOPES))
-        found = paths[each.name] = walked(rescheduled(recorded[kind], program), steps)
+        means = paths[each.name] = walked(rescheduled(recorded[kind], program), steps)
         rows += [
-            near(each.name, f"xbar, t={known.at:,}", found[known.at], known.xbar, known.within)
+            near(each.name, f"xbar, t={known.at:,}", means[known.at], known.xbar, known.within)
             for known in each.known
             if known.at <= steps
         ]
-        rows.append(_direction(each.name, found))
+        rows.append(_direction(each.name, means))
     rows += _sweep(recorded["naive_adaptive", 5], min(2_000, limit or 2_000), progress)
     if "FAFED, theory" in paths:
         values = list(paths["FAFED, theory"].values())
@@ -185,22 +185,22 @@ def _sweep(made: Program, steps: int, progress: Progress) -> list[Compared]:
     rows = []
     for beta in BETAS:
         for eta in ETAS:
-            found = walked(made, steps, lr=eta, beta=beta)[steps // 5 * 5] - 10
+            distance = walked(made, steps, lr=eta, beta=beta)[steps // 5 * 5] - 10
             expected = drift(beta, eta, steps // 5 * 5)
             name = f"naive, beta={beta}, eta={eta}"
-            rows.append(near(name, f"moved by, t={steps:,}", found, expected, 1e-8))
+            rows.append(near(name, f"moved by, t={steps:,}", distance, expected, 1e-8))
     return rows
 
 
 def _charts(paths: Mapping[str, Path]) -> dict[str, str]:
     close = {
-        name: _thinned({t: x for t, x in found.items() if t <= 2_000})
-        for name, found in paths.items()
+        name: _thinned({t: x for t, x in means.items() if t <= 2_000})
+        for name, means in paths.items()
         if "q=1" not in name and "0.03" not in name
     }
     far = {
-        name: _thinned({t: abs(x) for t, x in found.items()})
-        for name, found in paths.items()
+        name: _thinned({t: abs(x) for t, x in means.items()})
+        for name, means in paths.items()
         if name.startswith("FAFED") or "0.01" in name or name == "naive, q=5"
     }
     return {

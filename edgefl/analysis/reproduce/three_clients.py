@@ -66,9 +66,9 @@ def clients() -> list[Client]:
 
 def feed(_exchange: Program, client: Client, _number: int) -> Feed:
     """The same sample in every batch."""
-    given = prefixed("batch.0", {"x": client.x, "y": client.y})
+    batch = prefixed("batch.0", {"x": client.x, "y": client.y})
 
     def constant(_function: Function, _step: int) -> Tensors:
-        return given
+        return batch
 
     return constant

@@ -33,12 +33,12 @@ def load(folder: Path) -> Callable[[], object]:
             flat[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), job["shapes"], strict=True)
         ]
         results.append((tensors, examples))
-    told = folder / RESULT
+    target = folder / RESULT
 
     def step() -> None:
         average = aggregate(results)
-        if not told.exists():
-            np.concatenate([tensor.reshape(-1) for tensor in average]).astype(np.float32).tofile(told)
+        if not target.exists():
+            np.concatenate([tensor.reshape(-1) for tensor in average]).astype(np.float32).tofile(target)
 
     return step
 

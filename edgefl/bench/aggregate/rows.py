@@ -221,14 +221,14 @@ def too_large(entries: int, clients: int, free: int) -> str | None:
 
 def _missing(python: str, environment: Mapping[str, str]) -> str | None:
     """Why Flower cannot run with this interpreter, found before gigabytes are written for it."""
-    found = subprocess.run(
+    process = subprocess.run(
         [python, "-c", "from flwr.server.strategy.aggregate import aggregate"],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    if found.returncode == 0:
+    if process.returncode == 0:
         return None
-    last = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    last = (process.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     return f"{last}: {_INSTALL}"

@@ -77,14 +77,14 @@ def check_as_written(module: nn.Sequential, x: Tensor) -> None:
         if isinstance(part, Dropout):
             part.rate = 0.0
     theirs = as_written(ours)
-    wanted, found = ours(x), theirs(x)
-    if not isinstance(found, Tensor) or found.shape != wanted.shape:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    wanted, output = ours(x), theirs(x)
+    if not isinstance(output, Tensor) or output.shape != wanted.shape:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"torch's own layers give {shape} where the model gives {tuple(wanted.shape)}: {_NO_BASELINE}",
             found=shape,
         )
-    error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    error = float((output - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
     if not error <= AGREES:
         raise ModelError(
             f"torch's own layers differ by {error:.2g} of the largest output from the model: {_NO_BASELINE}",

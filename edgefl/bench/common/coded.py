@@ -99,10 +99,10 @@ def _section(
             case Values(dtype=dtype):
                 parts.append(("halves", _halves(_floats(count, rng), dtype)))
             case Sparse() as sparse:
-                kept = sparse.kept(count)
+                nonzeros = sparse.kept(count)
                 flags = np.zeros(count, np.uint8)
-                flags[rng.choice(count, kept, replace=False, shuffle=False)] = 1
-                parts += [("values", _floats(kept, rng)), ("mask", flags)]
+                flags[rng.choice(count, nonzeros, replace=False, shuffle=False)] = 1
+                parts += [("values", _floats(nonzeros, rng)), ("mask", flags)]
     return parts
 
 

@@ -68,11 +68,11 @@ def write_arrays(
     folder: Path, captured: Captured, function: Function, left: Tensors, hyper: Mapping[str, float]
 ) -> None:
     """State, and what the runs read beside it: batches in turn where it trains, else one, as a device holds one."""
-    given = {name: left[name].numpy() for name in captured.inputs if name in left}
-    state = {name: array for name, array in given.items() if role_of(name) == "state"}
+    arrays = {name: left[name].numpy() for name in captured.inputs if name in left}
+    state = {name: array for name, array in arrays.items() if role_of(name) == "state"}
     np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
     for seed in range(BATCHES if state else 1):
-        read: Arrays = {name: array for name, array in given.items() if role_of(name) == "weights"}
+        read: Arrays = {name: array for name, array in arrays.items() if role_of(name) == "weights"}
         example = function.example(seed)
         read |= {name: example[name].numpy() for name in captured.inputs if role_of(name) == "batch"}
         read |= {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}

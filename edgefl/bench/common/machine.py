@@ -20,7 +20,7 @@ def machine() -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "protocol": VERSION,
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {name: number for name in _PACKAGES if (number := _version(name))},
     }
 
 

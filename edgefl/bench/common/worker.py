@@ -31,12 +31,12 @@ def serve(load: Callable[[], Callable[[], object]]) -> None:
     Call it when the libraries are imported and nothing has run: the memory of that moment counts as idle. What a
     library loads when it is first used belongs to what a step needs, for every engine alike.
     """
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as told:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
         os.dup2(2, 1)  # libraries that print must not disturb the conversation
 
         def tell(**values: object) -> None:
-            told.write(json.dumps(values) + "\n")
-            told.flush()
+            stream.write(json.dumps(values) + "\n")
+            stream.flush()
 
         trim_memory()
         idle = resident_bytes()
@@ -87,11 +87,11 @@ class Worker:
             text=True,
         )
         try:
-            told = self._read()
+            message = self._read()
         except BaseException:
             self._end()
             raise
-        self.load_s, self.idle = float(told["load_s"]), int(told["idle_bytes"])
+        self.load_s, self.idle = float(message["load_s"]), int(message["idle_bytes"])
         return self
 
     def __exit__(
@@ -122,9 +122,9 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
             self._process.stdin.flush()
-        told = self._read()
-        self.peak = int(told["peak_over_idle_bytes"])
-        times: list[float] = told["ms"]
+        message = self._read()
+        self.peak = int(message["peak_over_idle_bytes"])
+        times: list[float] = message["ms"]
         if count:
             self.times += times
         return times
@@ -133,8 +133,8 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
-            told: dict[str, Any] = json.loads(line)
-            return told
+            message: dict[str, Any] = json.loads(line)
+            return message
         self._wait()
         self._log.seek(0)
         raise WorkerFailed(self._log.read(), self._process.returncode)

@@ -46,16 +46,16 @@ def _report(settings: TableSettings, progress: Callable[[str], None]) -> Reprodu
 def compared(times: Sequence[Times]) -> Iterator[Compared]:
     """Times and their ratios to the strong tier's, and what must hold of EmbracingFL's: each tier's backward pass is
     shorter than the next stronger one's, the weak one's at most WEAK_BACKWARD of the strong one's."""
-    found = {(row.engine, row.model, row.method, row.tier): row for row in times}
-    for (engine, model, method, tier), row in found.items():
+    rows = {(row.engine, row.model, row.method, row.tier): row for row in times}
+    for (engine, model, method, tier), row in rows.items():
         name = f"{engine}, {model}, {method}, {tier}"
-        strong = found[engine, model, method, TIERS[0]]
+        strong = rows[engine, model, method, TIERS[0]]
         yield Compared(name, "forward, ms", row.forward_ms, None, True)
         yield Compared(name, "backward, ms", row.backward_ms, None, True)
         if tier == TIERS[0]:
             continue
         at = TIERS.index(tier)
-        stronger = found[engine, model, method, TIERS[at - 1]]
+        stronger = rows[engine, model, method, TIERS[at - 1]]
         for quantity, took, of in (
             ("forward", row.forward_ms, strong.forward_ms),
             ("backward", row.backward_ms, strong.backward_ms),

@@ -79,12 +79,12 @@ def measure(settings: TableSettings, say: Callable[[str], None] = lambda _: None
 
 def submodels_of(spec: ModelSpec) -> dict[tuple[str, str], Submodel]:
     """By method and tier. Both methods' strong tier is the whole model, which is there once."""
-    found: dict[tuple[str, str], Submodel] = {}
+    submodels: dict[tuple[str, str], Submodel] = {}
     for tier in TIERS:
-        found[EMBRACING, tier] = tiers(spec.name)[tier].of(spec)
+        submodels[EMBRACING, tier] = tiers(spec.name)[tier].of(spec)
         if tier in WIDTHS:
-            found[WIDTH, tier] = catalog.build(spec, "width", ratio=WIDTHS[tier], rounding="floor")
-    return found
+            submodels[WIDTH, tier] = catalog.build(spec, "width", ratio=WIDTHS[tier], rounding="floor")
+    return submodels
 
 
 def forward_only(objective: Objective, batch: int) -> Function:
@@ -148,6 +148,6 @@ def _written(folder: Path, form: Format, submodel: Submodel, batch: int) -> list
     written(folders[1], form, forward_only(objective, batch), left, {})
     for number, chunk in enumerate(submodel.prefix, 1):
         folders.append(folder / f"chunk{number}")
-        held = prefixed("weights", chunk.module.state_dict())
-        written(folders[-1], form, chunk_forward(chunk.module, chunk.sample, batch=batch), held, {})
+        chunk_weights = prefixed("weights", chunk.module.state_dict())
+        written(folders[-1], form, chunk_forward(chunk.module, chunk.sample, batch=batch), chunk_weights, {})
     return folders

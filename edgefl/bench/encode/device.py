@@ -29,18 +29,18 @@ def load(folder: Path, name: str, threads: int) -> Callable[[], object]:
     engine = OnnxEngine(threads)
     loaded = engine.load(graph, (folder / f"{name}.bin").read_bytes())
     with np.load(folder / f"{name}.npz") as file:
-        given = {name: file[name] for name in file.files}
+        inputs = {name: file[name] for name in file.files}
     ports = {port.name for port in graph.inputs_of("state")}
-    state = engine.write_state({name: given.pop(name) for name in ports})
+    state = engine.write_state({name: inputs.pop(name) for name in ports})
     masks = {port.label: port.mask for port in graph.outputs_of("update") if port.mask}
-    drawn = list(enumerate(graph.inputs_of("noise")))
+    draws = list(enumerate(graph.inputs_of("noise")))
     calls = 0
 
     def call() -> bytes | None:
         nonlocal state, calls
         calls += 1
-        random = {port.name: noise(_SEED, calls, number, port.shape, port.dtype) for number, port in drawn}
-        outputs = loaded.run({**given, **random}, state)
+        random = {port.name: noise(_SEED, calls, number, port.shape, port.dtype) for number, port in draws}
+        outputs = loaded.run({**inputs, **random}, state)
         state = {**state, **outputs.state}
         update = labelled(outputs.arrays, "update")
         return tensors.dump(update, masks) if update else None

@@ -183,8 +183,8 @@ def write_graph(
     device_graph.write_graph(folder, captured, written, "onnx", name=name, masks=masks)
     known = _trained(model)
     example = {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
-    given = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}
-    np.savez(folder / f"{name}.npz", **given)  # type: ignore[arg-type]
+    inputs = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}
+    np.savez(folder / f"{name}.npz", **inputs)  # type: ignore[arg-type]
     return len(artifact)
 
 

@@ -66,12 +66,12 @@ def flower_clients(python: str, repeat: int) -> Iterator[Idle]:
     """A Flower client with torch against a Flower server, which counts it among its clients."""
     module = [python, "-m", "edgefl.bench.footprint.flower"]
     with import_path() as path:
-        found = {"PYTHONPATH": str(path)}
+        environment = {"PYTHONPATH": str(path)}
         for _ in range(repeat):
             port = free_port(HOST)
-            with _process([*module, "server", str(port)], found) as (server, said):
+            with _process([*module, "server", str(port)], environment) as (server, output):
                 _until_listening(port, server)
-                yield _started([*module, "client", str(port)], said, "connected", found)
+                yield _started([*module, "client", str(port)], output, "connected", environment)
 
 
 def _started(
@@ -88,11 +88,11 @@ def _started(
                 f"a client ended as soon as it was connected, with exit code {process.returncode}"
             )
         client = psutil.Process(process.pid)
-        held = [each.memory_full_info() for each in (client, *client.children(recursive=True))]
+        usages = [each.memory_full_info() for each in (client, *client.children(recursive=True))]
     return Idle(
         seconds,
-        sum(each.rss for each in held),
-        sum(each.rss - each.shared for each in held),
+        sum(each.rss for each in usages),
+        sum(each.rss - each.shared for each in usages),
     )
 
 
@@ -101,7 +101,7 @@ def _process(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str]]]:
     """A process and the lines it writes; ended by the end of the block."""
-    said: queue.Queue[str] = queue.Queue()
+    output: queue.Queue[str] = queue.Queue()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
@@ -110,9 +110,9 @@ def _process(
             text=True,
             env={**os.environ, **_environment(), **(environment or {})},
         )
-        threading.Thread(target=_listen, args=(process, said), daemon=True).start()
+        threading.Thread(target=_listen, args=(process, output), daemon=True).start()
         try:
-            yield process, said
+            yield process, output
         except _Silent as error:
             log.seek(0)
             lines = log.read().strip().splitlines()

@@ -22,12 +22,12 @@ Found = dict[str, dict[str, object]]
 def installed(names: list[str]) -> Found:
     """Sizes by package; PackageNotFoundError if one of ``names`` itself is not there."""
     left_out = {str(canonicalize_name(name[1:])) for name in names if name.startswith("-")}
-    found: Found = {}
+    sizes: Found = {}
     for name in names:
         if not name.startswith("-"):
             distribution(Requirement(name.rstrip("!")).name)
-            _add(Requirement(name.rstrip("!")), found, left_out, follow=not name.endswith("!"))
-    return found
+            _add(Requirement(name.rstrip("!")), sizes, left_out, follow=not name.endswith("!"))
+    return sizes
 
 
 def _add(wanted: Requirement, found: Found, left_out: set[str], *, follow: bool) -> None:

@@ -148,14 +148,14 @@ def installed(python: str, names: Sequence[str]) -> footprint_installed.Found:
             f"sizes of {', '.join(names)}: {lines[-1] if lines else 'no answer'}; install what is missing, "
             "or give another environment's interpreter"
         )
-    found: footprint_installed.Found = json.loads(done.stdout)
-    return found
+    sizes: footprint_installed.Found = json.loads(done.stdout)
+    return sizes
 
 
 def own_bytes() -> int:
     """Our own packages on disk: what is installed with a device, the server's part included."""
     folders = [spec.submodule_search_locations for name in _OURS if (spec := find_spec(name))]
-    files = [file for found in folders for folder in found or () for file in Path(folder).rglob("*")]
+    files = [file for locations in folders for folder in locations or () for file in Path(folder).rglob("*")]
     return sum(file.stat().st_size for file in files if file.is_file() and "__pycache__" not in file.parts)
 
 

@@ -72,11 +72,11 @@ class _Round:
 
 def engines() -> list[str]:
     """Those that are installed here."""
-    found = ["onnx"]
+    names = ["onnx"]
     with contextlib.suppress(metadata.PackageNotFoundError):
         metadata.version("executorch")
-        found.append("executorch")
-    return found
+        names.append("executorch")
+    return names
 
 
 def measure(
@@ -156,15 +156,15 @@ def _one_round(model: str, batch: int, steps: int, engine: str, *, timed: bool) 
             events = [item.event for item in lab.events() if isinstance(item, Said)]
         finally:
             lab.supervisor.stop()
-        found = {}
+        bundles = {}
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
-            found[read_bundle(path).manifest.tier] = path
-        compared = found if timed else {}
+            bundles[read_bundle(path).manifest.tier] = path
+        compared = bundles if timed else {}
         ratios = {
             tier: _time_ratio(path, plain_graph(path, federation, dataset, Path(folder) / f"{tier}.plain"))
             for tier, path in compared.items()
         }
-        planned = {tier: _planned(path) for tier, path in found.items()}
+        planned = {tier: _planned(path) for tier, path in bundles.items()}
     return _Round(_reports(events, list(federation.tiers)), _fastest(events), planned, ratios)
 
 
@@ -180,8 +180,8 @@ def _fastest(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The fastest step that each tier's agent told of: some as they were made, and its median."""
     fastest: dict[str, float] = {}
     for event in events:
-        told = event.get("stage") == "train" or event.get("idle_bytes")
-        if event.get("event") == "deviceseen" and told and event.get("step_ms", 0.0) > 0.0:
+        measurement = event.get("stage") == "train" or event.get("idle_bytes")
+        if event.get("event") == "deviceseen" and measurement and event.get("step_ms", 0.0) > 0.0:
             tier = event["tier"]
             fastest[tier] = min(event["step_ms"], fastest.get(tier, event["step_ms"]))
     return fastest

@@ -28,10 +28,10 @@ def load(folder: Path, name: str, threads: int, steps: int) -> Callable[[], None
     engine = OnnxEngine(threads)
     loaded = engine.load(graph, (folder / f"{name}.bin").read_bytes())
     with np.load(folder / f"{name}.npz") as file:
-        given = {name: file[name] for name in file.files}
-    begun = {port.name: given.pop(port.name) for port in graph.inputs_of("state")}
+        inputs = {name: file[name] for name in file.files}
+    begun = {port.name: inputs.pop(port.name) for port in graph.inputs_of("state")}
     state = engine.write_state(begun)
-    drawn = list(enumerate(graph.inputs_of("noise")))
+    draws = list(enumerate(graph.inputs_of("noise")))
     calls = 0
 
     def call() -> None:
@@ -39,8 +39,8 @@ def load(folder: Path, name: str, threads: int, steps: int) -> Callable[[], None
         if calls % steps == 0:
             state = engine.write_state(begun)
         calls += 1
-        random = {port.name: noise(_SEED, calls, number, port.shape, port.dtype) for number, port in drawn}
-        state = {**state, **loaded.run({**given, **random}, state).state}
+        random = {port.name: noise(_SEED, calls, number, port.shape, port.dtype) for number, port in draws}
+        state = {**state, **loaded.run({**inputs, **random}, state).state}
 
     return call
 

@@ -106,9 +106,9 @@ def everything() -> tuple[str, ...]:
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """``NAME[:KEY=VALUE,...]``, where NAME may be ``package.module:factory``; ConfigError for anything else."""
-    told = {key.removeprefix("program."): value for key, value in parse_program(text).items()}
-    name, options = told.pop("name"), told.pop("options", {})
-    return name, {**told, **options}
+    settings = {key.removeprefix("program."): value for key, value in parse_program(text).items()}
+    name, options = settings.pop("name"), settings.pop("options", {})
+    return name, {**settings, **options}
 
 
 def measure(
@@ -158,14 +158,14 @@ def _exchanged(
     trained = [name for name, tensor in spec.module.named_parameters() if tensor.requires_grad]
     device = Client(0, _random(spec.sample, settings.samples), _random(spec.label, settings.samples))
     standing = begun(program, spec.weights, trained)
-    given = {**standing.weights, **standing.server_state}
+    global_state = {**standing.weights, **standing.server_state}
     carry: Tensors = {}
     exchanges = list(zip(_places(program), program.exchanges, strict=True))
     for number, (place, exchange) in enumerate(exchanges):
         with counting() as counts:
             result = run_round(
                 exchange,
-                given,
+                global_state,
                 drawn(exchange, device, 0, number),
                 hyper=exchange.schedule(number, len(exchanges)),
                 carry=carry,
@@ -239,8 +239,8 @@ def _row(
     count = parameters(spec)
     figures = FIGURES.get((program, place))
     server = FLOAT * count * len(made.server_state)
-    up, down, kept = (round(each / FLOAT / count, 4) for each in (cost.up, cost.down, cost.kept))
-    found = (*cost.per_step, up, down, kept)
+    up, down, carry = (round(each / FLOAT / count, 4) for each in (cost.up, cost.down, cost.kept))
+    numbers = (*cost.per_step, up, down, carry)
     wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
     return ProgramRow(
         program=program,
@@ -251,11 +251,11 @@ def _row(
         products_per_round=cost.per_round[1],
         up=up,
         down=down,
-        kept=kept,
+        kept=carry,
         state=round(cost.state / FLOAT / count, 4),
         server=float(len(made.server_state)),
         spec=str(figures or ""),
-        as_spec=None if figures is None else found == wanted,
+        as_spec=None if figures is None else numbers == wanted,
         step_ms=timing.ms if timing else None,
         step_ratio=timing.ratio if timing else None,
         peak_over_idle_bytes=timing.peak if timing else None,

@@ -88,13 +88,13 @@ def _reached(spec: ModelSpec, program: Program) -> Tensors:
         server_state |= beside(
             name, {key: torch.full_like(tensor, value) for key, tensor in spec.weights.items()}
         )
-    given = prefixed("weights", spec.weights | server_state)
-    given |= prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
-    given |= program.start(_of(program.start, given))
+    inputs = prefixed("weights", spec.weights | server_state)
+    inputs |= prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
+    inputs |= program.start(_of(program.start, inputs))
     for phase in program.phases[:-1]:
-        outputs = phase.function(_of(phase.function, given))
-        given |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
-    return given
+        outputs = phase.function(_of(phase.function, inputs))
+        inputs |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
+    return inputs
 
 
 def _of(function: Function, known: Tensors) -> Tensors:
@@ -108,5 +108,5 @@ def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     write_graph(folder, captured, artifact, "onnx", name=name)
     inputs = _of(function, known)
-    given = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
-    np.savez(folder / f"{name}.npz", **given)  # type: ignore[arg-type]
+    arrays = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
+    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]

@@ -33,8 +33,8 @@ def load(folder: Path, graph: Graph, engine: Engine) -> Callable[[], object]:
 
     def step() -> None:
         nonlocal state
-        drawn = {port.name: random.random(port.shape, np.float32) for port in noise}
-        state = {**state, **loaded.run({**next(feeds), **drawn}, state).state}
+        noise_arrays = {port.name: random.random(port.shape, np.float32) for port in noise}
+        state = {**state, **loaded.run({**next(feeds), **noise_arrays}, state).state}
 
     return step
 

@@ -194,10 +194,10 @@ def _errors(function: Function, model: bytes, form: Format) -> tuple[float, floa
     try:
         report = form.verify(function, model, VERIFY_SEED)
     except ExportError as error:
-        found = error.details.get("worst")
-        if not isinstance(found, float) or not math.isfinite(found):
+        worst = error.details.get("worst")
+        if not isinstance(worst, float) or not math.isfinite(worst):
             raise
-        return found, None
+        return worst, None
     return report.worst, max(report.rounding.values(), default=None)
 
 

@@ -67,11 +67,11 @@ def heterogeneity(
     from edgefl.analysis.heterogeneity.page import page
     from edgefl.analysis.heterogeneity.report import as_object, reading
 
-    federation, found = _source(source, data)
+    federation, run_weights = _source(source, data)
     with errors.status("") as status:
         title, report = _measured(
             federation,
-            weights or found,
+            weights or run_weights,
             (alpha, users, devices, samples),
             lambda text: status.update(Text(text)),
         )
@@ -88,8 +88,8 @@ def heterogeneity(
         print_table(name, list(rows))
     if grouped:
         print_table("users by their classes", list(grouped))
-    told = reading(report.kappa, max(report.alpha_lambda))
-    console.print(told, style="bold red" if "unsafe" in told else "bold", markup=False, highlight=False)
+    verdict = reading(report.kappa, max(report.alpha_lambda))
+    console.print(verdict, style="bold red" if "unsafe" in verdict else "bold", markup=False, highlight=False)
     if html is not None:
         console.print(f"page: {html}", markup=False, highlight=False)
 
@@ -101,11 +101,11 @@ def _source(source: Path | None, data: Path | None) -> tuple[Federation, Path | 
     from edgefl.lab.lab import CONFIG_NAME
     from edgefl.wire.errors import ConfigError
 
-    told: dict[str, object] = {"data.dir": str(data.resolve())} if data else {}
+    overrides: dict[str, object] = {"data.dir": str(data.resolve())} if data else {}
     if source is None:
-        return load(None, with_demo_defaults(told)), None
+        return load(None, with_demo_defaults(overrides)), None
     if not source.is_dir():
-        return load(source, told), None
+        return load(source, overrides), None
     if not (source / CONFIG_NAME).is_file():
         raise ConfigError(
             f"{source} is not the folder of a run (no {CONFIG_NAME}); name a run or a federation file"
@@ -118,7 +118,7 @@ def _source(source: Path | None, data: Path | None) -> tuple[Federation, Path | 
         raise ConfigError(
             f"the run in {source} has no model yet: wait for its first round, or give {source / CONFIG_NAME}"
         )
-    return load(source / CONFIG_NAME, told), finished if finished.is_file() else checkpoints[-1]
+    return load(source / CONFIG_NAME, overrides), finished if finished.is_file() else checkpoints[-1]
 
 
 def _measured(
@@ -183,19 +183,19 @@ def _tensors(initial: dict[str, Tensor], path: Path | None) -> dict[str, Tensor]
     if path is None:
         return initial
     try:
-        found = tensors.load(path.read_bytes())
+        arrays = tensors.load(path.read_bytes())
     except (FileNotFoundError, ProtocolError) as error:
         raise ConfigError(
             f"{path} holds no weights ({error}); a run leaves model.safetensors in its folder", path=str(path)
         ) from error
-    wrong = [n for n, t in initial.items() if n not in found or tuple(found[n].shape) != tuple(t.shape)]
+    wrong = [n for n, t in initial.items() if n not in arrays or tuple(arrays[n].shape) != tuple(t.shape)]
     if wrong:
         raise ConfigError(
             f"{path} holds weights of another model than the federation's: {wrong[0]} is missing or of another shape; give "
             "the federation file that it was trained with",
             path=str(path),
         )
-    return {name: torch.from_numpy(found[name].copy()) for name in initial}
+    return {name: torch.from_numpy(arrays[name].copy()) for name in initial}
 
 
 def _notes(report: HeterogeneityReport) -> list[str]:

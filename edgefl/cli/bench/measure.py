@@ -336,8 +336,8 @@ def _mebibytes(count: int | None) -> str:
 
 
 def _caption(rows: Sequence[StepRow]) -> str:
-    told = ", ".join(f"{row.model} {size(row.artifact_bytes)} in {row.export_s:.0f} s" for row in rows)
-    return f"exported: {told}" if rows else ""
+    exports = ", ".join(f"{row.model} {size(row.artifact_bytes)} in {row.export_s:.0f} s" for row in rows)
+    return f"exported: {exports}" if rows else ""
 
 
 _PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"

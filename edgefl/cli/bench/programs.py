@@ -69,14 +69,14 @@ def programs(
     with errors.status("") as status:
         for name in program or everything():
             try:
-                found = measure(spec, name, settings, lambda text: status.update(Text(text)))
+                program_rows = measure(spec, name, settings, lambda text: status.update(Text(text)))
             except EdgeflError as error:  # the other programs are worth measuring all the same
                 failed += [error] if program else []  # of all programs, some are for other models
                 word = "error" if program else f"left out {name}"
                 errors.print(f"{word}: {error.message}", style="red", markup=False, highlight=False)
                 continue
-            rows += found
-            for row in found:
+            rows += program_rows
+            for row in program_rows:
                 errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print_rows("programs", rows, as_json)

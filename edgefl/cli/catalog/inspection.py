@@ -215,9 +215,9 @@ def _update(manifest: Manifest) -> str:
     """What a device sends back: the codec, the arrays of a coded update, and their bytes."""
     ports = manifest.graph(manifest.finish).outputs_of("update")
     arrays = [f"{port.label} {math.prod(port.shape):,} x {port.dtype}" for port in ports]
-    held = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
-    told = size(sum(port.nbytes for port in ports))
-    return f"codec {manifest.codec}, version {manifest.codec_version}: {held}; {told}"
+    contents = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
+    total = size(sum(port.nbytes for port in ports))
+    return f"codec {manifest.codec}, version {manifest.codec_version}: {contents}; {total}"
 
 
 def _ports(ports: Any) -> str:

@@ -91,13 +91,13 @@ def one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]
         raise ConfigError(f"`edgefl ls {what}` has no {name!r}; there are: {', '.join(known)}", name=name)
     row = {key: value for key, value in known[name].items() if key not in ("options", *_MARKS)}
     options = known[name].get("options") or {}
-    told = [{"key": key, "value": value} for key, value in row.items()]
+    lines = [{"key": key, "value": value} for key, value in row.items()]
     if isinstance(options, dict):
-        return told + [
+        return lines + [
             {"key": f"option {key}{_mark(key, known[name])}", "value": value}
             for key, value in options.items()
         ]
-    return [*told, {"key": "options", "value": options}]
+    return [*lines, {"key": "options", "value": options}]
 
 
 def _mark(option: str, row: dict[str, Any]) -> str:

@@ -61,5 +61,5 @@ def _device_of(read_end: int) -> DeviceSettings | None:
     load()
 
     with os.fdopen(read_end, "rb") as pipe:
-        told = pipe.read()
-    return msgspec.json.decode(told, type=DeviceSettings) if told else None
+        message = pipe.read()
+    return msgspec.json.decode(message, type=DeviceSettings) if message else None

@@ -136,9 +136,9 @@ def _files(bundle: Path | None, weights: Path | None, store: Path | None) -> Ite
 
     if bundle is None or weights is None:
         raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
-    found = read_bundle(bundle)
-    job, blobs = offline(found, weights)
-    yield job, found.manifest, blobs, store or Path(tempfile.gettempdir())
+    contents = read_bundle(bundle)
+    job, blobs = offline(contents, weights)
+    yield job, contents.manifest, blobs, store or Path(tempfile.gettempdir())
 
 
 @contextmanager

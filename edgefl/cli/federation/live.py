@@ -107,8 +107,8 @@ class View:
             case "roundclosed":
                 row = {key: value for key, value in event.items() if key != "event"}
                 row["devices"] = self._reports.pop(event["round"], {})
-                told = any(earlier["round"] == row["round"] for earlier in self._rounds)
-                if not told:  # a server that was killed may say it twice
+                repeat = any(earlier["round"] == row["round"] for earlier in self._rounds)
+                if not repeat:  # a server that was killed may say it twice
                     self._rounds.append(row)
                     return row
         return None
@@ -146,10 +146,10 @@ class View:
         up = sum(row["up_bytes"] for row in self._rounds)
         if not rounds or not up:
             return []
-        told = _smaller(up, sum(row["up_float32_bytes"] for row in self._rounds)) if self._coded else ""
+        saving = _smaller(up, sum(row["up_float32_bytes"] for row in self._rounds)) if self._coded else ""
         tiers = [report["tier"] for row in self._rounds for report in row["devices"].values()]
         statistics = sum(self._updates[tier].statistics_bytes for tier in tiers if tier in self._updates)
-        lines = [f"uplink          {size(up / rounds)} per round{told}"]
+        lines = [f"uplink          {size(up / rounds)} per round{saving}"]
         if statistics:
             lines.append(f"  of it, moving statistics of norms: {size(statistics / rounds)} per round")
         return lines

@@ -113,10 +113,10 @@ def run(
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
-    told = chosen if config else with_demo_defaults(chosen)
-    federation = load(config, told)
+    settings = chosen if config else with_demo_defaults(chosen)
+    federation = load(config, settings)
     if tiers is not None:
-        federation = load(config, told | {"tiers": parse_tiers(tiers, federation.model.name)})
+        federation = load(config, settings | {"tiers": parse_tiers(tiers, federation.model.name)})
     federation = _found_from_anywhere(completed(federation))
     if engine is not None:
         federation = _run_by(federation, engine)

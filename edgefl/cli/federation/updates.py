@@ -28,7 +28,7 @@ def tier_sizes(
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     shapes = {name: array.shape for name, array in weights.items()}
     trained = {name for name, _ in spec.module.named_parameters(remove_duplicate=False)}
-    found = {}
+    by_tier = {}
     for tier, submodel in submodels.items():
         program = _program(federation, submodel, tier)
         regions = submodel.place(weights, 1).regions
@@ -40,8 +40,8 @@ def tier_sizes(
         local = _sent(program)
         if local is None:
             local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
-        found[tier] = update_size(program.form, local, statistics)
-    return found
+        by_tier[tier] = update_size(program.form, local, statistics)
+    return by_tier
 
 
 def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
@@ -110,7 +110,7 @@ def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same, in words: the tier's name once, sizes in KiB."""
-    told = [
+    lines = [
         {
             **row,
             "bits": round(row["bits"], 2),
@@ -119,7 +119,7 @@ def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-    return [{key: value for key, value in row.items() if key not in ("bytes", "ratio")} for row in told]
+    return [{key: value for key, value in row.items() if key not in ("bytes", "ratio")} for row in lines]
 
 
 def codec_rows() -> list[dict[str, Any]]:

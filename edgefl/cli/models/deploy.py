@@ -126,14 +126,14 @@ def _federation(weights: Path, config: Path | None, data: Path | None) -> Federa
     from edgefl.wire.errors import ConfigError
 
     folders = list(weights.resolve().parents)[:2]  # checkpoints have a folder of their own
-    found = config or next((f / CONFIG_NAME for f in folders if (f / CONFIG_NAME).is_file()), None)
-    if found is None:
+    path = config or next((f / CONFIG_NAME for f in folders if (f / CONFIG_NAME).is_file()), None)
+    if path is None:
         raise ConfigError(
             f"there is no {CONFIG_NAME} in the folder of {weights}: name the federation file that the model was trained "
             "with by --config",
             weights=str(weights),
         )
-    return without_devices(load(found, {"data.dir": str(data.resolve())} if data else {}))
+    return without_devices(load(path, {"data.dir": str(data.resolve())} if data else {}))
 
 
 def _read(path: Path) -> Arrays:

@@ -77,13 +77,13 @@ def export(
     from edgefl.wire.errors import ConfigError
     from exporters.bundle.formats import check_installed
 
-    told = load(config, {"model.name": model} if model else {})
-    federation = completed(without_devices(told))
+    settings = load(config, {"model.name": model} if model else {})
+    federation = completed(without_devices(settings))
     unknown = sorted(set(tier or ()) - set(federation.tiers))
     if unknown:
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
     chosen = {name: table for name, table in federation.tiers.items() if not tier or name in tier}
-    formats = {name: _names(format) or told.formats_of(name) for name in chosen}
+    formats = {name: _names(format) or settings.formats_of(name) for name in chosen}
     kinds = {each for wanted in formats.values() for each in wanted}
     check_installed(sorted(kinds))
     dataset = open_data(federation)

@@ -73,11 +73,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def rate(text: str) -> float:
     """Bytes per second of ``1MB/s``, ``200 kB/s``, ``1MiB/s`` or ``8Mbit/s``; ConfigError for anything else."""
-    found = _RATE.fullmatch(text.strip())
-    if found is None or float(found[1]) <= 0:
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
         raise ConfigError(f"a link is a rate such as 1MB/s or 8Mbit/s, found {text!r}", found=text)
-    unit = float((1024 if found[3] else 1000) ** _POWERS[found[2].upper()])
-    return float(found[1]) * unit / (8 if found[4] == "bit" else 1)
+    unit = float((1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
+    return float(match[1]) * unit / (8 if match[4] == "bit" else 1)
 
 
 def read_device(path: Path) -> Wishes:
@@ -133,8 +133,8 @@ def suited(federation: Federation, submodel: Submodel) -> Federation:
 
 def overrides(wishes: Wishes) -> dict[str, object]:
     """Keys of the federation that the wishes set."""
-    told = {"program.batch": wishes.batch, "program.steps": wishes.steps}
-    return {key: value for key, value in told.items() if value}
+    settings = {"program.batch": wishes.batch, "program.steps": wishes.steps}
+    return {key: value for key, value in settings.items() if value}
 
 
 def listed(values: Iterable[str]) -> list[str]:

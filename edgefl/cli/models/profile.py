@@ -105,27 +105,27 @@ def profile(
         )
         profile_fleet(list(_wanted(targets, replace(chosen, main_only=True))), options)
         return
-    given = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
-    refuse(given | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
+    fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
+    refuse(fleet_only | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
     from device_runtime.profile.whole import ProfileSettings, profile_bundle
     from edgefl.analysis.profiles.accuracy import accuracy_of
 
     settings = ProfileSettings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
-    found: list[BundleProfile] = []
+    profiles: list[BundleProfile] = []
     with _ended_tidily(), errors.status("") as status:
         accuracy = accuracy_of(run) if run else None
         for bundle in _wanted(targets, chosen):
             name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
-            found.append(profile_bundle(bundle, settings, _shown_by(status, name)))
+            profiles.append(profile_bundle(bundle, settings, _shown_by(status, name)))
     if as_json:
-        print_json(found)
+        print_json(profiles)
     else:
-        _print(found)
+        _print(profiles)
     if html:
         from edgefl.analysis.profiles.page import page
 
-        title = f"Profile of {', '.join(dict.fromkeys(each.model for each in found))}"
-        html.write_text(page(title, found, accuracy), encoding="utf-8")
+        title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
+        html.write_text(page(title, profiles, accuracy), encoding="utf-8")
         errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -246,13 +246,13 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
 
     path = Path(target) if target.endswith(".toml") else None
     changes: dict[str, object] = {} if path else {"model.name": target}
-    told = load(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
-    federation = completed(without_devices(told))
+    settings = load(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
+    federation = completed(without_devices(settings))
     if unknown := sorted(set(chosen.tiers) - set(federation.tiers)):
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
     tiers = [name for name in federation.tiers if name in (chosen.tiers or federation.tiers)]
-    formats = {name: (chosen.engine,) if chosen.engine else told.formats_of(name) for name in tiers}
-    check_installed(sorted({each for held in formats.values() for each in held}))
+    formats = {name: (chosen.engine,) if chosen.engine else settings.formats_of(name) for name in tiers}
+    check_installed(sorted({each for names in formats.values() for each in names}))
     dataset = open_data(federation)
     for name, tier in tiers_of(federation, federation_model(federation, dataset), tiers).items():
         exchanges = (tier.main,) if chosen.main_only else tier.exchanges

@@ -42,10 +42,10 @@ def files_of(targets: Sequence[str]) -> Iterator[str]:
         if not path.is_dir():
             yield target
             continue
-        found = sorted((path / "bundles").glob("*.efl")) or sorted(path.glob("*.efl"))
-        if not found:
+        bundles = sorted((path / "bundles").glob("*.efl")) or sorted(path.glob("*.efl"))
+        if not bundles:
             raise ConfigError(f"there is no bundle (*.efl) in {path}: make some with `edgefl export`")
-        yield from map(str, found)
+        yield from map(str, bundles)
 
 
 def refuse(given: Mapping[str, bool], *, fleet: bool) -> None:

@@ -73,27 +73,29 @@ def _file(path: Path) -> Path:
 
     if not path.is_dir():
         return path
-    found = sorted(str(file) for file in path.glob("*.efl"))
-    advice = f"name one of its bundles: {', '.join(found)}" if found else "there is no bundle (*.efl) in it"
-    raise BundleError(f"{path} is a folder; {advice}", path=str(path), found=tuple(found))
+    bundles = sorted(str(file) for file in path.glob("*.efl"))
+    advice = (
+        f"name one of its bundles: {', '.join(bundles)}" if bundles else "there is no bundle (*.efl) in it"
+    )
+    raise BundleError(f"{path} is a folder; {advice}", path=str(path), found=tuple(bundles))
 
 
 def _federation(manifest: Manifest, config: Path | None, model: str | None) -> Federation:
     """The file's settings; without a file, those that the manifest tells, and defaults."""
     from edgefl.config import load
 
-    told: dict[str, object] = {}
+    settings: dict[str, object] = {}
     if config is None:
-        told = {
+        settings = {
             "model.name": manifest.model,
             "program.name": manifest.program,
             "program.batch": manifest.batch,
         }
         if len(manifest.phases) == 1:
-            told["program.steps"] = manifest.phases[0].steps
+            settings["program.steps"] = manifest.phases[0].steps
         if "lr" in manifest.hyper:
-            told["program.lr"] = manifest.hyper["lr"]
-    return load(config, told | ({"model.name": model} if model else {}))
+            settings["program.lr"] = manifest.hyper["lr"]
+    return load(config, settings | ({"model.name": model} if model else {}))
 
 
 def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origin:
@@ -134,13 +136,13 @@ def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origi
 
 
 def _row(check: GraphCheck) -> dict[str, Any]:
-    found = check.report.errors if check.report else {}
-    worst = max(found, key=lambda name: found[name], default=None)
+    output_errors = check.report.errors if check.report else {}
+    worst = max(output_errors, key=lambda name: output_errors[name], default=None)
     return {
         "graph": check.graph,
         "bytes": check.size,
         "ok": not check.problem,
-        "max_rel_error": found[worst] if worst else None,
+        "max_rel_error": output_errors[worst] if worst else None,
         "worst_output": worst,
         "rounding": max(check.report.rounding.values(), default=None) if check.report else None,
         "seed": check.report.seed if check.report else None,

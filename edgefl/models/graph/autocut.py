@@ -139,11 +139,11 @@ def _has_kernel(flow: Flow, start: int, stop: int) -> bool:
 
 def _spans(flow: Flow) -> Mapping[str, tuple[int, int]]:
     """First and last step of each submodule."""
-    found: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for place, step in enumerate(flow.steps):
         for path in paths_of(step):
-            found[path] = (found.get(path, (place, place))[0], place)
-    return found
+            spans[path] = (spans.get(path, (place, place))[0], place)
+    return spans
 
 
 def _offered(flow: Flow) -> list[int]:
@@ -152,16 +152,16 @@ def _offered(flow: Flow) -> list[int]:
 
 def _repeated(module: nn.Module) -> set[type[nn.Module]]:
     """Classes, of the user's own, with several members in one list of submodules."""
-    found: set[type[nn.Module]] = set()
+    classes: set[type[nn.Module]] = set()
     for part in module.modules():
         if isinstance(part, nn.Sequential | nn.ModuleList):
             counts = Counter(type(child) for child in part if not isinstance(child, _CONTAINERS))
-            found |= {
+            classes |= {
                 kind
                 for kind, count in counts.items()
                 if count > 1 and not kind.__module__.startswith("torch.")
             }
-    return found
+    return classes
 
 
 def _is_divisible(

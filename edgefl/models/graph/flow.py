@@ -56,14 +56,14 @@ class Flow:
 
     def upstream(self, node: fx.Node) -> frozenset[fx.Node]:
         """The step ``node``, and all that it needs and that is no step: operations, weights and constants."""
-        found: set[fx.Node] = set()
+        nodes: set[fx.Node] = set()
         waiting = [node]
         while waiting:
             reached = waiting.pop()
-            found.add(reached)
+            nodes.add(reached)
             inputs = () if self.is_batch(reached) else self.needs(reached)
-            waiting += [inner for inner in inputs if inner not in found and inner not in self.place]
-        return frozenset(found)
+            waiting += [inner for inner in inputs if inner not in nodes and inner not in self.place]
+        return frozenset(nodes)
 
     @cached_property
     def state(self) -> tuple[frozenset[str], ...]:
@@ -94,12 +94,12 @@ class Flow:
         for place, step in enumerate(self.steps):
             last |= {node: place for reached in self.upstream(step) for node in self._read(reached)}
         last[self.traced.result] = len(self.steps)
-        found: list[tuple[fx.Node, ...]] = []
+        crossings: list[tuple[fx.Node, ...]] = []
         alive = [self.traced.source]
         for place, step in enumerate(self.steps):
             alive = [node for node in [*alive, step] if last.get(node, -1) > place]
-            found.append(tuple(alive))
-        return tuple(found)
+            crossings.append(tuple(alive))
+        return tuple(crossings)
 
     @cached_property
     def shared(self) -> tuple[frozenset[str], ...]:
@@ -150,17 +150,19 @@ class Flow:
     @cached_property
     def _carried(self) -> frozenset[fx.Node]:
         """Operations that depend on the input, on chance, or on a tensor that such an operation is written into."""
-        found = {self.traced.source}
+        operations = {self.traced.source}
         while True:
-            before = len(found)
+            before = len(operations)
             for node in self.nodes:
-                if not self.is_batch(node) and (_is_random(node) or not found.isdisjoint(self.needs(node))):
-                    found.add(node)
+                if not self.is_batch(node) and (
+                    _is_random(node) or not operations.isdisjoint(self.needs(node))
+                ):
+                    operations.add(node)
             for group in self._written:
-                if not found.isdisjoint(group):
-                    found.update(node for node in group if node.op == "call_function")
-            if len(found) == before:
-                return frozenset(found - {self.traced.source})
+                if not operations.isdisjoint(group):
+                    operations.update(node for node in group if node.op == "call_function")
+            if len(operations) == before:
+                return frozenset(operations - {self.traced.source})
 
     @cached_property
     def _written(self) -> tuple[tuple[fx.Node, ...], ...]:
@@ -178,14 +180,14 @@ class Flow:
 
     @cached_property
     def _writes(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
-        found: dict[fx.Node, list[fx.Node]] = {}
+        by_reader: dict[fx.Node, list[fx.Node]] = {}
         for group in self._written:
             writers = [node for node in group if writes(node)]
             readers = {user for node in group for user in node.users if user in self.order}
             for reader in readers:
                 earlier = [writer for writer in writers if self.order[writer] < self.order[reader]]
-                found.setdefault(reader, []).extend(earlier)
-        return found
+                by_reader.setdefault(reader, []).extend(earlier)
+        return by_reader
 
 
 def writes(node: fx.Node) -> bool:

@@ -21,18 +21,18 @@ def dropping(module: nn.Module, x: Tensor) -> frozenset[str]:
     as they are. A run that fails tells what it saw until then: whoever uses the module next meets the failure.
     """
     running: list[str] = []
-    found: set[str] = set()
+    paths: set[str] = set()
     copied = copy.deepcopy(module).train()
     for path, part in copied.named_modules():
         if path and not isinstance(part, Dropout):
             part.register_forward_pre_hook(_entering(running, path), prepend=True)
             part.register_forward_hook(_leaving(running), always_call=True)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch(lambda: found.update(running)):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch(lambda: paths.update(running)):
         try:
             copied(x)
         except Exception:
-            return frozenset(found)
-    return frozenset(found)
+            return frozenset(paths)
+    return frozenset(paths)
 
 
 def _entering(running: list[str], path: str) -> Callable[[nn.Module, object], None]:
@@ -54,12 +54,16 @@ class _Watch(TorchFunctionMode):
         self._dropped = dropped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if func is F.dropout and given["p"] and given["training"]:
+        keywords = kwargs or {}
+        if func is F.dropout and keywords["p"] and keywords["training"]:
             self._dropped()
-        if func is torch.dropout and _argument(1, "p", args, given) and _argument(2, "train", args, given):
+        if (
+            func is torch.dropout
+            and _argument(1, "p", args, keywords)
+            and _argument(2, "train", args, keywords)
+        ):
             self._dropped()
-        return func(*args, **given)
+        return func(*args, **keywords)
 
 
 def _argument(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

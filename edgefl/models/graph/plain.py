@@ -69,8 +69,8 @@ def module_of(node: fx.Node) -> str:
 
 def source_of(node: fx.Node) -> str:
     """``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
-    found = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return next((f"{file}:{line}" for file, line in reversed(found) if is_user_code(Path(file))), "")
+    places = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(Path(file))), "")
 
 
 def told_by(node: fx.Node) -> dict[str, Any]:
@@ -151,11 +151,11 @@ def _inline(module: fx.GraphModule, node: fx.Node, *, first: int, detached: bool
         results = cast(tuple[fx.Node, ...], module.graph.graph_copy(body.graph, values))
         for user in list(node.users):
             assert user.target is operator.getitem
-            found = results[arguments(user)[1]]
+            result = results[arguments(user)[1]]
             if detached:
-                detach = module.graph.call_function(torch.ops.aten.detach.default, (found,))
-                detach.meta = dict(found.meta)
-                found = detach
-            user.replace_all_uses_with(found)
+                detach = module.graph.call_function(torch.ops.aten.detach.default, (result,))
+                detach.meta = dict(result.meta)
+                result = detach
+            user.replace_all_uses_with(result)
             module.graph.erase_node(user)
     module.graph.erase_node(node)

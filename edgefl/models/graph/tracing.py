@@ -100,8 +100,10 @@ class Traced:
         call = self.call(node)
         # The flag of F.dropout is what its layer decides by its own mode.
         args = node.args[:2] if node.target is torch.ops.aten.dropout.default else node.args
-        told = pytree.tree_map(lambda leaf: numbers.get(leaf, str(leaf)), (args, dict(node.kwargs)))
-        return f"{call.path}{call.arguments} of {told[0][0]}" if call is not None else f"{node.target}{told}"
+        inputs = pytree.tree_map(lambda leaf: numbers.get(leaf, str(leaf)), (args, dict(node.kwargs)))
+        return (
+            f"{call.path}{call.arguments} of {inputs[0][0]}" if call is not None else f"{node.target}{inputs}"
+        )
 
 
 def trace(root: nn.Module, sample: TensorSpec, closed: Callable[[str, nn.Module], bool]) -> Traced:
@@ -179,8 +181,8 @@ def _(tensors: list[Tensor], index: int) -> list[Tensor]:
         recorder.returned = recorder.running[index](tensors)
     finally:
         recorder.inside = False
-    found = [value for value in pytree.tree_leaves(recorder.returned) if isinstance(value, Tensor)]
-    return [torch.empty_like(value) for value in found]
+    outputs = [value for value in pytree.tree_leaves(recorder.returned) if isinstance(value, Tensor)]
+    return [torch.empty_like(value) for value in outputs]
 
 
 _OPERATOR = torch.ops.edgefl.closed.default
@@ -228,10 +230,10 @@ def _recording(
         recorder.running.append(run)
         recorder.calls.append(Call(path, _slots(leaves, spec), ()))
         index = len(recorder.calls) - 1
-        found = _closed_call(tensors, index)
+        outputs = _closed_call(tensors, index)
         if not _is_plain_result(recorder.returned):
             return original(*args, **kwargs)
-        return _returned(recorder, index, found)
+        return _returned(recorder, index, outputs)
 
     return forward
 

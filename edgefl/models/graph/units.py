@@ -74,11 +74,11 @@ def _reads_nothing_else(module: nn.Module, call: Call) -> bool:
     """Whether the call is ``module(x)``, but for arguments given by their default values."""
     args, kwargs = call.arguments
     try:
-        given = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments.items())
+        bindings = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments.items())
     except (TypeError, ValueError):
         return False
     defaults = {name: p.default for name, p in inspect.signature(module.forward).parameters.items()}
-    return given[0][1] == Slot(0) and all(value is defaults[name] for name, value in given[1:])
+    return bindings[0][1] == Slot(0) and all(value is defaults[name] for name, value in bindings[1:])
 
 
 class _Builder:

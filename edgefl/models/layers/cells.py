@@ -145,16 +145,16 @@ def gru_cells_backward(
     transposed, d_h = recurrent.t().contiguous(), d_h.t()
     for t in _order(r, not reverse):
         dh = d_h if d_states is None else d_states[t].t() + d_h
-        kept = dh * z[t]
-        new = dh - kept
-        to_z = kept * away[t]
+        to_h = dh * z[t]
+        new = dh - to_h
+        to_z = to_h * away[t]
         dn = torch.addcmul(new, new * n[t], n[t], value=-1)
         inner = dn * r[t]
         to_r = inner * p_n[t]
         dr, dz = to_r - to_r * r[t], to_z - to_z * z[t]
         step = torch.cat((dr, dz, inner))
         d_a[t], d_p[t] = torch.cat((dr, dz, dn)).t(), step.t()
-        d_h = torch.addmm(kept, transposed, step)
+        d_h = torch.addmm(to_h, transposed, step)
     return d_a, d_p, d_h.t().contiguous()
 
 

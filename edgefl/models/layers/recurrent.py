@@ -116,11 +116,11 @@ class Stack(nn.Module):
         A state is (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H); None stands for zeros.
         """
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.features:
-            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ModelError(
                 f"a recurrent layer of {self.features} features reads a padded batch (B, T, {self.features}), found "
-                f"{found}; pad packed sequences, give one sequence a batch dimension, or change the features",
-                found=found,
+                f"{shape}; pad packed sequences, give one sequence a batch dimension, or change the features",
+                found=shape,
             )
         if state is None:
             zeros = x.new_zeros(self.layers * len(self.ends), x.shape[0], self.hidden)

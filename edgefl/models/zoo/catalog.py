@@ -82,8 +82,8 @@ def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
     factory = _imported(path)
     seed = int(options.pop("seed", 0))
     accepted = inspect.signature(factory).parameters
-    kept: dict[str, Any] = {key: options[key] for key in _SHAPE_OPTIONS if key in options}
-    passed = {key: value for key, value in options.items() if key in accepted or key not in kept}
+    layout: dict[str, Any] = {key: options[key] for key in _SHAPE_OPTIONS if key in options}
+    passed = {key: value for key, value in options.items() if key in accepted or key not in layout}
     if "seed" in accepted:
         passed["seed"] = seed
     # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
@@ -91,7 +91,7 @@ def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
         torch.manual_seed(seed)
         with blamed(f"the factory {path!r} of a model failed", defined_at(factory)):
             made = factory(**passed)
-    return _placed(factory, lambda: _spec(path, made, kept))
+    return _placed(factory, lambda: _spec(path, made, layout))
 
 
 def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:

@@ -90,9 +90,9 @@ class _Local:
 
 def _synchronised(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
     """The step that ends a round. The state m is 0, so that an entry which no device sends next does not move."""
-    found: Tensors = {}
+    after: Tensors = {}
     for name, old in state_of(before, "vhat").items():
         m, vhat = mean[f"m/{name}"], torch.maximum(old, mean[f"v/{name}"])
-        found[name] = mean[name] - hyper["lr"] * m / vhat.sqrt()
-        found |= beside("vhat", {name: vhat}) | beside("m", {name: torch.zeros_like(m)})
-    return found
+        after[name] = mean[name] - hyper["lr"] * m / vhat.sqrt()
+        after |= beside("vhat", {name: vhat}) | beside("m", {name: torch.zeros_like(m)})
+    return after

@@ -62,8 +62,8 @@ class Recursion:
 
         def fn(given: Tensors) -> Tensors:
             state = begun(self.objective, given)
-            held = select(state, "state.weights")
-            return state | prefixed("state.m", {name: torch.zeros_like(held[name]) for name in self.moved})
+            weights = select(state, "state.weights")
+            return state | prefixed("state.m", {name: torch.zeros_like(weights[name]) for name in self.moved})
 
         return Function("start", fn, self._payload())
 
@@ -106,8 +106,13 @@ class Recursion:
             etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
             alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
             # The last iteration's step is the server's: x_t stays.
-            told = {"etas": torch.stack([*etas, torch.zeros_like(alphas[0])]), "alphas": torch.stack(alphas)}
-            return state | prefixed("state", told) | {"state.step": torch.zeros((), dtype=torch.int64)}
+            coefficients = {
+                "etas": torch.stack([*etas, torch.zeros_like(alphas[0])]),
+                "alphas": torch.stack(alphas),
+            }
+            return (
+                state | prefixed("state", coefficients) | {"state.step": torch.zeros((), dtype=torch.int64)}
+            )
 
         ports = self._payload() | prefixed("carry.previous", self.moved)
         ports |= {f"hyper.eta.{k}": SCALAR for k in range(1, self.steps)}

@@ -60,9 +60,9 @@ class Storm:
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps", "opening_steps", "eval_batch"):
-            if (found := getattr(self, name)) is not None and found < 1:
+            if (count := getattr(self, name)) is not None and count < 1:
                 raise ConfigError(
-                    f"{self.name}: {name} is at least 1, found {found}; raise it", name=name, value=found
+                    f"{self.name}: {name} is at least 1, found {count}; raise it", name=name, value=count
                 )
         if self.clip is not None:
             positive(f"{self.name}: clip", self.clip)

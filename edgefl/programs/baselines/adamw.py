@@ -73,8 +73,8 @@ class _AdamW:
         state = begun(self.objective, tensors)
         # Of the scalars too, so that models in float64 are trained in it.
         dtype = dtype_of(self.objective, state)
-        kept = select(tensors, "carry.adam") or {name: spec.zeros() for name, spec in self.specs.items()}
-        return state | prefixed("state.adam", {name: value.to(dtype) for name, value in kept.items()})
+        adam = select(tensors, "carry.adam") or {name: spec.zeros() for name, spec in self.specs.items()}
+        return state | prefixed("state.adam", {name: value.to(dtype) for name, value in adam.items()})
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         """The corrected moments' quotient and the decay; and the new moments."""

@@ -31,8 +31,8 @@ def fedprox(
 
     def start(tensors: Tensors) -> Tensors:
         state = begun(objective, tensors)
-        held = select(state, "state.weights")
-        return state | prefixed("state.anchor", {name: held[name] for name in objective.trainable})
+        weights = select(state, "state.weights")
+        return state | prefixed("state.anchor", {name: weights[name] for name in objective.trainable})
 
     def pulled(tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         y, x = select(tensors, "state.weights"), select(tensors, "state.anchor")

@@ -34,8 +34,8 @@ def local(
 
     def start(tensors: Tensors) -> Tensors:
         state, own = begun(objective, tensors), select(tensors, "carry.model")
-        given, has = select(state, "state.weights"), tensors["carry.begun"] > 0.5
-        return state | prefixed("state.weights", {n: torch.where(has, own[n], w) for n, w in given.items()})
+        weights, has = select(state, "state.weights"), tensors["carry.begun"] > 0.5
+        return state | prefixed("state.weights", {n: torch.where(has, own[n], w) for n, w in weights.items()})
 
     def finish(tensors: Tensors) -> Tensors:
         left = prefixed("carry.model", select(tensors, "state.weights"))

@@ -133,8 +133,8 @@ class _Adam:
     def start_corrected(self, tensors: Tensors) -> Tensors:
         """x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
         c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
-        held = select(state, "state.weights")
-        anchor = prefixed("state.anchor", {name: held[name] for name in c})
+        weights = select(state, "state.weights")
+        anchor = prefixed("state.anchor", {name: weights[name] for name in c})
         pull = {name: (1 - self.beta1) * c[name] + part for name, part in self._momentum(tensors).items()}
         return state | anchor | prefixed("state.pull", pull) | self._scale(tensors)
 

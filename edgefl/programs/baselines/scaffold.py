@@ -80,18 +80,22 @@ class _Scaffold:
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         x = select(begun(objective, tensors), "state.weights")
         c, own = received_state(tensors, "c", objective), select(tensors, "carry.control")
-        told = {n: (x[n] - left[n]) / (self.steps * tensors["hyper.lr"]) for n in objective.trainable}
-        update = objective.carrier.pack(left, gates) | beside("c", told)
-        return prefixed("update", update) | prefixed("carry.control", {n: own[n] - c[n] + told[n] for n in c})
+        training_gradients = {
+            n: (x[n] - left[n]) / (self.steps * tensors["hyper.lr"]) for n in objective.trainable
+        }
+        update = objective.carrier.pack(left, gates) | beside("c", training_gradients)
+        return prefixed("update", update) | prefixed(
+            "carry.control", {n: own[n] - c[n] + training_gradients[n] for n in c}
+        )
 
 
 def _server(eta_g: float) -> Callable[[Tensors, Tensors, Scalars], Tensors]:
     def step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-        found: Tensors = {}
+        after: Tensors = {}
         for name, c in state_of(before, "c").items():
-            found |= beside("c", {name: c + hyper["share"] * (mean[f"c/{name}"] - c)})
+            after |= beside("c", {name: c + hyper["share"] * (mean[f"c/{name}"] - c)})
             if eta_g != 1.0:
-                found[name] = before[name] + eta_g * (mean[name] - before[name])
-        return found
+                after[name] = before[name] + eta_g * (mean[name] - before[name])
+        return after
 
     return step

@@ -58,8 +58,8 @@ def sgd(
 def _start(objective: Objective, *, buffers: bool) -> Function:
     def fn(tensors: Tensors) -> Tensors:
         state = begun(objective, tensors)
-        held = select(state, "state.weights")
-        zeros = {name: torch.zeros_like(held[name]) for name in objective.trainable if buffers}
+        weights = select(state, "state.weights")
+        zeros = {name: torch.zeros_like(weights[name]) for name in objective.trainable if buffers}
         return state | prefixed("state.momentum", zeros)
 
     return Function("start", fn, prefixed("weights", objective.carrier.payload))

@@ -44,9 +44,9 @@ class Binarized:
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
         """The weights that stay, the gates beside them, and m."""
-        held = prefixed("state.weights", self.objective.weights)
+        weights = prefixed("state.weights", self.objective.weights)
         gates = prefixed("state.gate", self.objective.carrier.gates)
-        return held | gates | prefixed("state.change", self.specs(self.objective.trainable))
+        return weights | gates | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
     def size_state(self) -> dict[str, TensorSpec]:

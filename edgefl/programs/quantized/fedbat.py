@@ -170,8 +170,8 @@ class _Training:
         grads, state = self._gradient(tensors, m)
         state |= self._descended(tensors, m, grads)
         if self.update.learned:
-            held = self.update.objective.carrier.held(select(tensors, "state.gate"))
-            state["state.scale"] = self.update.mean_sizes(select(state, "state.change"), held)
+            masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
+            state["state.scale"] = self.update.mean_sizes(select(state, "state.change"), masks)
             dtype = dtype_of(self.update.objective, tensors)
             state["metric.alpha_growth"] = torch.ones((), dtype=dtype)
             state["metric.clamped"] = torch.zeros((), dtype=dtype)
@@ -204,11 +204,11 @@ class _Training:
 
     def _signs(self, tensors: Tensors, m: Tensors, alpha: Tensor) -> Tensors:
         """The draw of each binarized tensor; 0 outside of what the tier holds."""
-        held = self.update.objective.carrier.held(select(tensors, "state.gate"))
+        masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
         signs = {}
         for name, size in self.update.groups.spread(alpha).items():
             sign = draw(m[name], size, tensors[f"noise.{name}"])
-            signs[name] = torch.where(held[name], sign, 0.0) if name in held else sign
+            signs[name] = torch.where(masks[name], sign, 0.0) if name in masks else sign
         return signs
 
     def _gradient(self, tensors: Tensors, change: Tensors) -> tuple[Tensors, Tensors]:

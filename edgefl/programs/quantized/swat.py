@@ -82,10 +82,10 @@ class Top:
         """``tensor`` with zeros but for its largest magnitudes; a constant for gradients."""
         tensor = tensor.detach()
         size = tensor.abs()
-        kept = max(1, Sparse(self.share).kept(size.numel()))
-        if kept == size.numel():
+        count = max(1, Sparse(self.share).kept(size.numel()))
+        if count == size.numel():
             return tensor
-        least = torch.topk(size.reshape(-1), kept, sorted=False).values.amin(0)
+        least = torch.topk(size.reshape(-1), count, sorted=False).values.amin(0)
         return torch.where(size >= least, tensor, torch.zeros(()))
 
     def apply(self, product: Product, layer: SparseLayer, x: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ def sparsely(objective: Objective, top: Top) -> Objective:
     suffix = skeleton(objective.suffix, training=objective.suffix.training)
     layers = [layer for layer in suffix.modules() if type(layer) in _LAYERS and _weight(layer).requires_grad]
     if not layers:
-        found = sorted({type(layer).__name__ for layer in suffix.modules() if layer._parameters})
+        names = sorted({type(layer).__name__ for layer in suffix.modules() if layer._parameters})
         raise ModelError(
             "swat makes nn.Linear and nn.Conv1d to nn.Conv3d sparse, and none of them is trained here (layers: "
-            f"{', '.join(found)}); train this submodel by sgd",
-            layers=found,
+            f"{', '.join(names)}); train this submodel by sgd",
+            layers=names,
         )
     for layer in layers:
         # Another class for the same object: names, sharing and all settings of the layer stay.
