@@ -17,7 +17,7 @@ from edgefl.models.layers.visible import visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
 from edgefl.models.zoo.catalog import MODELS, build_model
-from edgefl.models.zoo.convnext import convnext
+from edgefl.models.zoo.convnext import Block, ChannelNorm, convnext
 from edgefl.models.zoo.elu_mlp import elu_mlp
 from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
@@ -280,3 +280,16 @@ def test_elu_mlp_begins_with_variance_one_over_inputs_and_zero_biases() -> None:
     x = torch.randn(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     first = spec.module[0]
     assert torch.equal(first(x), nn.functional.elu(first.dense(x.flatten(1))))
+
+
+def test_convnext_adds_to_what_came_in_and_norms_over_channels() -> None:
+    x = torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(1))
+    spec = convnext(size=16, widths=(4, 8), depths=(1, 1), classes=3)
+    normed = ChannelNorm(4)(x)
+
+    assert torch.allclose(normed.mean(1), torch.zeros(2, 5, 6), atol=1e-5)
+    assert spec.module(torch.randn(2, *spec.sample.shape)).shape == (2, 3)
+    block = Block(4, 0.0)
+    with torch.no_grad():
+        block.scale.weight.zero_()
+    assert torch.equal(block(x), x)
