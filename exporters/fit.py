@@ -53,7 +53,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
     everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
     Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits,
-    ``dead`` where it can learn: else it says what invariant 31 of the FIARSE spec misses at the initial weights.
+    ``dead`` where it can learn: else it says what invariant 31 of fiarse.md misses at the initial weights.
     """
 
     kind: str

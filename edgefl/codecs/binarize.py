@@ -1,6 +1,6 @@
 """FedBAT's operator S, its derivatives, and its step sizes (fedbat.md 2.2 to 2.4): what training and upload share.
 
-A step size alpha > 0 belongs to a group of tensors. Where all of a group is 0, alpha is 0 and so is S (8.6).
+A step size alpha > 0 belongs to a group of tensors. Where all of a group is 0, alpha is 0 and so is S (fedbat.md 8.6).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgefl.codecs.signs import above_zero
 Granularity = Literal["tensor", "module", "global"]
 
 EPS = 1e-8
-"""The least alpha' (8.6)."""
+"""The least alpha' (fedbat.md 8.6)."""
 LIMIT = 20.0
-"""Of |rho * alpha_e|, so that its exponential stays finite (8.20)."""
+"""Of |rho * alpha_e|, so that its exponential stays finite (fedbat.md 8.20)."""
 RUNAWAY = 10.0
 """A mean over the steps of ``alpha_growth`` that says that step sizes ran away; where they did not it is below 5."""
 _NEAR = 1e-4
@@ -31,7 +31,7 @@ def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
     """The sign of S(m, alpha): +1.0 where ``zeta < (alpha + m) / (2 alpha)``, else -1.0; m's shape and dtype (eq. 6, 7).
 
     ``alpha`` () or m's shape, at least 0; ``zeta`` uniform in [0, 1). S is ``alpha * draw``. Beyond +-alpha the threshold
-    leaves [0, 1], which makes the sign certain, and at x = +-alpha no rounding gives anything but +-1 (2.2).
+    leaves [0, 1], which makes the sign certain, and at x = +-alpha no rounding gives anything but +-1 (fedbat.md 2.2).
     """
     chance = (alpha + m) / (2 * above_zero(alpha))
     return torch.where(zeta < chance, 1.0, -1.0).to(m.dtype)

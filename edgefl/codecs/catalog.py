@@ -123,7 +123,7 @@ def zerofl(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """ZeroFL: SWAT's sparse training, and the 1 - sparsity largest entries of the change (8.16: two switches)."""
+    """ZeroFL: SWAT's sparse training, and the 1 - sparsity largest entries of the change (fedbat.md 8.16: two switches)."""
     training = (
         Training("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
     )

@@ -26,9 +26,10 @@ class Codec:
 
     ``change``: what is coded is the change of the round, else the weights. ``feedback``: what coding lost is kept on the
     device (``carry.residual.*``) and added to the next change. ``statistics``: bits per entry of tensors that are no
-    parameters, the moving statistics of batch norm; 32 sends them as float32 (8.4). ``binarize_1d``: whether biases and
-    norms are coded as the kernels are, or sent as float32 (2.7); ``kernels_only`` sends whatever is no kernel so.
-    ``training``: see :class:`Training`; where its program codes the update itself, ``trained`` is None.
+    parameters, the moving statistics of batch norm; 32 sends them as float32 (fedbat.md 8.4). ``binarize_1d``: whether
+    biases and norms are coded as the kernels are, or sent as float32 (fedbat.md 2.7); ``kernels_only`` sends whatever
+    is no kernel so. ``training``: see :class:`Training`; where its program codes the update itself, ``trained`` is
+    None.
     """
 
     name: str

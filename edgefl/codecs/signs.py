@@ -1,6 +1,7 @@
 """One bit per entry, binarized after training: the sign family (fedbat.md, section 3). Code 1 is +, code 0 is -.
 
-All norms are of one tensor (8.8). ``sign0`` says what an entry that did not change becomes, since one bit has no zero (8.7).
+All norms are of one tensor (fedbat.md 8.8). ``sign0`` says what an entry that did not change becomes, since one bit has no
+zero (fedbat.md 8.7).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Per-FedAvg's partition: ten groups of users, half of them with five classes and half with one or two (3.2)."""
+"""Per-FedAvg's partition: ten groups of users, half with five classes and half with one or two (per_fedavg.md 3.2)."""
 
 from __future__ import annotations
 

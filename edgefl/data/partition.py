@@ -28,7 +28,7 @@ def dirichlet(
     min_samples: int = 1,
     redraws: int = REDRAWS,
 ) -> list[Array]:
-    """Per-label Dirichlet partition (EmbracingFL spec 3.5); row numbers per client, sorted.
+    """Per-label Dirichlet partition (embracingfl.md 3.5); row numbers per client, sorted.
 
     For each label k, q_k ~ Dir(alpha * 1_m) and the shuffled samples of k are cut at the cumulative proportions of
     q_k. Every row is used once. The whole partition is drawn again, at most ``redraws`` times, while a client has

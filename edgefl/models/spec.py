@@ -31,7 +31,7 @@ class ModelSpec:
     # Number of classes that a label chooses from, a language model's vocabulary; 1 where labels are no classes.
     # A model with a single output (a logit) and cross-entropy has two.
     classes: int
-    # Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (spec 2.8).
+    # Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8).
     accounting_batch: int = 32
     # What training minimises; it also says what a label looks like.
     loss: Loss = CROSS_ENTROPY

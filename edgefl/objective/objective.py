@@ -137,7 +137,7 @@ class Objective:
 
     @cached_property
     def kernels(self) -> frozenset[str]:
-        """Trainable kernels of conv, dense and recurrent layers: what weight decay acts on (spec 8, row 12)."""
+        """Trainable kernels of conv, dense and recurrent layers: what weight decay acts on (embracingfl.md 8, row 12)."""
         embeddings = {
             f"{path}.weight" if path else "weight"
             for path, module in self.suffix.named_modules()

@@ -13,7 +13,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.wire.tensors import Arrays
 
 EVALUATION_BATCH = 500
-"""Static batch norm takes its statistics from test batches; the spec asks for large ones (2.7)."""
+"""Static batch norm takes its statistics from test batches; large ones are asked for (embracingfl.md 2.7)."""
 
 
 def evaluation(

@@ -14,7 +14,7 @@ Upload = tuple[Mapping[str, Region], Mapping[str, Tensor]]
 
 
 def partial_average(weights: Mapping[str, Tensor], uploads: Sequence[Upload]) -> Tensors:
-    """New global weights (EmbracingFL spec 2.3 and 2.6): each entry is the uniform mean over the uploads that hold it.
+    """New global weights (embracingfl.md 2.3 and 2.6): each entry is the uniform mean over the uploads that hold it.
 
     An upload is (regions, local tensors by name). An entry nobody holds keeps its value. Float64 inside.
     """

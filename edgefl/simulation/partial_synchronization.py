@@ -1,4 +1,4 @@
-"""Clients that average a part of their models every few steps: which part keeps them alike? (EmbracingFL spec 2.10)
+"""Clients that average a part of their models every few steps: which part keeps them alike? (embracingfl.md 2.10)
 
 A scheme is no more than regions of the model's tensors, so width slices and layers are the same to the loop::
 
@@ -59,7 +59,10 @@ def synchronised(spec: ModelSpec, scheme: Scheme, *, cut: int | None = None) -> 
 
 
 def half_cut(spec: ModelSpec) -> int:
-    """Units before the cut that halves the kernels best, the earlier of two: behind block 4 in ResNet-20 (spec 2.10)."""
+    """Units before the cut that halves the kernels best, the earlier of two (embracingfl.md 2.10).
+
+    It lies behind block 4 in ResNet-20.
+    """
     kernels = [
         sum(parameter.dim() >= 2 for parameter in unit.parameters())
         for _, unit in spec.module.named_children()

@@ -1,4 +1,4 @@
-"""SVCCA: how similar two models' layers are, from what they give for the same inputs (EmbracingFL spec 2.10)."""
+"""SVCCA: how similar two models' layers are, from what they give for the same inputs (embracingfl.md 2.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bit masks as bytes: packed bits, or the gaps between the set ones, and what a submodel costs in either (FIARSE, 8.3 R1).
+"""Bit masks as bytes: packed bits, or gaps between the set ones, and what a submodel costs in either (fiarse.md 8.3, R1).
 
 A packed mask of ``count`` entries is uint8 of ceil(count / 8): entry 8 i + j is bit j of byte i, counted from the lowest,
 as ``numpy.packbits(bitorder="little")`` has it. Gaps are LEB128 varints of ``index - previous index - 1``, the previous

@@ -49,15 +49,15 @@ class Clip:
 class Aggregator:
     """Weighted mean over the updates that hold each entry: ``sum(w_i * x_i) / sum(w_i)``.
 
-    With weight 1 this is the per-unit average of EmbracingFL (section 2.3: over the clients that trained the unit),
+    With weight 1 this is the per-unit average of EmbracingFL (embracingfl.md 2.3: over the clients that trained the unit),
     with slices the per-entry average of width reduction. Forms of changes give ``old + sum(w_i * change_i) / sum(w_i)``
     (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with the largest value of a form it
     fixes the number of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all
     of them.
 
     With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
-    the mean over non-zero changes of FIARSE's section 3 instead of the mean over holders (fiarse.md 8-A3). They differ
-    where a held entry got no gradient at all, such as the rows of words that a device never saw.
+    the mean over non-zero changes (FIARSE, section 3 of the paper) instead of the mean over holders (fiarse.md A3). They
+    differ where a held entry got no gradient at all, such as the rows of words that a device never saw.
 
     ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
     (:func:`server.aggregate.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.

@@ -1,4 +1,4 @@
-"""Exact compaction (FIARSE spec 8.3, R3): what a mask has emptied leaves the network, whose logits stay (7.5-29)."""
+"""Exact compaction (fiarse.md 8.3, R3): what a mask has emptied leaves the network, whose logits stay (its invariant 29)."""
 
 from __future__ import annotations
 

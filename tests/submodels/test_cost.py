@@ -39,7 +39,7 @@ def test_macs_of_resnet18_are_those_of_the_spec() -> None:
     parameters, found = whole(build_model("resnet18"))
 
     assert parameters == 11_173_962
-    assert round(found / 1e6) == 555, "FIARSE spec 8.2 counts 555 M"
+    assert round(found / 1e6) == 555, "fiarse.md 8.2 counts 555 M"
 
 
 def test_macs_belong_to_the_weights_they_multiply_with() -> None:

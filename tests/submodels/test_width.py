@@ -42,7 +42,7 @@ from tests.submodels.nets import (
     whole,
 )
 
-# r, fraction of the maskable parameters, fraction of the multiplications (FIARSE spec 3 and 8).
+# r, fraction of the maskable parameters, fraction of the multiplications (fiarse.md 3 and 8).
 FRACTIONS = [
     (1 / 8, 0.0157, 0.0160),
     (1 / 4, 0.0626, 0.0631),

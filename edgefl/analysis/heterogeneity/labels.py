@@ -67,7 +67,7 @@ def total_variation(first: Array, second: Array) -> Array:
 
 
 def majority_levels(counts: Array) -> tuple[float, float]:
-    """Accuracy of always saying a user's own commonest class: mean over users, and over samples (spec 4.4)."""
+    """Accuracy of always saying a user's own commonest class: mean over users, and over samples (per_fedavg.md 4.4)."""
     most, totals = counts.max(axis=1), counts.sum(axis=1)
     return float((most / totals).mean()), float(most.sum() / totals.sum())
 

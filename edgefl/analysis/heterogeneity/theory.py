@@ -1,6 +1,6 @@
 """The constants of Per-FedAvg's theory as pure functions (per_fedavg.md 6.3 to 6.5; Fallah et al. 2020, Appendix G).
 
-The bounds are those of the paper, of which the one on sampled users with tau > 1 is not certified (spec 8.1).
+The bounds are those of the paper, of which the one on sampled users with tau > 1 is not certified (per_fedavg.md 8.1).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def m_hf(of: Landscape, setting: Setting) -> float:
 def s_hf2(of: Landscape, setting: Setting) -> float:
     """6 sigma_g^2 (2 (alpha L)^2 / D + 2 / D' + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4 (H.2).
 
-    Pessimistic: its 1 / delta^2 belongs to two batches where HF takes one for both gradients (spec 2.3).
+    Pessimistic: its 1 / delta^2 belongs to two batches where HF takes one for both gradients (per_fedavg.md 2.3).
     """
     alpha, delta = setting.alpha, setting.delta
     noise = 2 * (alpha * of.L) ** 2 / setting.inner + 2 / setting.outer

@@ -1,6 +1,6 @@
 """FAFED's Theorem 1 and what follows it: who walks away from the optimum of three clients, and who comes to it.
 
-The programs are those that devices run, on double-precision numbers. Expected are the numbers of the spec (2.2, 2.4),
+The programs are those that devices run, on double-precision numbers. Expected are the numbers of fafed.md 2.2 and 2.4,
 which were computed apart from this code. ``xbar`` after t iterations is the spec's xbar_{t+1}.
 """
 

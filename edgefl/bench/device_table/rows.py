@@ -1,8 +1,9 @@
-"""EmbracingFL's phone table (spec 4.4, the paper's Table 8): forward and backward time of a batch, for three tiers.
+"""EmbracingFL's phone table (embracingfl.md 4.4, its Table 8): forward and backward time of a batch, for three tiers.
 
-EmbracingFL's tiers stand beside width reduction at the same capacities (spec 3.4). Forward is the multi-step forward pass,
-all chunks of it, and the forward pass of the trained units; backward is the rest of a training step: a step's time without
-that of a graph of the same units' forward pass in training mode, the update and the statistics included. I/O is left out.
+EmbracingFL's tiers stand beside width reduction at the same capacities (embracingfl.md 3.4). Forward is the multi-step
+forward pass, all chunks of it, and the forward pass of the trained units; backward is the rest of a training step: a step's
+time without that of a graph of the same units' forward pass in training mode, the update and the statistics included. I/O
+is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from exporters.bundle.formats import Format, check_installed, format_of
 
 TIERS = ("strong", "moderate", "weak")
 WIDTHS: Mapping[str, float] = {"moderate": 0.45, "weak": 0.2}
-"""Channels that width reduction keeps, rounded down: 7/14/28 and 3/6/12 of ResNet-20 (spec 3.4)."""
+"""Channels that width reduction keeps, rounded down: 7/14/28 and 3/6/12 of ResNet-20 (embracingfl.md 3.4)."""
 EMBRACING, WIDTH = "EmbracingFL", "width reduction"
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 

@@ -26,7 +26,7 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import EdgeflError
 
 SAMPLES_PER_DEVICE = 390
-"""The paper's mean client size (spec, section 3.5): decides the size of the record."""
+"""The paper's mean client size (embracingfl.md, section 3.5): decides the size of the record."""
 TURNS, TURN_STEPS = 5, 4
 _NAMES = {"onnx": "onnxruntime", "executorch": "executorch"}
 

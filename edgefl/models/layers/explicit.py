@@ -19,12 +19,12 @@ BnMode = Literal["global", "static"]
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over every dimension but the channel (dim 1), in both modes of spec 2.7.
+    """Batch normalisation over every dimension but the channel (dim 1), in both modes of embracingfl.md 2.7.
 
     ``global``: training normalises with batch statistics and *rebinds* ``running_mean`` / ``running_var`` to
     ``keep * old + (1 - keep) * batch`` (unbiased variance, as torch), so that ``torch.func.functional_call`` hands
     the new values back; inference uses them. ``static``: there are no moving statistics, every pass normalises
-    with those of its own batch (EmbracingFL section 4.5, after HeteroFL).
+    with those of its own batch (embracingfl.md 4.5, after HeteroFL).
 
     ``frozen``: training too uses the moving statistics and leaves them as they are, whatever mode the module is
     in, as people do who call ``bn.eval()`` before they fine-tune; of no effect in ``static``.

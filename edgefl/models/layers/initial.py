@@ -2,7 +2,7 @@
 
 A module with other tensors, or other values, fills them itself (:class:`FillsItself`).
 
-The paper's experiments ran on TensorFlow, so its defaults are the faithful guess (spec 2.7). The values are drawn
+The paper's experiments ran on TensorFlow, so its defaults are the faithful guess (embracingfl.md 2.7). The values are drawn
 from a generator of their own: torch's global random state is neither read nor changed.
 """
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: stacked LSTM and GRU with torch's names and layouts, and the bidirectional LSTM of spec 3.3.
+"""Recurrent layers: stacked LSTM and GRU with torch's names and layouts, and the bidirectional LSTM of embracingfl.md 3.3.
 
 The steps themselves are operators (:mod:`edgefl.models.layers.recurrence`), so neither tracing nor a graph grows with the
 sequence. Inside, a sequence is (T, B, features), as those operators want it.
@@ -253,7 +253,7 @@ class BiLstm(nn.Module):
 
     ``skip`` is the number of first words, in each direction's own processing order, whose states another part has
     computed (0: none). Then the input is packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps are run:
-    the paper's weak tier, truncated back-propagation (spec 3.3).
+    the paper's weak tier, truncated back-propagation (embracingfl.md 3.3).
     """
 
     def __init__(self, features: int, hidden: int, length: int, *, rate: float = 0.3, skip: int = 0) -> None:

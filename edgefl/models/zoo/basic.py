@@ -1,4 +1,4 @@
-"""The FEMNIST CNN (spec 3.2), the IMDB bidirectional LSTM (spec 3.3), and a multi-layer perceptron."""
+"""The FEMNIST CNN (embracingfl.md 3.2), the IMDB bidirectional LSTM (embracingfl.md 3.3), and a multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Dense(nn.Module):
 
 
 def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 0) -> ModelSpec:
-    """The FEMNIST CNN: two conv-pool units and two dense units, 6,603,710 parameters at the defaults (spec 3.2).
+    """The FEMNIST CNN: two conv-pool units and two dense units, 6,603,710 parameters at the defaults (embracingfl.md 3.2).
 
-    Its activations are counted for one sample, as the paper does for this model (spec 2.8).
+    Its activations are counted for one sample, as the paper does for this model (embracingfl.md 2.8).
     """
     side = size // 2 // 2
 
@@ -90,9 +90,9 @@ def bilstm(
     rate: float = 0.3,
     seed: int = 0,
 ) -> ModelSpec:
-    """The IMDB model: embedding, bidirectional LSTM with dropout, one logit; 3,611,137 parameters (spec 3.3).
+    """The IMDB model: embedding, bidirectional LSTM with dropout, one logit; 3,611,137 parameters (embracingfl.md 3.3).
 
-    A sample is ``length`` word numbers (int64). Activations are counted for one sample (spec 2.8).
+    A sample is ``length`` word numbers (int64). Activations are counted for one sample (embracingfl.md 2.8).
     """
 
     def units() -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""The LSTM language model of the FAFED spec (4.1): it says, at every position, what the next token is."""
+"""The LSTM language model of FAFED (fafed.md 4.1): it says, at every position, what the next token is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.models.loss import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec, sequential
 
 BOUND = 0.1
-"""Embedding and decoder start uniform in +-0.1 (spec 4.1)."""
+"""Embedding and decoder start uniform in +-0.1 (fafed.md 4.1)."""
 
 
 class Words(nn.Embedding):
@@ -57,7 +57,7 @@ def lstm_lm(
 ) -> ModelSpec:
     """Embedding, LSTM, decoder. A sample is ``length`` tokens, its label the ``length`` tokens that follow each.
 
-    The paper's size is ``vocabulary=33_278, features=650, hidden=650`` (50,065,078 parameters, spec 2.3). Embedding
+    The paper's size is ``vocabulary=33_278, features=650, hidden=650`` (50,065,078 parameters, fafed.md 2.3). Embedding
     and decoder are not tied: a tensor with two names would be trained apart, and its copies would drift. Every
     sample begins with a zero state; none is carried from one batch to the next.
     """

@@ -1,5 +1,4 @@
-"""ResNet-20 of EmbracingFL spec 3.1, its ResNet-8 sibling of spec 9.2, ResNet-10 of FedBAT spec 4.1, and ResNet-18, all
-for small images.
+"""ResNet-20 and its ResNet-8 sibling (embracingfl.md 3.1, 9.2), ResNet-10 (fedbat.md 4.1), and ResNet-18, for small images.
 
 Basic blocks are indivisible units.
 """
@@ -88,7 +87,7 @@ def resnet20(
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
-    """ResNet-20: stem, 3 x 3 blocks, head; 272,762 trainable parameters at the defaults (spec 3.1).
+    """ResNet-20: stem, 3 x 3 blocks, head; 272,762 trainable parameters at the defaults (embracingfl.md 3.1).
 
     The first block of *every* stage, stage 1 included, has a projection shortcut; that is what the paper's counts say.
     """

@@ -54,7 +54,7 @@ def fafed(
     number of ``devices`` N (``h`` if not N^(2/3) / L, w = 3/2), which takes neither lr nor alpha.
     ``second_moment``: what v is; "elementwise" as above, "scalar", "scalar_mean" and "adagrad_norm" one number for the whole
     model (:data:`~edgefl.programs.adaptive.second_moment.SecondMoment`).
-    ``first_step`` "plain" leaves A out of the step from x_0, as the paper prints it (spec 8.2).
+    ``first_step`` "plain" leaves A out of the step from x_0, as the paper prints it (fafed.md 8.2).
     ``clip`` and ``ext``: see :class:`~edgefl.programs.adaptive.storm.Storm`. ConfigError for numbers out of range.
     """
     positive("fafed: rho", rho)

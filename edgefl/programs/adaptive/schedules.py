@@ -82,7 +82,7 @@ class Decaying:
 
 @dataclass(frozen=True)
 class Theory:
-    """FAFED, Theorem 2 (with the repairs of the spec, 8.7)::
+    """FAFED, Theorem 2 (with the repairs of fafed.md 8.7)::
 
         h       = N^(2/3) / L
         w_t     = max(w, 1728 L^3 q^3 h^3 - t),  w = 3/2

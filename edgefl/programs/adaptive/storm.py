@@ -10,7 +10,7 @@ Iteration t of device i, with ONE batch and one dropout mask for both gradients,
 An exchange has the iterations t = (r-1) q + 1 .. r q. The device sends x_t, m and v *before* the step of the last one,
 which the server makes for all with the averages: v first, A = sqrt(v) + rho from it, and then x - eta_t m / A. Until the
 next exchange A stays as it is. What a device keeps for itself is x_{t-1}: after an exchange that is its OWN x_t of
-before, not the average (FAFED spec 8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
+before, not the average (fafed.md 8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Storm:
 
     ``steps`` is q. ``opening_steps`` batches make the gradient of the opening exchange. ``clip``: the norm over all
     tensors that a gradient is scaled down to; the factor comes from the gradient at the new point and acts on both,
-    because two factors would break what their difference cancels (spec 8.11). ``ext``: what the old gradient is
+    because two factors would break what their difference cancels (fafed.md 8.11). ``ext``: what the old gradient is
     multiplied by, 1 in the paper; public code of FAFED has it, with 0.95 for images and 1 for its language model. At 0,
     m is a heavy ball. ``adaptive`` holds beta and rho, and is empty where A = 1; ``second_moment`` says what v is made of.
     ``announced``: the options of the method that ``schedule`` is made of.

@@ -24,7 +24,8 @@ def fedavg(
     """FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
 
     ``y <- y - lr g(y; B)``, ``steps`` times from the round's weights; ``x <- mean y``. It is ``sgd`` without momentum and
-    without decay (fafed.md 3.1). ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)`` (4.4).
+    without decay (fafed.md 3.1). ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``
+    (fafed.md 4.4).
     """
     counts("program 'fedavg'", batch=batch)
     at_least_zero("program 'fedavg'", steps=steps, lr=lr)

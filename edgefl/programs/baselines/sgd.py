@@ -1,4 +1,4 @@
-"""SGD with momentum and decoupled ports: the local training of FedAvg and EmbracingFL (spec 2.5, 2.6)."""
+"""SGD with momentum and decoupled ports: the local training of FedAvg and EmbracingFL (embracingfl.md 2.5, 2.6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sgd(
     """EmbracingFL Algorithm 2: ``steps`` momentum-SGD steps on the trained suffix, fresh buffers every round.
 
     Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``.
-    Decay acts on conv and dense kernels only (spec 8, row 12); ``decay_all`` extends it to every trained tensor.
+    Decay acts on conv and dense kernels only (embracingfl.md 8, row 12); ``decay_all`` extends it to every trained tensor.
     Without momentum there are no buffers. ``masked_loss``: logits of classes that the device has no sample of are 0
     in training (HeteroFL). ``self_distillation``: the weight of :class:`SelfDistillation` at ``temperature`` (FjORD).
     ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``, before decay and momentum.

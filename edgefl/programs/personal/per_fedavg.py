@@ -24,7 +24,8 @@ OUTER = 0
 """Stream of the outer batch D', the one that FedAvg trains on."""
 SMALLEST_NORM = 1e-12
 DEFAULT_REACH = {torch.float32: 1e-2, torch.float64: 1e-4}
-"""How far HF looks by default, as a distance between weights: what round-off and curvature leave most digits at (2.8)."""
+"""How far HF looks by default, as a distance between weights: there round-off and curvature leave most digits
+(per_fedavg.md 2.8)."""
 
 MODES = ("hf", "fo", "exact")
 HESSIAN_BATCHES = ("independent", "inner")
@@ -70,7 +71,7 @@ def per_fedavg(
         w <- w - lr G
 
     and the mean of the users' models, each of equal weight. With m = ``inner_steps`` there are w_0 = w, ..., w_m, g~ is the
-    gradient at w_m, and G = J_0 ... J_(m-1) g~ with J_j v = v - alpha H(w_j) v, from right to left (2.6).
+    gradient at w_m, and G = J_0 ... J_(m-1) g~ with J_j v = v - alpha H(w_j) v, from right to left (per_fedavg.md 2.6).
 
     HF's h is ``delta`` (the paper's form), or ``delta0`` over the norm of the vector that it stands in front of, which
     is the default: 1e-2 in float32, 1e-4 in float64. ``hessian_batch="inner"``: H on the batch of the inner step, so that

@@ -52,9 +52,10 @@ def fedbat(
         alpha_e <- alpha_e - lr * rho * alpha * sum g * (s - m / alpha, or sign(m) where |m| > alpha)         (eq. 9)
 
     There is one alpha per tensor, module or model (``granularity``). ``finish`` sends a bit per entry and the step sizes:
-    of a new draw, of the last step's (``last_forward``), or sign(m) (``det_sign``; 8.1). Without ``binarize_1d`` biases and
-    norms are trained in full precision and sent as float32 (2.7); ``statistics``: bits per entry of moving statistics.
-    ``step_size`` "largest" is the variant that the theory covers (8.11): alpha = norm_inf(m) in each step, nothing to learn.
+    of a new draw, of the last step's (``last_forward``), or sign(m) (``det_sign``; fedbat.md 8.1). Without
+    ``binarize_1d`` biases and norms are trained in full precision and sent as float32 (fedbat.md 2.7); ``statistics``:
+    bits per entry of moving statistics. ``step_size`` "largest" is the variant that the theory covers (fedbat.md 8.11):
+    alpha = norm_inf(m) in each step, nothing to learn.
 
     ``alpha_range`` keeps alpha between two numbers, an addition to the paper: where few entries share an alpha, or the loss
     is steep, it can run away, since its step grows with its own square. ``metric.alpha_growth`` shows that: how far any
@@ -64,7 +65,7 @@ def fedbat(
     ``momentum`` acts on m only, ``weight_decay`` adds weight_decay * W to g of kernels; both are 0 in the paper.
     ``masked_loss`` as in ``sgd``. ``rho`` is ``hyper.rho``: each round may announce another.
 
-    ModelError for options that contradict each other, such as learned step sizes without a warm-up (8.6).
+    ModelError for options that contradict each other, such as learned step sizes without a warm-up (fedbat.md 8.6).
     """
     if masked_loss:
         objective = replace(objective, masked=True)

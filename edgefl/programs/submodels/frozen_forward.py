@@ -1,4 +1,4 @@
-"""One chunk of the multi-step forward pass: EmbracingFL Algorithm 1 (spec 2.4)."""
+"""One chunk of the multi-step forward pass: EmbracingFL Algorithm 1 (embracingfl.md 2.4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.models.spec import skeleton
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
     """Frozen units on a group of rows: ``weights.*``, ``batch.0.x`` (batch, *sample) -> ``record.x``.
 
-    Nothing is trained or changed (spec 2.7): global batch norm uses its moving statistics and leaves them alone,
+    Nothing is trained or changed (embracingfl.md 2.7): global batch norm uses its moving statistics and leaves them alone,
     static batch norm uses the statistics of exactly these ``batch`` rows, dropout is off. ``sample`` is one input
     row, without the batch dimension.
     """

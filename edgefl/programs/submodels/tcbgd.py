@@ -28,10 +28,10 @@ def tcbgd(
 
     In each step M = M0 and |x| >= theta (``remask``), and x moves by the loss's gradient at x * M, times M and
     1 + 2 |x| theta / (|x| + theta)^2 (``bias``, eq. 3). theta stays as it came. With both switches off this is
-    pruning-greedy, which is what ``sgd`` does there too (2.5). ``freeze_dropped``: momentum and decay do not move what
-    the mask has dropped (8-A6). ``masked_loss`` as in ``sgd``. On a submodel without thresholds, the full model
-    included, it is plain SGD. Defaults are the paper's batch and the released code's steps and learning rate
-    (4.3).
+    pruning-greedy, which is what ``sgd`` does there too (fiarse.md 2.5). ``freeze_dropped``: momentum and decay do not
+    move what the mask has dropped (fiarse.md A6). ``masked_loss`` as in ``sgd``. On a submodel without thresholds, the
+    full model included, it is plain SGD. Defaults are the paper's batch and the released code's steps and learning rate
+    (fiarse.md 4.3).
     """
     carrier = objective.carrier
     if isinstance(carrier, Thresholded):

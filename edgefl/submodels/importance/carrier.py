@@ -25,8 +25,8 @@ class TopK:
     tensors but the ``frozen`` ones: the server knows the mask, and what training does not move.
 
     The switches of TCB-GD: ``remask`` evaluates M = M0 and |w| >= theta anew in each step (otherwise M = M0),
-    ``bias`` multiplies the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both off is pruning-greedy (2.5).
-    ``freeze_dropped`` keeps momentum and decay from moving what the current mask has dropped (8-A6).
+    ``bias`` multiplies the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both off is pruning-greedy (fiarse.md
+    2.5). ``freeze_dropped`` keeps momentum and decay from moving what the current mask has dropped (fiarse.md A6).
     """
 
     maskable: Mapping[str, TensorSpec]

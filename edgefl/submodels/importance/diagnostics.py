@@ -1,4 +1,4 @@
-"""How the submodels of a run move over the rounds, and how a run's accuracies are summed up (FIARSE spec 2.11, A12)."""
+"""How the submodels of a run move over the rounds, and how a run's accuracies are summed up (fiarse.md 2.11, A12)."""
 
 from __future__ import annotations
 

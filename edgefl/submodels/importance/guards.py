@@ -1,4 +1,4 @@
-"""What keeps a small submodel alive where a plain ranking would empty whole layers (FIARSE spec 8.1, A9)."""
+"""What keeps a small submodel alive where a plain ranking would empty whole layers (fiarse.md 8.1, A9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a submodel can learn at all: invariant 31 of the FIARSE spec, and the guards that would revive a dead one."""
+"""Whether a submodel can learn at all: invariant 31 of fiarse.md, and the guards that would revive a dead one."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def remedies(
 ) -> tuple[tuple[Strategy, Guards], ...]:
     """The ways to cut the ``gamma`` part of ``weights`` that give a submodel that is alive, each tried.
 
-    Tried are one guard of A9 at a time, on a model-wise ranking: the smallest sufficient ``min_keep`` of a few, first
-    and last kernel dense, relative importance; and the shard-wise and layer-wise strategies.
+    Tried are one guard of fiarse.md A9 at a time, on a model-wise ranking: the smallest sufficient ``min_keep`` of a
+    few, first and last kernel dense, relative importance; and the shard-wise and layer-wise strategies.
     """
     whole = own_weights(spec) if weights is None else weights
     working: list[tuple[Strategy, Guards]] = []

@@ -1,4 +1,4 @@
-"""Which tensors of a model importance may thin out, and which every tier holds whole (FIARSE spec 2.9)."""
+"""Which tensors of a model importance may thin out, and which every tier holds whole (fiarse.md 2.9)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LAYERS = (
 def maskable(spec: ModelSpec) -> tuple[str, ...]:
     """Names, in state order, of the trained tensors of convolutions, dense, recurrent and embedding layers.
 
-    Biases are among them, those of convolutions and recurrent layers too: the spec lists the bias of a dense layer,
+    Biases are among them, those of convolutions and recurrent layers too: fiarse.md 2.9 lists the bias of a dense layer,
     and theirs do the same. Every other tensor is dense: the affine pair of any norm, moving statistics, a user's bare
     parameters (positions of a ViT, layer scales of ConvNeXt), and whatever training does not move.
     """

@@ -1,4 +1,4 @@
-"""Which tensors share a threshold: the whole model, each tensor alone, or consecutive parts (FIARSE spec 2.3, A18)."""
+"""Which tensors share a threshold: the whole model, each tensor alone, or consecutive parts (fiarse.md 2.3, A18)."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class Importance:
     """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, beside all that is always dense.
 
     The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is
-    nothing to choose and no threshold (8-A8): no mask travels, the devices read the model's units like those of any
+    nothing to choose and no threshold (fiarse.md A8): no mask travels, the devices read the model's units like those of any
     tier that trains it whole, and train it by plain SGD.
 
     The server averages an update's weights where they are held. For a server step of 1 that is the paper's
-    ``x - mean(Delta)`` with ``Delta = x - x_K`` over the holders (2.7): the mean of ``x - Delta_i`` is the same number.
+    ``x - mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7): the mean of ``x - Delta_i`` is the same.
 
     A dense parameter that training does not move travels down only.
 
@@ -129,7 +129,7 @@ class Importance:
         return Placement(regions, payload, {MASK: flat.size})
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
-        """Why the submodel cannot learn from these initial weights, and the options that would revive it (8-A9).
+        """Why the submodel cannot learn from these initial weights, and the options that would revive it (fiarse.md A9).
 
         Empty if it can, and for gamma = 1, which is the model itself.
         """

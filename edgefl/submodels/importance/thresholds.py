@@ -1,9 +1,9 @@
-"""The k largest magnitudes of each group, exactly k, and the thresholds that go with them (FIARSE spec 2.3, 2.6).
+"""The k largest magnitudes of each group, exactly k, and the thresholds that go with them (fiarse.md 2.3, 2.6).
 
     k = max(1, floor(gamma d)),    M0 = the k largest |x|, ties by lowest flat index,    theta = min |x[M0]|
 
-and theta = 0 with M0 all ones for gamma = 1 (A8). Masks are nested in gamma. During local training the mask is
-M0 AND |x| >= theta: the comparison alone would exceed the budget where there are ties or zeros (A7).
+and theta = 0 with M0 all ones for gamma = 1 (fiarse.md A8). Masks are nested in gamma. During local training the mask is
+M0 AND |x| >= theta: the comparison alone would exceed the budget where there are ties or zeros (fiarse.md A7).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 FOUR_SIZES = (1 / 64, 1 / 16, 1 / 4, 1.0)
 FIVE_SIZES = (0.04, 0.16, 0.36, 0.64, 1.0)
-"""The paper's capacities (spec 2.10): what width slicing by 1/8, 1/4, 1/2, 1 and by .2, .4, .6, .8, 1 gives."""
+"""The paper's capacities (fiarse.md 2.10): what width slicing by 1/8, 1/4, 1/2, 1 and by .2, .4, .6, .8, 1 gives."""
 
 NO_GUARDS = Guards()
 

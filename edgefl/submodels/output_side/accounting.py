@@ -1,4 +1,4 @@
-"""What a tier costs: the paper's counts p, a and C (spec 2.8, 3.4), and bounds that hold on a real device.
+"""What a tier costs: the paper's counts p, a and C (embracingfl.md 2.8, 3.4), and bounds that hold on a real device.
 
 All numbers are elements, not bytes; nothing here allocates or computes values.
 """
@@ -20,7 +20,7 @@ from edgefl.submodels.output_side.live_elements import live_elements
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Chunk, Submodel
 
-# 4 gate pre-activations, 4 gate outputs, cell and hidden, per hidden unit, direction and step (spec 2.8).
+# 4 gate pre-activations, 4 gate outputs, cell and hidden, per hidden unit, direction and step (embracingfl.md 2.8).
 LSTM_VALUES = 10
 
 
@@ -33,7 +33,7 @@ class Count:
 
     @property
     def mem(self) -> int:
-        """2p + 2a: parameters and gradients, activations and errors (spec 2.8)."""
+        """2p + 2a: parameters and gradients, activations and errors (embracingfl.md 2.8)."""
         return 2 * self.p + 2 * self.a
 
 
@@ -88,12 +88,12 @@ def tier(submodel: Submodel) -> Count:
 
 
 def capacity(submodel: Submodel) -> float:
-    """C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (spec 2.8)."""
+    """C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (embracingfl.md 2.8)."""
     return tier(submodel).mem / full(submodel.spec).mem
 
 
 def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]) -> float:
-    """C_avg of a mix of clients. The paper averages the capacities rounded to two decimals (spec 3.4)."""
+    """C_avg of a mix of clients. The paper averages the capacities rounded to two decimals (embracingfl.md 3.4)."""
     rounded = {
         name: Decimal(repr(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)
         for name, value in capacities.items()
@@ -149,7 +149,7 @@ def elements(spec: TensorSpec) -> int:
 
 
 def per_unit(spec: ModelSpec) -> Iterable[tuple[str, int, int]]:
-    """(unit, p, a per sample) for each unit: the tables of spec 3.1 to 3.3."""
+    """(unit, p, a per sample) for each unit: the tables of embracingfl.md 3.1 to 3.3."""
     for position, name in enumerate(spec.units):
         counted = count(spec.part(position, position + 1), spec.boundary(position), 1)
         yield name, counted.p, counted.a

@@ -21,12 +21,14 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OutputSide:
-    """The units ``cut+1 .. U`` of ``spec``, trained; the units ``1 .. cut``, frozen, in ``chunks`` downloads (spec 2.2).
+    """The units behind the cut, trained; those before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
+
+    With U units in ``spec``, ``cut+1 .. U`` are trained and ``1 .. cut`` are frozen.
 
     ``chunks`` is a number, for groups whose largest is as small as possible, or the groups themselves as lists of
     unit names. ``cut=0`` is the strong tier: everything is trained, there is no prefix and no record.
     ``skip`` > 0 is the LSTM's weak tier: the unit behind the cut is a BiLstm, the states after its first ``skip``
-    words are computed once, frozen, and recorded (spec 3.3). Its tensors are then in the prefix *and* trained.
+    words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are then in the prefix *and* trained.
     """
 
     spec: ModelSpec
@@ -198,8 +200,8 @@ STRONG = Tier(0)
 _STAGE_1 = ("stem", "block1", "block2", "block3")
 _STAGE_2 = ("block4", "block5", "block6")
 
-# Spec 2.2 (the paper's Table 1), spec 2.4 for the chunks, and spec 9.2 for ResNet-8. The others are ours, after the
-# same pattern: moderate leaves the first stages frozen, weak trains the last stage.
+# The paper's Table 1 (embracingfl.md 2.2), its chunks (embracingfl.md 2.4), and ResNet-8 (embracingfl.md 9.2). The others
+# are ours, after the same pattern: moderate leaves the first stages frozen, weak trains the last stage.
 TIERS: Mapping[str, Mapping[str, Tier]] = {
     "resnet20": {"strong": STRONG, "moderate": Tier(4), "weak": Tier(7, (_STAGE_1, _STAGE_2))},
     "resnet8": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},

@@ -52,7 +52,7 @@ class Structured:
     Channels are ranked by their whole kernels. A device holds the slices that lie in its inputs, whose scores it can
     follow: theta of a layer is the smallest of those at the start of the round. It is 0 where a single channel is kept,
     which must not be dropped. A layer that keeps all its channels has none, so that gamma = 1 is plain SGD on the whole
-    model, like any tier that trains it whole (8-A8).
+    model, like any tier that trains it whole (fiarse.md A8).
 
     ModelError for gamma outside (0, 1], or below the smallest slice there is, and for a model of which nothing can be
     cut, or whose code holds a size of its own.
@@ -293,9 +293,9 @@ def importance_structured(
     program ``tcbgd``.
 
     ``score`` is ``kernel`` or ``norm``, ``measure`` is ``rms`` or ``mean``; ``relative`` compares a channel with its own
-    layer's initial values. Without it one threshold leaves layers of large fan-in a single channel each (8-A9), through
-    which small tiers learn nothing. ``budget`` is ``parameters`` or ``macs``; ``counts`` says how many channels each
-    layer keeps.
+    layer's initial values. Without it one threshold leaves layers of large fan-in a single channel each (fiarse.md A9),
+    through which small tiers learn nothing. ``budget`` is ``parameters`` or ``macs``; ``counts`` says how many channels
+    each layer keeps.
     """
     numbers = counts if isinstance(counts, str) else tuple(counts)
     return Structured(spec, gamma, budget, Score(score, measure, relative), numbers)

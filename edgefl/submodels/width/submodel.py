@@ -44,8 +44,8 @@ _TOLD = 4
 class Width:
     """``ratio`` of the channels of each layer of ``spec``, trained as a smaller model of the same kind.
 
-    A dimension of C channels keeps ``max(1, round(ratio * C))`` of them, rounded up (FIARSE spec 3) or, for ``floor``,
-    down (EmbracingFL spec 5): the first ones, or with ``rolling`` those of FedRolex's window, the channels ``(t + q) mod
+    A dimension of C channels keeps ``max(1, round(ratio * C))`` of them, rounded up (fiarse.md 3) or, for ``floor``,
+    down (embracingfl.md 5): the first ones, or with ``rolling`` those of FedRolex's window, the channels ``(t + q) mod
     C`` in round t + 1. Where a dimension is made of heads times entries, or groups times channels, the entries of each
     head and the channels of each group are cut.
 
@@ -81,7 +81,7 @@ class Width:
     def of_gamma(
         cls, spec: ModelSpec, gamma: float, rounding: Rounding = "ceil", *, rolling: bool = False
     ) -> Width:
-        """The slice of about ``gamma`` of the parameters: ratio sqrt(gamma) (FIARSE spec 2.10)."""
+        """The slice of about ``gamma`` of the parameters: ratio sqrt(gamma) (fiarse.md 2.10)."""
         if not 0.0 < gamma <= 1.0:
             raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
         return cls(spec, math.sqrt(gamma), rounding, rolling)

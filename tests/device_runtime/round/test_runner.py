@@ -77,7 +77,7 @@ def test_the_record_is_gone_after_the_round(device: Device) -> None:
     assert [file.name for file in device.folder.glob("record-*")] == []
 
 
-# -- what is in memory (spec I10 to I12) -----------------------------------------------------------------------
+# -- what is in memory (embracingfl.md I10 to I12) -----------------------------------------------------------------------
 
 
 def test_i10_the_prefix_and_the_suffix_are_never_in_memory_together(device: Device) -> None:

@@ -1,4 +1,4 @@
-"""EmbracingFL I8, I9: every number of spec 3.1 to 3.4, 3.6 and 9.2, and the bounds of 2.8."""
+"""EmbracingFL I8, I9: every number of embracingfl.md 3.1 to 3.4, 3.6 and 9.2, and the bounds of 2.8."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CNN_UNITS = [
 ]
 BILSTM_UNITS = [("embedding", 2_560_000, 0), ("lstm", 1_050_624, 1_310_720), ("head", 513, 0)]
 
-# Spec 3.4: model, tier, p, a, C as printed, C unrounded.
+# embracingfl.md 3.4: model, tier, p, a, C as printed, C unrounded.
 TABLE_1 = [
     ("resnet20", "strong", 272_762, 6_947_136, 1.00, 1.0),
     ("resnet20", "moderate", 257_994, 2_752_832, 0.42, 0.4170),
@@ -57,7 +57,7 @@ TABLE_10 = [
     (0.20, 10_006, 1_302_848, 0.18, 0.1818),
 ]
 
-# Spec 9.2: input channels, size, p, a, capacities of moderate, weak, and of widths 0.45 and 0.2.
+# embracingfl.md 9.2: input channels, size, p, a, capacities of moderate, weak, and of widths 0.45 and 0.2.
 REDUCED = [
     (1, 28, 78_042, 2_509_120, (0.377, 0.139, 0.430, 0.183)),
     (3, 32, 78_330, 3_277_120, (0.373, 0.135, 0.432, 0.184)),
@@ -65,7 +65,7 @@ REDUCED = [
     (3, 16, 78_330, 819_520, (0.410, 0.175, 0.417, 0.175)),
 ]
 
-# Spec 3.6: strong, moderate, weak, then C_avg for CIFAR-10, FEMNIST, IMDB.
+# embracingfl.md 3.6: strong, moderate, weak, then C_avg for CIFAR-10, FEMNIST, IMDB.
 CASES = [
     (128, 0, 0, 1.00, 1.00, 1.00),
     (64, 64, 0, 0.71, 0.99, 0.74),

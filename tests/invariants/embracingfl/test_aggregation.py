@@ -1,4 +1,4 @@
-"""EmbracingFL invariants of the aggregation (spec section 7): I5, and the server's half of I7 and I14."""
+"""EmbracingFL invariants of the aggregation (embracingfl.md, section 7): I5, and the server's half of I7 and I14."""
 
 from __future__ import annotations
 

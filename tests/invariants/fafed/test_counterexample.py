@@ -41,7 +41,7 @@ SWEEP = {
     }.items()
     for eta, value in zip((0.001, 0.01, 0.1), row, strict=True)
 }
-"""xbar - 10 after 2,000 iterations of Algorithm 1 at q = 5, by (beta, eta) (spec 2.2)."""
+"""xbar - 10 after 2,000 iterations of Algorithm 1 at q = 5, by (beta, eta) (fafed.md 2.2)."""
 LIMITS = {
     (0.1, 0.9): 1.0876,
     (0.1, 0.1): 0.5314,
@@ -52,7 +52,7 @@ LIMITS = {
     (0.003, 0.9): 0.0365,
     (0.003, 0.1): 0.0125,
 }
-"""Where FAFED's xbar ends by (eta, alpha), after 40,000 iterations at q = 5 (spec 2.4)."""
+"""Where FAFED's xbar ends by (eta, alpha), after 40,000 iterations at q = 5 (fafed.md 2.4)."""
 
 
 @cache

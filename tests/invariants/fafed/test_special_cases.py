@@ -59,7 +59,7 @@ def test_07_with_another_alpha_the_previous_point_matters() -> None:
 
 
 def test_07_stem_with_alpha_one_is_federated_averaging_from_its_first_point() -> None:
-    """Aligned as the algorithm is: rounds begin at x_1, x_{q+1}, ... (spec 8.4)."""
+    """Aligned as the algorithm is: rounds begin at x_1, x_{q+1}, ... (fafed.md 8.4)."""
     local = run(stem(PROBLEM.objective, **{**COMMON, "alpha": 1.0}))
     fedavg = sgd(PROBLEM.objective, batch=1, steps=3, lr=0.05, momentum=0.0, weight_decay=0.0)
     start = local.rounds[0].weights
@@ -179,7 +179,7 @@ def test_ext_multiplies_the_old_gradient_alone(make: Callable[..., Program]) -> 
 
 
 def test_clipping_takes_one_factor_from_the_new_point_for_both_gradients() -> None:
-    """Spec 8.11; a factor for each would be another m."""
+    """fafed.md 8.11; a factor for each would be another m."""
     clip = 0.5
     found = run(fafed(PROBLEM.objective, **COMMON, clip=clip), rounds=4)
     m_0 = torch.stack([_down(PROBLEM.gradient(i, START[X]), clip) for i in range(4)])

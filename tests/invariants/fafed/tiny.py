@@ -67,7 +67,7 @@ class Bowls:
 
 
 GOLDEN = Bowls.of([[1, 4], [3, 1]], [[1, -1], [-2, 2]])
-"""The two clients of the golden vector (spec, section 7)."""
+"""The two clients of the golden vector (fafed.md, section 7)."""
 
 
 def at(*x: float) -> Tensors:

@@ -1,4 +1,4 @@
-"""FIARSE invariants 19 to 23: the server's partial average of submodels, by both rules of who counts (8-A3)."""
+"""FIARSE invariants 19 to 23: the server's partial average of submodels, by both rules of who counts (fiarse.md A3)."""
 
 from __future__ import annotations
 

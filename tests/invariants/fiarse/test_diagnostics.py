@@ -1,4 +1,4 @@
-"""FIARSE invariants 28, 30 and 31, and what 8-A9 says about dead submodels."""
+"""FIARSE invariants 28, 30 and 31, and what fiarse.md A9 says about dead submodels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FIARSE 8-A9: guards against submodels whose layers keep nothing."""
+"""fiarse.md A9: guards against submodels whose layers keep nothing."""
 
 from __future__ import annotations
 

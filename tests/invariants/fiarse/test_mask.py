@@ -226,7 +226,7 @@ def test_inv07_strategies_group_the_tensors_of_a_model(resnet) -> None:
     assert Strategy("layer").groups(resnet) == tuple((name,) for name in names)
     shards = Strategy("shard").groups(resnet)
     assert tuple(name for shard in shards for name in shard) == names
-    # The authors' six groups, with the parameter counts of spec 4.1.
+    # The authors' six groups, with the parameter counts of fiarse.md 4.1.
     weights = own_weights(resnet)
     sizes = [sum(weights[name].size for name in shard) for shard in shards]
     assert sizes == [1_728, 147_456, 524_288, 2_097_152, 8_388_608, 5_130]

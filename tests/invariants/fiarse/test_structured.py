@@ -1,4 +1,4 @@
-"""FIARSE by whole channels (spec 8.3, R4 and R5): the group gradient, thresholds over channels, training and averaging."""
+"""FIARSE by whole channels (fiarse.md 8.3, R4 and R5): group gradient, thresholds over channels, training and averaging."""
 
 from __future__ import annotations
 

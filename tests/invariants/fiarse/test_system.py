@@ -81,7 +81,7 @@ def test_inv27_the_payload_comes_back_without_loss_and_is_the_masked_model(
     [(1 / 64, "gaps"), (0.04, "gaps"), (1 / 16, "gaps"), (1 / 4, "packed"), (0.64, "packed")],
 )
 def test_inv27_the_bytes_down_are_those_of_the_formula(spec: ModelSpec, gamma: float, smaller: str) -> None:
-    """Mask and values as in 8.3, 4 bytes for each dense scalar and, of the container, for each tensor's threshold."""
+    """Mask and values as in fiarse.md 8.3, 4 bytes for each dense scalar and, of the container, each tensor's threshold."""
     submodel = importance(spec, gamma=gamma)
     placement = submodel.place(arrays_of(spec), 1)
     blob = tensors.dump(placement.payload, placement.masks)

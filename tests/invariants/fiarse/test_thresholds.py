@@ -1,4 +1,4 @@
-"""FIARSE 2.3, 2.6 and 8-A9 at their edges: thresholds between float32 numbers, budgets that just do, guards together."""
+"""fiarse.md 2.3, 2.6 and A9 at their edges: thresholds between float32 numbers, budgets that just do, guards together."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def cut_vector(x: Vector, gamma: float) -> tuple[float, Mask]:
 
 
 def framework_default(spec: ModelSpec, seed: int = 0) -> ModelSpec:
-    """The same model with torch's own initial values: uniform in +-1/sqrt(fan_in), biases too (spec 4.1)."""
+    """The same model with torch's own initial values: uniform in +-1/sqrt(fan_in), biases too (fiarse.md 4.1)."""
 
     def fill(layer: nn.Conv2d | nn.Linear) -> None:
         layer.reset_parameters()
@@ -42,7 +42,7 @@ def framework_default(spec: ModelSpec, seed: int = 0) -> ModelSpec:
 
 
 def he_fan_out(spec: ModelSpec, seed: int = 0) -> ModelSpec:
-    """The same model, convolutions He normal by fan-out, dense layers as torch has them (spec 8.1, A9)."""
+    """The same model, convolutions He normal by fan-out, dense layers as torch has them (fiarse.md 8.1, A9)."""
 
     def fill(layer: nn.Conv2d | nn.Linear) -> None:
         layer.reset_parameters()
@@ -90,7 +90,7 @@ def positions_per_weight(spec: ModelSpec) -> dict[str, int]:
 
 
 def mac_fraction(spec: ModelSpec, found: Cut) -> float:
-    """MACs left if every zero is skipped, over all MACs (spec 8.2)."""
+    """MACs left if every zero is skipped, over all MACs (fiarse.md 8.2)."""
     uses, weights = positions_per_weight(spec), own_weights(spec)
     kept = sum(int(found.masks[name].sum()) * times for name, times in uses.items())
     return kept / sum(weights[name].size * times for name, times in uses.items())
@@ -110,7 +110,7 @@ def per_scalar_average(
 
 
 def ring_average(x: Vector, masks: Mapping[float, Mask], uploads: Sequence[tuple[float, Vector]]) -> Vector:
-    """The same by rings (spec 2.7): ring [g_(j-1) : g_j] is averaged over the participants of capacity >= g_j.
+    """The same by rings (fiarse.md 2.7): ring [g_(j-1) : g_j] is averaged over the participants of capacity >= g_j.
 
     What lies beyond the largest capacity of ``masks`` is never touched.
     """

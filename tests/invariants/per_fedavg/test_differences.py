@@ -212,7 +212,7 @@ def test_09_34_fail_for_the_steps_of_a_program_that_takes_two_batches() -> None:
 
 
 def test_the_scale_free_reach_is_divided_by_the_norm_of_what_it_multiplies() -> None:
-    """delta0 so large that the quotient shows which h it was taken with; the net has third derivatives (2.8)."""
+    """delta0 so large that the quotient shows which h it had; the net has third derivatives (per_fedavg.md 2.8)."""
     objective, alpha, delta0 = elu_net(), 0.5, 0.5
     w = random_weights(objective, 1)
     outer, inner, hessian = (random_batch(objective, 8, seed) for seed in (2, 3, 4))

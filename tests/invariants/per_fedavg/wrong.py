@@ -47,7 +47,7 @@ def _plus_twice(grad: Grads, w: Tensors, gt: Tensors, alpha: Tensor, delta: Tens
 
 
 def _undivided(grad: Grads, w: Tensors, gt: Tensors, alpha: Tensor, delta: Tensor) -> Tensors:
-    """The misprint: divided by delta, not by 2 delta (8.1)."""
+    """The misprint: divided by delta, not by 2 delta (per_fedavg.md 8.1)."""
     return shifted(gt, _quotient(grad, w, gt, delta), -2 * alpha)
 
 
