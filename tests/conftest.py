@@ -79,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(record.Recorder(path))
 
 
+@pytest.hookimpl(trylast=True)  # when the other ring is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     record.longest_first(items, record.load())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
@@ -63,6 +64,13 @@ class Finish:
 @cache
 def coded(form: str, codec: str, options: tuple[tuple[str, object], ...] = ()) -> Finish:
     return Finish(form, codec, dict(options))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """Programs that stay open would keep later tests of this process from choosing a number of threads."""
+    yield
+    coded.cache_clear()
 
 
 def finish_of(form: str, codec: str, options: dict[str, object]) -> Finish:

@@ -46,11 +46,25 @@ def load(path: Path = PATH) -> FullRun | None:
 
 
 def longest_first(items: list[pytest.Item], recorded: FullRun | None) -> None:
-    """Order whole files by what they took, longest first, so that no worker is left with a long one at the end."""
+    """Order whole files by what their tests among ``items`` take, longest first, so that no worker is left with a long one
+    at the end."""
     if recorded is None:
         return
-    seconds = {name: each.seconds + each.slow_seconds for name, each in recorded.files.items()}
-    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], float("inf")))
+    rings: dict[str, set[bool]] = defaultdict(set)
+    for item in items:
+        rings[_file(item)].add("slow" in item.keywords)
+
+    def seconds(name: str) -> float:
+        times = recorded.files.get(name)
+        if times is None:
+            return float("inf")
+        return times.seconds * (False in rings[name]) + times.slow_seconds * (True in rings[name])
+
+    items.sort(key=lambda item: -seconds(_file(item)))
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 class Recorder:

@@ -41,13 +41,19 @@ def test_a_table_sums_files_by_room() -> None:
     assert "| tests/wire | 5 | 3 | 1 | 4 |" in by_folder(run)
 
 
-def test_long_files_come_first_and_stay_whole() -> None:
+def test_long_files_come_first_and_stay_whole_by_the_tests_that_run() -> None:
     class Item:
-        def __init__(self, nodeid: str) -> None:
-            self.nodeid = nodeid
+        def __init__(self, nodeid: str, *keywords: str) -> None:
+            self.nodeid, self.keywords = nodeid, keywords
 
-    files = {"a.py": FileTimes(seconds=1.0), "b.py": FileTimes(seconds=1.0, slow_seconds=5.0)}
+    files = {"a.py": FileTimes(seconds=2.0), "b.py": FileTimes(seconds=1.0, slow_seconds=5.0)}
     run = FullRun(commit="", date="", machine="", wall_seconds=1.0, files=files)
-    items = [Item(name) for name in ("a.py::1", "a.py::2", "b.py::1", "new.py::1")]
-    longest_first(items, run)  # type: ignore[arg-type]
-    assert [item.nodeid for item in items] == ["new.py::1", "b.py::1", "a.py::1", "a.py::2"]
+
+    def order(*items: Item) -> list[str]:
+        listed = list(items)
+        longest_first(listed, run)  # type: ignore[arg-type]
+        return [item.nodeid for item in listed]
+
+    quick = (Item("b.py::1"), Item("a.py::1"), Item("new.py::1"), Item("a.py::2"))
+    assert order(*quick) == ["new.py::1", "a.py::1", "a.py::2", "b.py::1"]
+    assert order(*quick, Item("b.py::2", "slow"))[:3] == ["new.py::1", "b.py::1", "b.py::2"]
