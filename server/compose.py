@@ -12,21 +12,24 @@ from edgefl.contract import server_state
 from edgefl.contract.program import Program
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.bundles import stored
+from edgefl.setup.bundles import bundle_of
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.sizes import mebibytes
+from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Arrays
+from exporters.front.cache import BundleCache, Found
+from exporters.front.folder import bundle_name
 from exporters.front.program import check_lies_like_weights
 from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
 from server.aggregate.robust import MeanRule, buffered_bytes
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
-from server.events import Event, Exporting, Noted, Warned
+from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting
 from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec
 
@@ -56,10 +59,9 @@ def compose(
         emit(Noted(text=text))
     for warned in _warnings(federation, tiers, model, initial, aggregate):
         emit(warned)
-    exchanges = [
-        _exchange(federation, dataset, tiers, exchange, out / "bundles", emit)
-        for exchange in exchanges_of(method)
-    ]
+    bundles = _Bundles(federation, dataset, out / "bundles", emit)
+    exchanges = [_exchange(federation, tiers, exchange, bundles) for exchange in exchanges_of(method)]
+    emit(bundles.told())
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
@@ -88,43 +90,52 @@ def compose(
     )
 
 
+class _Bundles:
+    """The bundles of a run: each one compiled, or out of the user's cache, and written into the run's folder."""
+
+    def __init__(
+        self, federation: Federation, dataset: Dataset, folder: Path, emit: Callable[[Event], None]
+    ) -> None:
+        self._federation, self._dataset, self._folder, self._emit = federation, dataset, folder, emit
+        self._cache = BundleCache.of_user()
+        self._all: list[Found] = []
+
+    def of(self, tier: Tier, exchange: Exchange, format: str) -> Bundle:
+        found = bundle_of(
+            self._federation,
+            self._dataset,
+            tier,
+            exchange,
+            format=format,
+            cache=self._cache,
+            progress=lambda text: self._emit(Exporting(tier=tier.name, text=text)),
+        )
+        self._all.append(found)
+        write_bundle(found.bundle, self._folder / bundle_name(tier.name, exchange.name, format))
+        return found.bundle
+
+    def told(self) -> Compiled:
+        compiled = sum(found.compiled for found in self._all)
+        return Compiled(
+            compiled=compiled,
+            reused=len(self._all) - compiled,
+            cache=str(self._cache.folder),
+            cache_bytes=self._cache.nbytes,
+        )
+
+
 def _exchange(
-    federation: Federation,
-    dataset: Dataset,
-    tiers: Mapping[str, Tier],
-    exchange: Exchange,
-    folder: Path,
-    emit: Callable[[Event], None],
+    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundles: _Bundles
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
-    specs = {
-        name: _tier_spec(federation, dataset, tier, own[name], folder, emit) for name, tier in tiers.items()
-    }
+    specs = {name: _tier_spec(federation, tier, own[name], bundles) for name, tier in tiers.items()}
     return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
 
 
-def _tier_spec(
-    federation: Federation,
-    dataset: Dataset,
-    tier: Tier,
-    exchange: Exchange,
-    folder: Path,
-    emit: Callable[[Event], None],
-) -> TierSpec:
-    bundle, *further = (
-        stored(
-            federation,
-            dataset,
-            tier,
-            exchange,
-            folder=folder,
-            format=format,
-            progress=lambda text: emit(Exporting(tier=tier.name, text=text)),
-        )
-        for format in federation.formats_of(tier.name)
-    )
+def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundles: _Bundles) -> TierSpec:
+    bundle, *further = (bundles.of(tier, exchange, format) for format in federation.formats_of(tier.name))
     form = exchange.program.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
     labels = [port.label for port in finish.outputs_of("update")]

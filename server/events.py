@@ -29,6 +29,15 @@ class Exporting(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Compiled(Event, frozen=True, kw_only=True):
+    """All bundles are there: ``compiled`` now, ``reused`` out of the folder ``cache``, whose files take ``cache_bytes``."""
+
+    compiled: int
+    reused: int
+    cache: str
+    cache_bytes: int
+
+
 class Warned(Event, frozen=True, kw_only=True):
     """Something about a tier that a person should know; the run goes on."""
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -74,6 +75,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(
+        config, "workerinput"
+    ):  # processes of xdist have the variable from the one that starts them
+        folder = tempfile.TemporaryDirectory(prefix="edgefl-bundles-")
+        os.environ["EDGEFL_CACHE"] = folder.name  # never the user's own
+        config.add_cleanup(folder.cleanup)
     path: Path | None = config.getoption("--record")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(record.Recorder(path))

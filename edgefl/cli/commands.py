@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize, reproduce
 from edgefl.cli.bench import measure as bench
-from edgefl.cli.catalog import inspection
+from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.federation import broker, run, server
 from edgefl.cli.models import deploy, export, plan, profile, verify
@@ -22,6 +22,7 @@ for module in (
     verify,
     profile,
     inspection,
+    cache,
     bench,
     heterogeneity,
     personalize,

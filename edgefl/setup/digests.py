@@ -1,4 +1,4 @@
-"""What a run and its bundles were made from, as digests: the same one means that they may be used again."""
+"""What a run was made from, as a digest: under the same one it may be taken up again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import inspect
 from importlib import metadata
 from pathlib import Path
 
-import msgspec
-
 from edgefl.config import Federation
 from edgefl.programs import user_programs as own
+from edgefl.system.digests import digest_of
 from edgefl.wire.errors import ModelError
 
 
@@ -60,8 +59,3 @@ def _source_digest(module: str) -> str:
     except (OSError, TypeError):  # built in, or without a source file
         source = b""
     return hashlib.sha256(source).hexdigest()
-
-
-def digest_of(values: object) -> str:
-    """SHA-256 of plain values, whatever the order of their keys."""
-    return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()

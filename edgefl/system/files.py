@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+PARTIAL = ".partial"
+"""How the name of a file ends that is not whole yet."""
+
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
     """A file beside ``path`` to write to, which takes its place where the block ends without an error.
 
-    ``durable``: its bytes are on disk before it does. The folder must exist; OSError if the file cannot be written.
+    ``durable``: its bytes are on disk before it does. ``shared``: several processes may write the same path at once; the
+    last one stays. The folder must exist; OSError if the file cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
+    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    partial = path.with_name(path.name + own + PARTIAL)
     try:
         with partial.open("wb") as file:
             yield file
@@ -28,7 +34,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, durable: bool = False, shared: bool = False) -> None:
     """Replace the content of ``path`` by ``data``, whole or not at all; see :func:`replacing`."""
-    with replacing(path, durable=durable) as file:
+    with replacing(path, durable=durable, shared=shared) as file:
         file.write(data)

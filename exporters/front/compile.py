@@ -8,7 +8,9 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.limits import Limits
 from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import Format
+from exporters.bundle.formats import Format, Onnx
+from exporters.front.cache import BundleCache, Found
+from exporters.front.digest import bundle_digest
 from exporters.front.tier import Exchange, Tier
 from exporters.memory.recompute import Budget
 
@@ -39,3 +41,45 @@ def compiled(
         format=format,
         progress=progress,
     )
+
+
+def cached(
+    cache: BundleCache,
+    tier: Tier,
+    exchange: Exchange,
+    *,
+    model: str,
+    data: DataSpec,
+    format: Format | None = None,
+    chunk_bytes: int = Limits().chunk_bytes,
+    memory_budget: Budget | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """:func:`compiled`, or out of ``cache`` where it was made of the same things before; then ``progress`` is told
+    nothing."""
+
+    def make() -> Bundle:
+        return compiled(
+            tier,
+            exchange,
+            model=model,
+            data=data,
+            format=format,
+            chunk_bytes=chunk_bytes,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+
+    try:
+        digest = bundle_digest(
+            tier,
+            exchange,
+            model=model,
+            data=data,
+            format=format or Onnx(),
+            chunk_bytes=chunk_bytes,
+            memory_budget=memory_budget,
+        )
+    except Exception:  # a function of a user's own that fails: the compiler says where and why
+        return Found(make(), compiled=True)
+    return cache.bundle(digest, make)

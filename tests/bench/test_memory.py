@@ -9,7 +9,7 @@ import pytest
 from edgefl.bench.memory.rows import plain_graph
 from edgefl.bench.memory.worker import load
 from edgefl.config import Federation, parse
-from edgefl.setup.bundles import export
+from edgefl.setup.bundles import bundle_of
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tier_of
@@ -35,7 +35,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     settings, folder = federation(), tmp_path_factory.mktemp("compared")
     dataset = open_data(settings)
     tier = tier_of(settings, federation_model(settings, dataset), "strong")
-    bundle = export(settings, dataset, tier, tier.main, format=request.param)
+    bundle = bundle_of(settings, dataset, tier, tier.main, format=request.param).bundle
     path = folder / "strong.efl"
     write_bundle(bundle, path)
     return path, plain_graph(path, settings, dataset, folder / "strong.plain")

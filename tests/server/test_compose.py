@@ -19,19 +19,19 @@ from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
-from edgefl.setup.bundles import bundle_digest
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import replaced_program
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.bundle.archive import Bundle, read_bundle
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
+from exporters.front.cache import Found
 from exporters.front.tier import Tier
 from exporters.memory.recompute import Budget
 from server.compose import _rules, _scalars, compose
 from server.coordinator.roster import tier_of
-from server.events import Event, Noted, Warned
+from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.run_spec import DownlinkSpec, RunSpec
 
 DATASET = digits().limited(train=40, test=70)
@@ -65,10 +65,10 @@ def plan(out: Path) -> RunSpec:
 def compiled(plan: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled: a tier's bundle is that of the tier of this name in ``plan``, whatever it should be."""
 
-    def bundle_of(_: Federation, __: Any, tier: Tier, *___: Any, **____: Any) -> Bundle:
-        return plan.tiers[tier.name].bundle
+    def bundle_of(_: Federation, __: Any, tier: Tier, *___: Any, **____: Any) -> Found:
+        return Found(plan.tiers[tier.name].bundle, compiled=False)
 
-    monkeypatch.setattr("server.compose.stored", bundle_of)
+    monkeypatch.setattr("server.compose.bundle_of", bundle_of)
 
 
 def test_a_plan_holds_what_the_file_says(plan: RunSpec) -> None:
@@ -95,13 +95,29 @@ def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rou
     assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what a program schedules is not decayed beside it"
 
 
-def test_bundles_are_kept_and_made_once(plan: RunSpec, out: Path) -> None:
+def test_bundles_are_compiled_once_for_all_folders_and_the_server_says_where_they_are_kept(
+    plan: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path / "cache"))
     said: list[Event] = []
-    again = compose(federation(), DATASET, out, emit=said.append)
-    assert not said
-    for tier in plan.tiers:
-        assert again.tiers[tier].bundle == plan.tiers[tier].bundle
-        assert (out / "bundles" / f"{tier}.efl").exists()
+    for folder in ("first", "second"):
+        made = compose(federation(), DATASET, tmp_path / folder, emit=said.append)
+        for tier in plan.tiers:
+            assert made.tiers[tier].bundle == plan.tiers[tier].bundle
+            assert read_bundle(tmp_path / folder / "bundles" / f"{tier}.efl") == plan.tiers[tier].bundle
+    assert {event.tier for event in said if isinstance(event, Exporting)} == {"strong", "weak"}
+    first, second = (event for event in said if isinstance(event, Compiled))
+    assert (first.compiled, first.reused, second.compiled, second.reused) == (2, 0, 0, 2)
+    assert said[-1] == second and second.cache == str(tmp_path / "cache") and second.cache_bytes > 0
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_live_view_says_once_where_bundles_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    event = msgspec.to_builtins(Compiled(compiled=1, reused=2, cache="folder", cache_bytes=3 << 20))
+    with View(federation(), ["weak-1"], {}, live=True) as view:
+        for _ in range(2):
+            view.take(Said(event))
+    assert capsys.readouterr().out.count("bundles: 2 from the cache, 1 compiled (folder, 3.0 MiB)") == 1
 
 
 @pytest.mark.usefixtures("compiled")
@@ -180,13 +196,12 @@ def test_a_scalar_that_tiers_do_not_agree_on_is_refused() -> None:
         _scalars({"strong": program, "weak": replace(program, hyper={"lr": 0.25})})
 
 
-def test_a_damaged_bundle_is_made_again(plan: RunSpec, out: Path) -> None:
+@pytest.mark.usefixtures("compiled")
+def test_a_damaged_bundle_in_the_folder_is_written_again(plan: RunSpec, out: Path) -> None:
     path = out / "bundles" / "weak.efl"
     path.write_bytes(path.read_bytes()[:100])
-    said: list[Event] = []
-    again = compose(federation(), DATASET, out, emit=said.append)
-    assert {event.tier for event in said} == {"weak"}  # type: ignore[attr-defined]
-    assert again.tiers["weak"].bundle == plan.tiers["weak"].bundle
+    compose(federation(), DATASET, out)
+    assert read_bundle(path) == plan.tiers["weak"].bundle
 
 
 @pytest.mark.usefixtures("compiled")
@@ -247,18 +262,13 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = federation(model={"name": "own_model_for_digests:make", "options": {}})
-    submodel = OutputSide(federation_model(federation(), DATASET), 0)
 
-    def digests() -> list[str]:
-        return [run_digest(own), bundle_digest(own, DATASET, submodel, "strong")]
-
-    before = digests()
-    assert before == digests()
+    before = run_digest(own)
+    assert before == run_digest(own)
     source.write_text("def make(): return 1\n")
-    changed = digests()
+    changed = run_digest(own)
     monkeypatch.setattr("edgefl.setup.digests.metadata.version", lambda _: "999")
-    updated = digests()
-    assert all(len({*three}) == 3 for three in zip(before, changed, updated, strict=True))
+    assert len({before, changed, run_digest(own)}) == 3
 
 
 @pytest.mark.parametrize("form", ["module", "file"])
@@ -269,30 +279,11 @@ def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     named = federation(program={"name": f"{source if form == 'file' else source.stem}:make"})
-    submodel = OutputSide(federation_model(federation(), DATASET), 0)
 
-    def both() -> list[str]:
-        return [run_digest(named), bundle_digest(named, DATASET, submodel, "strong")]
-
-    before = both()
-    assert before == both()
+    before = run_digest(named)
+    assert before == run_digest(named)
     source.write_text("def make(): return 1\n")
-    assert all(one != other for one, other in zip(before, both(), strict=True))
-
-
-def test_a_memory_budget_is_another_bundle_of_its_tier_alone() -> None:
-    plain = federation()
-    tight = federation(tiers={"strong": {"memory_budget": "64MiB"}})
-    submodel = OutputSide(federation_model(plain, DATASET), 0)
-
-    def digest(config: Federation, tier: str) -> str:
-        return bundle_digest(config, DATASET, submodel, tier)
-
-    assert digest(tight, "strong") != digest(plain, "strong")
-    assert digest(tight, "weak") == digest(plain, "weak")
-    assert digest(federation(tiers={"strong": {"memory_budget": "65536 KiB"}}), "strong") == digest(
-        tight, "strong"
-    )
+    assert before != run_digest(named)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from edgefl.cli.output import console
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
 from edgefl.system.sizes import KIB, MIB, size
+from exporters.front import cache
 
 if TYPE_CHECKING:
     from edgefl.wire.update.size import UpdateSize
@@ -98,9 +99,10 @@ class View:
                 self._notes.append(_note(event))
             case "refused":  # the server's last words say why
                 self._stage = "the run ends unfinished"
-            case "warned" | "noted":
-                if event["text"] not in self._notes:  # a server that was started again says it again
-                    self._notes.append(event["text"])
+            case "warned" | "noted" | "compiled":
+                text = _note(event)
+                if text not in self._notes:  # a server that was started again says it again
+                    self._notes.append(text)
             case "finished":
                 self._final = event
                 self._stage = "done"
@@ -164,6 +166,9 @@ def _kept(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _note(event: dict[str, Any]) -> str:
+    if event["event"] == "compiled":
+        counts = {key: event[key] for key in ("compiled", "reused")}
+        return cache.told(**counts, folder=Path(event["cache"]), nbytes=event["cache_bytes"])
     if event["event"] != "declined":
         return str(event["text"])
     text = f"{event['device']} declined round {event['round']} ({event['reason']})"

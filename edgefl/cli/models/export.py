@@ -107,6 +107,7 @@ def export(
             which |= {"format": form} if len(kinds) > 1 else {}
             row, _ = _exported(federation, dataset, (made, exchange, form), out, progress)
             rows.append({"tier": made.name, **which, **row})
+    _tell_cache(rows)
     if as_json:
         print_json(rows)
     else:
@@ -129,16 +130,24 @@ def _exported(
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Any], Bundle]:
     """Write one bundle, of a tier, exchange and format: what is told of it, and the bundle."""
-    from edgefl.setup.bundles import export
+    from edgefl.setup.bundles import bundle_of
     from edgefl.wire.bundle.archive import write_bundle
     from exporters.front.folder import bundle_name
 
     tier, exchange, form = which
-    bundle = export(federation, dataset, tier, exchange, format=form, progress=progress)
-    path = out / bundle_name(tier.name, exchange.name, form)
+    found = bundle_of(federation, dataset, tier, exchange, format=form, progress=progress)
+    bundle, path = found.bundle, out / bundle_name(tier.name, exchange.name, form)
     write_bundle(bundle, path)
     facts = {"file": str(path), "bytes": path.stat().st_size, "digest": bundle.ref(1 << 30).sha256}
-    return facts, bundle
+    return facts | {"compiled": found.compiled}, bundle
+
+
+def _tell_cache(rows: list[dict[str, Any]]) -> None:
+    from exporters.front.cache import BundleCache, told
+
+    compiled, cache = sum(row["compiled"] for row in rows), BundleCache.of_user()
+    text = told(compiled=compiled, reused=len(rows) - compiled, folder=cache.folder, nbytes=cache.nbytes)
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _export_fitting(
@@ -189,6 +198,7 @@ def _export_fitting(
                 lambda text: status.update(Text(text)),
             )
             rows.append({"tier": name, **({"format": form} if len(forms) > 1 else {}), **row})
+    _tell_cache(rows)
     errors.print(f"chosen: {made.reason()}", markup=False, highlight=False, soft_wrap=True)
     facts = {
         "kind": best.kind,

@@ -237,7 +237,7 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
     from edgefl.config import load, without_devices
     from edgefl.lab.lab import completed
-    from edgefl.setup.bundles import export
+    from edgefl.setup.bundles import bundle_of
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model
     from edgefl.setup.training import tiers_of
@@ -257,4 +257,4 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     for name, tier in tiers_of(federation, federation_model(federation, dataset), tiers).items():
         exchanges = (tier.main,) if chosen.main_only else tier.exchanges
         for exchange, form in product(exchanges, formats[name]):
-            yield export(federation, dataset, tier, exchange, format=form)
+            yield bundle_of(federation, dataset, tier, exchange, format=form).bundle

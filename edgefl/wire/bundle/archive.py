@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,27 +41,46 @@ class Bundle:
         return self.blobs[self.manifest.graph(name).blob.sha256]
 
 
-def write_bundle(bundle: Bundle, path: Path) -> None:
-    """Write the bundle's file; an interrupted write leaves no half file behind."""
+def file_of(bundle: Bundle) -> bytes:
+    """The bundle's file; that of an equal bundle is equal."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _EPOCH), bundle.encoded)
         for sha256 in sorted(bundle.blobs):
             info = zipfile.ZipInfo(f"blobs/{sha256}", _EPOCH)
             archive.writestr(info, bundle.blobs[sha256], zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def write_bundle(bundle: Bundle, path: Path) -> None:
+    """Write the bundle's file; an interrupted write leaves no half file behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, buffer.getvalue())
+    write_whole(path, file_of(bundle))
 
 
 def read_bundle(path: Path) -> Bundle:
     """The bundle in a file, every digest checked; BundleError says what is wrong with the file."""
+    with _opened(path) as archive:
+        manifest = decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
+        blobs = {
+            ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
+            for ref in manifest.blobs
+        }
+    return Bundle(manifest, blobs)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a bundle's file, whose graphs are not read; BundleError as in :func:`read_bundle`."""
+    with _opened(path) as archive:
+        return decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The file as an archive; BundleError for whatever is wrong with it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
-            blobs = {
-                ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
-                for ref in manifest.blobs
-            }
+            yield archive
     except BundleError:
         raise
     except FileNotFoundError as error:
@@ -72,7 +92,6 @@ def read_bundle(path: Path) -> Bundle:
             f"{path} is not a whole bundle ({error}): it is corrupt or truncated; export or fetch it again",
             path=str(path),
         ) from error
-    return Bundle(manifest, blobs)
 
 
 def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:

@@ -1,0 +1,98 @@
+"""What decides a bundle, as one digest: the same one means the same bundle, which then need not be compiled again."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import edgefl
+import exporters
+from edgefl.contract.program import Program
+from edgefl.system.digests import digest_of
+from edgefl.wire.bundle.manifest import DataSpec
+from exporters.bundle.formats import Format
+from exporters.capture.fingerprint import fingerprint
+from exporters.front.tier import Exchange, Tier
+from exporters.memory.recompute import Budget
+
+_PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
+"""They trace, write and check the graphs. What ExecuTorch is written by is its format's version."""
+
+
+def bundle_digest(
+    tier: Tier,
+    exchange: Exchange,
+    *,
+    model: str,
+    data: DataSpec,
+    format: Format,
+    chunk_bytes: int,
+    memory_budget: Budget | None,
+) -> str:
+    """Digest of all that decides the bundle that :func:`exporters.front.compile.compiled` makes of the same arguments.
+
+    Models, submodels, programs and codecs count as what their functions compute, so another source with the same options
+    is another bundle where it computes something else. Raises whatever a function of the program raises.
+    """
+    return digest_of(
+        {
+            "source": source_digest(),
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "format": [format.name, format.version],
+            "label": [model, tier.name, exchange.name],
+            "data": data,
+            "chunk_bytes": chunk_bytes,
+            "memory_budget": memory_budget,
+            "prefix": [[chunk.units, fingerprint(chunk.forward)] for chunk in tier.prefix],
+            "fetched": tier.fetched(exchange),
+            "program": _plain(exchange.program),
+        }
+    )
+
+
+def _plain(program: Program) -> dict[str, object]:
+    """What a manifest says of a program, and the digests of its functions."""
+    functions = {id(function): function for function in program.functions}
+    return {
+        "name": program.name,
+        "functions": [fingerprint(function) for function in functions.values()],
+        "start": program.start.name,
+        "phases": [[each.name, each.function.name, each.steps, each.over_data] for each in program.phases],
+        "finish": program.finish.name,
+        "evaluate": program.evaluate.name,
+        "personalize": program.personalize.name if program.personalize else "",
+        "hyper": dict(program.hyper),
+        "form": program.form,
+        "masks": dict(program.masks),
+        "draws": program.draws,
+        "carry": program.carry_rule,
+    }
+
+
+@cache
+def source_digest() -> str:
+    """Of our own source: a tree that was edited compiles anew, whatever its version says."""
+    total = hashlib.sha256()
+    for package in (edgefl, exporters):
+        for name, source in _sources(package):
+            total.update(f"{name}\n{hashlib.sha256(source).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _sources(package: ModuleType) -> list[tuple[str, bytes]]:
+    assert package.__file__ is not None
+    folder = Path(package.__file__).parent
+    return sorted(
+        (f"{package.__name__}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        for path in folder.rglob("*.py")
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

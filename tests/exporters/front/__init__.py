@@ -1,0 +1,1 @@
+"""The front of the compiler: tiers, digests and the cache of bundles."""
