@@ -150,6 +150,21 @@ def test_a_run_that_tells_no_accuracy_is_refused_before_anything_is_measured(
     assert isinstance(done.exception, DataError), done.exception
 
 
+def test_a_run_of_another_model_is_refused_before_anything_is_measured(strong: Path, tmp_path: Path) -> None:
+    run = made.journal(tmp_path / "run", [("strong", 1, '{"correct": 3}', "")])
+    bundle = read_bundle(strong)
+    other = msgspec.structs.replace(bundle.manifest, model="resnet20")
+    write_bundle(Bundle(other, bundle.blobs), strong)
+    options = ["--repeat", "100000000", "--run", str(run), "--html", str(tmp_path / "x.html")]
+
+    done = runner().invoke(app, ["profile", str(strong), *options])
+
+    assert isinstance(done.exception, ConfigError), done.exception
+    assert (
+        f"trained {bundle.manifest.model}" in done.exception.message and "resnet20" in done.exception.message
+    )
+
+
 @pytest.mark.slow
 def test_a_federation_file_is_profiled_in_the_formats_that_it_names(tmp_path: Path) -> None:
     text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[export]\nformats = ["onnx", "executorch"]\n[tiers.strong]\n'

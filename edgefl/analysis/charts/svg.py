@@ -30,22 +30,52 @@ _STYLE = (
 )
 
 
+@dataclass(frozen=True)
+class Span:
+    """What an axis shows at least; values beyond make it longer. ``whole``: its marks are whole numbers."""
+
+    low: float | None = None
+    high: float | None = None
+    whole: bool = False
+
+    def covering(self, values: Sequence[float]) -> tuple[float, float]:
+        """From where to where an axis with these values goes."""
+        ends = [end for end in (self.low, self.high) if end is not None]
+        return min(*values, *ends, math.inf), max(*values, *ends, -math.inf)
+
+
+FREE = Span()
+AMOUNT = Span(0.0)
+"""Bytes, seconds: what begins at 0."""
+COUNT = Span(0.0, whole=True)
+SHARE = Span(0.0, 1.0)
+"""Accuracies, and all else that lies between 0 and 1."""
+
+
 def line_chart(
-    series: Mapping[str, Sequence[Point]], *, title: str, x: str, y: str, log_y: bool = False
+    series: Mapping[str, Sequence[Point]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    x_span: Span = FREE,
+    y_span: Span = FREE,
+    log_y: bool = False,
 ) -> str:
     """Lines through points (x, y) by name, with a legend; ``x`` and ``y`` are the labels of the axes.
 
-    Points that are not finite are left out, and with ``log_y`` those that are not above 0. ValueError without a point.
+    Points that are not finite are left out, and with ``log_y``, which has no ``y_span``, those that are not above 0.
+    ValueError without a point.
     """
     shown = {name: [point for point in points if _fits(point, log_y)] for name, points in series.items()}
     every = [point for points in shown.values() for point in points]
     if not every:
         raise ValueError(f"the chart {title!r} has no point to show")
-    across = _Axis.over([point[0] for point in every], LEFT, WIDTH - RIGHT)
+    across = _Axis.over([point[0] for point in every], LEFT, WIDTH - RIGHT, x_span)
     # The legend stands below the title, so that it hides no line.
     rows = _legend_rows(list(series))
     top = TOP + 18 * len(rows)
-    up = _Axis.over([point[1] for point in every], HEIGHT - BOTTOM, top, log=log_y)
+    up = _Axis.over([point[1] for point in every], HEIGHT - BOTTOM, top, y_span, log=log_y)
     parts = [*_frame(title, x, y, top), *_across(across, top), *_up(up)]
     for number, points in enumerate(shown.values()):
         parts.append(_line([(across.at(a), up.at(b)) for a, b in points], number))
@@ -60,7 +90,7 @@ def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "", l
     finite = [value for value in values.values() if _fits((0.0, value), log_y)]
     if not finite:
         raise ValueError(f"the chart {title!r} has no bar to show")
-    up = _Axis.over(finite if log_y else [0.0, *finite], HEIGHT - BOTTOM, TOP, log=log_y)
+    up = _Axis.over(finite, HEIGHT - BOTTOM, TOP, AMOUNT, log=log_y)
     room = (WIDTH - LEFT - RIGHT) / len(values)
     floor = up.at(up.marks[0] if log_y else 0.0)
     parts = [*_frame(title, x, y, TOP), *_up(up)]
@@ -129,8 +159,15 @@ class _Axis:
     log: bool
 
     @classmethod
-    def over(cls, values: Sequence[float], start: float, end: float, *, log: bool = False) -> _Axis:
-        return cls((ticks.logarithmic if log else ticks.linear)(min(values), max(values)), start, end, log)
+    def over(
+        cls, values: Sequence[float], start: float, end: float, span: Span = FREE, *, log: bool = False
+    ) -> _Axis:
+        marks = (
+            ticks.logarithmic(*FREE.covering(values))
+            if log
+            else ticks.linear(*span.covering(values), whole=span.whole)
+        )
+        return cls(marks, start, end, log)
 
     def at(self, value: float) -> float:
         low, high, value = (

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 
 
-def linear(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten from the one at or below ``low`` to the one at or above ``high``."""
-    span = high - low
-    if span <= 0:
-        half = abs(low) / 2 or 0.5
-        low, high, span = low - half, high + half, 2 * half
-    rough = span / wanted
+def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten from the one at or below ``low`` to the one at or above ``high``.
+
+    Of a single value the axis goes half of it down and up, from 0 to 1 for a 0. ``whole``: no fractions.
+    """
+    if high <= low:
+        half = abs(low) / 2
+        low, high = (low - half, high + half) if half else (0.0, 1.0)
+    rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    step = max(1.0, step) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
 

@@ -61,7 +61,7 @@ def _kappas(report: HeterogeneityReport) -> str:
         "kappa": [(float(at), own) for at, own in enumerate(kappas)]
     }
     lines["0.2: HF differs visibly"] = [(0.0, 0.2), (float(last), 0.2)]
-    return svg.line_chart(lines, title=title, x="user", y="kappa")
+    return svg.line_chart(lines, title=title, x="user", y="kappa", x_span=svg.COUNT, y_span=svg.AMOUNT)
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:

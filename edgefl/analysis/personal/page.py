@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts.svg import COUNT, SHARE, line_chart
 from edgefl.analysis.personal.report import PersonalReport
 
 _STYLE = (
@@ -85,7 +85,9 @@ def _curve(reports: Sequence[PersonalReport]) -> str:
         report.protocol: [(float(point.steps), point.accuracy) for point in report.curve]
         for report in reports
     }
-    return line_chart(lines, title="Mean accuracy over users", x="steps", y="accuracy")
+    return line_chart(
+        lines, title="Mean accuracy over users", x="steps", y="accuracy", x_span=COUNT, y_span=SHARE
+    )
 
 
 def _users(report: PersonalReport) -> str:
@@ -101,7 +103,8 @@ def _users(report: PersonalReport) -> str:
     own = [user.majority for user in report.users if user.majority is not None]
     if own:
         lines["own majority"] = ranked(own)
-    return line_chart(lines, title=f"Users by accuracy, {report.protocol}", x="users", y="accuracy")
+    title = f"Users by accuracy, {report.protocol}"
+    return line_chart(lines, title=title, x="users", y="accuracy", x_span=COUNT, y_span=SHARE)
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import DataError, EdgeflError
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.errors import ConfigError, DataError, EdgeflError
 
-_JOURNAL, _BUNDLES = "journal.sqlite", "bundles/*.efl"
+_JOURNAL, _BUNDLES, _CONFIG = "journal.sqlite", "bundles/*.efl", "run.toml"
 _METRICS = (
     "SELECT assignments.tier, updates.round, updates.metrics FROM updates JOIN assignments "
     "ON updates.run = assignments.run AND updates.round = assignments.round AND updates.device = assignments.device "
@@ -44,6 +46,54 @@ def accuracy_of(run: Path) -> Accuracy:
             "Accuracy: of the tier's devices on their own samples while they trained, in the last round that they "
             f"reported. Of the test set it cannot be told here: {why}",
         )
+
+
+def check_same_model(run: Path, manifest: Manifest) -> None:
+    """ConfigError unless the run in the folder ``run`` trained the model of this bundle: the accuracy of one model says
+    nothing about another's memory. A run that tells neither by its bundles nor by its file is taken at its word."""
+    own = [_model_of(each) for each in _manifests(run)]
+    known = own or [(name, "") for name in _configured_model(run)]
+    wanted = _model_of(manifest) if own else (manifest.model, "")
+    if known and wanted not in known:
+        raise ConfigError(
+            f"the run in {run} trained {_told(known[0])}, and the bundle of tier {manifest.tier!r} holds {_told(wanted)}: "
+            f"name bundles of that run, such as {run}/bundles, or the run of this model",
+            run=str(run),
+            trained=known[0][0],
+            found=manifest.model,
+        )
+    trained = {each.parameters for each in _manifests(run) if each.tier == manifest.tier}
+    if trained and manifest.parameters not in trained:
+        raise ConfigError(
+            f"tier {manifest.tier!r} trained {max(trained):,} entries in the run in {run}, and {manifest.parameters:,} in "
+            f"the bundle: name bundles of that run, such as {run}/bundles, or a run with this tier",
+            run=str(run),
+            tier=manifest.tier,
+            trained=max(trained),
+            found=manifest.parameters,
+        )
+
+
+def _model_of(manifest: Manifest) -> tuple[str, str]:
+    """The model's name, and what it reads and tells apart."""
+    data = manifest.data
+    return manifest.model, f"samples of shape {tuple(data.shape)} in {data.classes} classes"
+
+
+def _told(model: tuple[str, str]) -> str:
+    return " for ".join(filter(None, model))
+
+
+def _manifests(run: Path) -> Iterator[Manifest]:
+    return (read_bundle(path).manifest for path in sorted(run.glob(_BUNDLES)))
+
+
+def _configured_model(run: Path) -> list[str]:
+    """The model's name in the run's file, which `edgefl run` leaves there with every key."""
+    try:
+        return [str(tomllib.loads((run / _CONFIG).read_text(encoding="utf-8"))["model"]["name"])]
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return []
 
 
 def tier_accuracy(run: Path) -> dict[str, float]:
@@ -82,8 +132,8 @@ def tier_accuracy(run: Path) -> dict[str, float]:
 
 def _batch(run: Path) -> int:
     """Samples of a step, which all tiers of a run have in common."""
-    for path in sorted(run.glob(_BUNDLES)):
-        return read_bundle(path).manifest.batch
+    for manifest in _manifests(run):
+        return manifest.batch
     raise DataError(
         f"{run} holds no bundle ({_BUNDLES}), which would say how many samples a step had: name the folder that "
         "`edgefl run` made",

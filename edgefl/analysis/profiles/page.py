@@ -11,7 +11,7 @@ from html import escape
 
 import msgspec
 
-from edgefl.analysis.charts.svg import Point, bar_chart, line_chart
+from edgefl.analysis.charts.svg import AMOUNT, SHARE, Point, bar_chart, line_chart
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.system.sizes import MIB
@@ -108,7 +108,10 @@ def _memory(name: str, profile: BundleProfile) -> str:
         if below
         else ""
     )
-    return _figure(line_chart(series, title=title, x="ms", y="MiB over the idle process"), "memory", note)
+    chart = line_chart(
+        series, title=title, x="ms", y="MiB over the idle process", x_span=AMOUNT, y_span=AMOUNT
+    )
+    return _figure(chart, "memory", note)
 
 
 def _free(label: str, taken: Mapping[str, object]) -> str:
@@ -154,7 +157,8 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
         )
         note = f"{why} So memory stands against how much of the model each trains."
     title = f"Memory against {what}, by tier"
-    chart = line_chart(points, title=title, x="peak memory over the idle process, MiB", y=y)
+    x = "peak memory over the idle process, MiB"
+    chart = line_chart(points, title=title, x=x, y=y, x_span=AMOUNT, y_span=SHARE)
     return _figure(chart, "tiers", note)
 
 

@@ -108,13 +108,15 @@ def profile(
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     refuse(fleet_only | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
     from device_runtime.profile.whole import ProfileSettings, profile_bundle
-    from edgefl.analysis.profiles.accuracy import accuracy_of
+    from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model
 
     settings = ProfileSettings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
     profiles: list[BundleProfile] = []
     with _ended_tidily(), errors.status("") as status:
         accuracy = accuracy_of(run) if run else None
         for bundle in _wanted(targets, chosen):
+            if run:
+                check_same_model(run, bundle.manifest)
             name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
             profiles.append(profile_bundle(bundle, settings, _shown_by(status, name)))
     if as_json:

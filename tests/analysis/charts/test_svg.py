@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgefl.analysis.charts import ticks
-from edgefl.analysis.charts.svg import bar_chart, heatmap, line_chart
+from edgefl.analysis.charts.svg import AMOUNT, COUNT, SHARE, bar_chart, heatmap, line_chart
 
 NS = "{http://www.w3.org/2000/svg}"
 
@@ -91,6 +91,32 @@ def test_ticks_enclose_the_values_and_are_few(low: float, high: float) -> None:
     assert marks[0] <= low and marks[-1] >= high and 2 <= len(marks) <= 14
     logs = ticks.logarithmic(1e-20, 30.0)
     assert logs[0] <= 1e-20 and logs[-1] >= 30.0 and len(logs) <= 10
+
+
+def marks(text: str, beside: str) -> list[float]:
+    """The numbers on the axis whose texts are anchored so: "end" up, "middle" across."""
+    small = [each for each in drawn(text, "text") if each.attrib.get("class") == "small"]
+    return [float(each.text or "") for each in small if each.attrib["text-anchor"] == beside]
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.8, 1.0])
+def test_an_axis_of_shares_goes_from_0_to_1_and_one_of_amounts_from_0(accuracy: float) -> None:
+    text = line_chart({"a": [(37.3, accuracy)]}, title="", x="", y="", x_span=AMOUNT, y_span=SHARE)
+    assert marks(text, "end") == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert marks(text, "middle")[0] == 0.0 and marks(text, "middle")[-1] >= 37.3
+
+
+def test_what_lies_beyond_makes_an_axis_longer_and_a_lone_zero_has_none_below() -> None:
+    text = line_chart({"a": [(0.0, -3.0), (1.0, 5.0)]}, title="", x="", y="", y_span=AMOUNT)
+    assert marks(text, "end")[0] <= -3.0
+    zero = line_chart({"a": [(0.0, 0.0)]}, title="", x="", y="", x_span=AMOUNT, y_span=AMOUNT)
+    assert marks(zero, "end")[0] == marks(zero, "middle")[0] == 0.0
+    assert marks(bar_chart({"a": 0.0}, title="", y=""), "end")[0] == 0.0
+
+
+def test_an_axis_of_counts_has_no_fractions() -> None:
+    text = line_chart({"a": [(1.0, 0.0), (2.0, 1.0)]}, title="", x="", y="", x_span=COUNT)
+    assert marks(text, "middle") == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

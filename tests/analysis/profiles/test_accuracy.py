@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from edgefl.analysis.profiles.accuracy import accuracy_of, tier_accuracy
+from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model, tier_accuracy
 from edgefl.config import load, without_devices
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.errors import DataError
+from edgefl.wire.errors import ConfigError, DataError
 from tests.device_runtime import tiny
 from tests.device_runtime.profile import made
 
@@ -75,6 +76,32 @@ def test_data_that_the_run_did_not_have_tell_nothing_of_it(tmp_path: Path) -> No
 
     assert (found.by_tier, found.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")
     assert "are not known to be those of the run" in found.note
+
+
+def test_only_bundles_of_the_runs_own_model_stand_beside_its_accuracy(tmp_path: Path) -> None:
+    run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")])
+    own = tiny.make_bundle(prefix=()).manifest
+    replace = msgspec.structs.replace
+
+    check_same_model(run, own)
+    check_same_model(run, replace(own, tier="other", program="fafed", parameters=own.parameters + 1))
+    for other, told in (
+        (replace(own, model="resnet20"), f"trained {own.model} .*holds resnet20"),
+        (replace(own, data=replace(own.data, classes=77)), "in 77 classes"),
+        (replace(own, parameters=own.parameters + 1), rf"tier 'strong' trained {own.parameters:,} entries"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check_same_model(run, other)
+
+
+def test_a_run_without_bundles_is_known_by_its_file(tmp_path: Path) -> None:
+    manifest = tiny.make_bundle(prefix=()).manifest
+    check_same_model(tmp_path, manifest)  # nothing is known: taken at its word
+    (tmp_path / "run.toml").write_text('[model]\nname = "resnet8"\n')
+    with pytest.raises(ConfigError, match="trained resnet8"):
+        check_same_model(tmp_path, manifest)
+    (tmp_path / "run.toml").write_text(f'[model]\nname = "{manifest.model}"\n')
+    check_same_model(tmp_path, manifest)
 
 
 def test_a_folder_without_a_journal_and_one_without_answers_are_data_errors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,14 @@ def test_without_a_run_the_page_says_what_memory_stands_against(profiles: list[B
     )
     assert "Memory against what is trained" in other and "other tiers: small, large" in other
     assert "Memory against accuracy" in told and "right in all" in told and "Of the samples here." in told
+
+
+def test_accuracy_goes_from_0_to_1_and_memory_from_0(profiles: list[BundleProfile]) -> None:
+    told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
+    picture = re.search(r'<figure class="tiers">(.*?)</figure>', told)
+    assert picture is not None
+    assert re.findall(r'text-anchor="end">([^<]*)<', picture[1]) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert re.findall(r'class="small"[^>]*text-anchor="middle">([^<]*)<', picture[1])[0] == "0"
 
 
 def test_a_page_of_nothing_is_refused_and_one_without_a_timeline_has_no_such_picture(
