@@ -12,7 +12,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all test-slow coverage lint wheel check clean
+.PHONY: setup demo test test-all test-slow coverage lint facts wheel check clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/deptry .
+
+# What `edgefl ls` and `edgefl validate` know of the catalogs, written anew after one of these changed.
+facts: $(STAMP)
+	$(VENV)/bin/python -m edgefl.cli.catalog.live
 
 wheel: $(STAMP)
 	rm -rf build/wheel

@@ -6,7 +6,16 @@
 from __future__ import annotations
 
 from edgefl.config.federation import Federation, without_devices
-from edgefl.config.reading import load, parse
+from edgefl.config.reading import checked, load, parse
 from edgefl.config.tables import DataTable, ProgramTable, TierTable
 
-__all__ = ["DataTable", "Federation", "ProgramTable", "TierTable", "load", "parse", "without_devices"]
+__all__ = [
+    "DataTable",
+    "Federation",
+    "ProgramTable",
+    "TierTable",
+    "checked",
+    "load",
+    "parse",
+    "without_devices",
+]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from edgefl.config.federation import Federation
+from edgefl.config.names import name_problems
 from edgefl.config.tables import TierTable
 from edgefl.wire.errors import ConfigError
 
@@ -22,15 +23,25 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
     return parse(tables, source=str(path) if path else "the built-in defaults")
 
 
-def parse(tables: Mapping[str, Any], *, source: str) -> Federation:
-    """Check plain tables; ConfigError names each wrong key and what it should be."""
+def checked(path: Path) -> Federation:
+    """:func:`load`, with every name and option in the file held against the catalogs as they were shipped: nothing is
+    built. ConfigError lists every problem."""
+    tables = _read(path)
+    return parse(tables, source=str(path), problems=name_problems(tables))
+
+
+def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = ()) -> Federation:
+    """Check plain tables; ConfigError names each wrong key and what it should be, and all other ``problems``."""
     try:
-        return Federation.model_validate(tables)
+        federation = Federation.model_validate(tables)
+        lines, cause = list(problems), None
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
+        lines, cause = [*map(_explain, error.errors()), *problems], error
+    if lines:
         raise ConfigError(
             f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
-        ) from error
+        ) from cause
+    return federation
 
 
 def _explain(problem: Any) -> str:

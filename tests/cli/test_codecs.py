@@ -132,7 +132,7 @@ def test_the_list_of_codecs_has_them_all_with_bits_and_defaults() -> None:
 def test_validate_tells_what_an_update_of_each_tier_takes(tmp_path: Path) -> None:
     file = written(tmp_path, SMALL + SPARSE + '[codec]\nname = "scaled_sign"\n')
 
-    rows = as_json("validate", file)["updates"]
+    rows = as_json("validate", file, "--build")["updates"]
 
     assert {row["tier"] for row in rows} == {"strong", "sparse"}
     trained, whole = (row for row in rows if row["tier"] == "strong")
@@ -145,7 +145,7 @@ def test_validate_tells_what_an_update_of_each_tier_takes(tmp_path: Path) -> Non
     assert trained["bytes"] == 64 * 64 // 8 + 8 + 80 + 2 + 4 * TENSORS
     assert whole["bytes"] - trained["bytes"] < 200
     shown = rf"strong.*trained.*{TENSORS}.*{ENTRIES:,}.* 1 .*0.6 KiB.*{trained['ratio']:.1f}x"
-    assert re.search(shown, edgefl("validate", file))
+    assert re.search(shown, edgefl("validate", file, "--build"))
 
 
 @pytest.mark.parametrize(("program", "models"), [("fafed", 3), ("scaffold", 2), ("local", 0), ("fedavg", 1)])
@@ -153,14 +153,14 @@ def test_validate_counts_what_a_program_sends_beside_the_weights(
     tmp_path: Path, program: str, models: int
 ) -> None:
     file = written(tmp_path, SMALL.replace("[program]", f'[program]\nname = "{program}"'))
-    [*_, whole] = as_json("validate", file)["updates"]
+    [*_, whole] = as_json("validate", file, "--build")["updates"]
     assert (whole["entries"], whole["tensors"]) == (models * ENTRIES, models * TENSORS)
 
 
 def test_validate_names_the_tier_whose_kind_a_codec_cannot_serve(tmp_path: Path) -> None:
     file = written(tmp_path, SMALL + SPARSE + '[codec]\nname = "ef_signsgd"\n')
     with pytest.raises(ConfigError, match=r"^tier 'sparse': codec 'ef_signsgd' keeps .* kind 'importance'"):
-        edgefl("validate", file)
+        edgefl("validate", file, "--build")
     with pytest.raises(ConfigError, match=r"^tier 'sparse'"):
         edgefl("run", file, "--out", tmp_path / "run")
 
@@ -201,7 +201,7 @@ def test_a_run_tells_its_uplink_and_how_much_smaller_than_float32_it_was(tmp_pat
 def test_validate_checks_the_codec_of_a_file_without_tiers_on_those_of_its_model(tmp_path: Path) -> None:
     file = written(tmp_path, '[data]\nname = "digits"\n[codec]\nname = "fedbat"\n')
 
-    rows = as_json("validate", file)["updates"]
+    rows = as_json("validate", file, "--build")["updates"]
 
     wholes = {row["tier"]: row for row in rows if row["part"] == "whole"}
     assert list(wholes) == ["strong", "moderate", "weak"]

@@ -126,7 +126,8 @@ def test_a_cut_behind_the_last_unit_is_not_valid(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     config.write_text("[tiers.weak]\ncut = 99\n")
 
-    refused(edgefl("validate", config), ModelError, "99")
+    refused(edgefl("validate", config), ConfigError, "tiers.weak.cut", "99")
+    refused(edgefl("export", config, "--out", tmp_path), ModelError, "99")
 
 
 def test_fresh_removes_what_was_published(tmp_path: Path) -> None:

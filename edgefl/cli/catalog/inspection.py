@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,11 +50,16 @@ Examples:
   edgefl inspect bundles/weak.efl --json
 """
 _VALIDATE = """
-Check a federation file and list every problem in it. Tells how many bytes an update of each tier takes.
+Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
+
+With --build the data are opened and the model is built, cut and given its program, too. That takes seconds, finds what
+does not fit together, warns of tiers that would not learn, and tells how many bytes an update of each tier takes.
 
 Examples:
 
   edgefl validate federation.toml
+
+  edgefl validate federation.toml --build
 
   edgefl validate --template > federation.toml
 """
@@ -75,15 +79,9 @@ def ls(
     name: Annotated[str | None, typer.Argument(help="everything about one of them")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
-    listed = {
-        "models": _models,
-        "kinds": _kinds,
-        "submodels": _submodels,
-        "programs": programs.program_rows,
-        "optimizers": programs.optimizer_rows,
-        "codecs": _codecs,
-    }
-    rows = listed[what.value]()
+    from edgefl.facts import shipped
+
+    rows = shipped().rows[what.value]
     if name is not None:
         about = programs.one(rows, name, what.value)
         rows = [row for row in rows if row.get("name") == name]
@@ -104,70 +102,6 @@ def _with_defaults(options: Any) -> dict[str, list[str]]:
     if not isinstance(options, dict):
         return {}
     return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
-
-
-def _models() -> list[dict[str, Any]]:
-    from edgefl.models.zoo.catalog import MODELS, build_model
-
-    rows = []
-    for name in MODELS:
-        spec = build_model(name)
-        parameters = sum(parameter.numel() for parameter in spec.module.parameters())
-        rows.append(
-            {
-                "name": name,
-                "parameters": parameters,
-                "input": list(spec.sample.shape),
-                "units": list(spec.units),
-            }
-        )
-    return rows
-
-
-def _submodels() -> list[dict[str, Any]]:
-    from edgefl.models.zoo.catalog import build_model
-    from edgefl.submodels.output_side import accounting
-    from edgefl.submodels.output_side.submodel import TIERS
-
-    rows = []
-    for model, tiers in TIERS.items():
-        spec = build_model(model)
-        whole = accounting.full(spec)
-        for tier, preset in tiers.items():
-            submodel = preset.of(spec)
-            cost = accounting.tier(submodel)
-            rows.append(
-                {
-                    "kind": "output_side",
-                    "model": model,
-                    "tier": tier,
-                    "cut": preset.cut,
-                    "chunks": len(submodel.prefix),
-                    "parameters": cost.p,
-                    "activations": cost.a,
-                    "capacity": round(cost.mem / whole.mem, 4),
-                }
-            )
-    return rows
-
-
-def _kinds() -> list[dict[str, Any]]:
-    from edgefl.submodels.catalog import KINDS
-
-    return [
-        {
-            "kind": name,
-            "what": (factory.__doc__ or "").strip().split("\n\n")[0].replace("\n   ", ""),
-            "options": [option for option in signature(factory).parameters if option != "spec"],
-        }
-        for name, factory in KINDS.items()
-    ]
-
-
-def _codecs() -> list[dict[str, Any]]:
-    from edgefl.cli.federation.updates import codec_rows
-
-    return codec_rows()
 
 
 def inspect(
@@ -232,11 +166,16 @@ def validate(
     template: Annotated[
         bool, typer.Option(help="print a file with every key, its default and its meaning")
     ] = False,
+    build: Annotated[
+        bool,
+        typer.Option("--build", help="build the model and its tiers too: fit, warnings, sizes of updates"),
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="the complete configuration as JSON, and sizes as `updates`")
+        bool,
+        typer.Option("--json", help="the complete configuration as JSON; with --build, sizes as `updates`"),
     ] = False,
 ) -> None:
-    from edgefl.config import load
+    from edgefl.config import checked
     from edgefl.config.text import document
 
     if template:
@@ -244,17 +183,23 @@ def validate(
         return
     if path is None:
         raise typer.BadParameter("give a federation file, or --template")
-    loaded = load(path)
-    updates = _checked(loaded)
+    loaded = checked(path)
+    updates = _built(loaded) if build else {}
     rows = as_rows(updates)
     if as_json:
-        print_json(loaded.model_dump() | {"updates": rows})
+        print_json(loaded.model_dump() | ({"updates": rows} if build else {}))
         return
-    typer.echo(f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {', '.join(updates)}")
-    print_table(f"updates, codec {loaded.codec.name}", for_people(rows))
+    tiers = ", ".join(updates or loaded.tiers) or "of the model"
+    typer.echo(f"{path} is valid: {loaded.federation.name}, {loaded.model.name}, tiers {tiers}")
+    if build:
+        print_table(f"updates, codec {loaded.codec.name}", for_people(rows))
+    else:
+        typer.echo(
+            "the model was not built; --build does that, and tells sizes and what does not fit together"
+        )
 
 
-def _checked(federation: Federation) -> dict[str, UpdateSize]:
+def _built(federation: Federation) -> dict[str, UpdateSize]:
     """The size of an update, by tier: those of the file, or the model's own. ModelError or ConfigError if the model
     cannot be built for the data, or cut or trained as the tiers say."""
     from edgefl.lab.lab import completed

@@ -1,0 +1,165 @@
+"""The names and options in a federation file, held against the catalogs as they were shipped: no torch, nothing is built.
+
+What only a built model tells (whether it fits the data, sizes, what goes together) is left to whoever builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edgefl.facts import problem_of, shipped
+
+_PERSONAL = "personal"  # of every program
+_ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
+_OWN_FIELDS = frozenset({"name", _PERSONAL})
+
+
+def name_problems(tables: Mapping[str, Any]) -> list[str]:
+    """Every problem with a name or an option in the tables of a federation file, with its key.
+
+    Tables and values of a wrong shape are passed over: they are problems of the file's own types.
+    """
+    return [*_model(tables), *_program(tables), *_optimizer(tables), *_codec(tables), *_tiers(tables)]
+
+
+def _model(tables: Mapping[str, Any]) -> Iterator[str]:
+    table, facts = _table(tables, "model"), shipped()
+    name, options = _name(table, "resnet8"), _table(table, "options")
+    if ":" in name:
+        yield from _missing_module("model.name", "model", name.partition(":")[0])
+        return
+    if name not in facts.models:
+        known = ", ".join(facts.models)
+        yield f"model.name: no model {name!r}; there are: {known}, or 'package.module:factory'"
+        return
+    yield from _options("model.options", f"model {name!r}", facts.models[name], options)
+    if table.get("bn", "global") != "global" and "bn" not in facts.models[name]:
+        yield f"model.bn: model {name!r} has no batch norm mode; remove model.bn, or choose a model that has one"
+
+
+def _program(tables: Mapping[str, Any]) -> Iterator[str]:
+    table, facts = _table(tables, "program"), shipped()
+    name = _name(table, "sgd")
+    options = {key: value for key, value in table.items() if key not in _OWN_FIELDS}
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            yield f"program.name: there is no file {place}; give its path from the working directory, or absolute"
+        return
+    if place:
+        yield from _missing_module("program.name", "program", place)
+        return
+    if name in facts.optimizers:
+        yield (
+            f"program.name: {name!r} is an optimizer of the server and no program: set program fedavg and optimizer "
+            f'{name}, in a federation file [optimizer] name = "{name}"'
+        )
+        return
+    if name not in facts.programs:
+        known = ", ".join(facts.programs)
+        yield (
+            f"program.name: no program {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'"
+        )
+        return
+    codec = _table(tables, "codec")
+    training = facts.training.get(_name(codec, "dense"), "")
+    if training and name not in (*_ANY_TRAINING, training) and not _table(codec, "options"):
+        yield (
+            f"program.name: codec {_name(codec, 'dense')!r} goes with the local training {training!r}, found {name!r}; "
+            "leave program.name out, or choose a codec that codes the result of any training"
+        )
+        return
+    accepted = facts.programs[name] | facts.programs.get(training, {})
+    yield from _options("program", f"program {training or name!r}", accepted, options)
+
+
+def _optimizer(tables: Mapping[str, Any]) -> Iterator[str]:
+    table, facts = _table(tables, "optimizer"), shipped()
+    name, options = _name(table, "none"), _table(table, "options")
+    if name == "none":
+        if options:
+            yield f"optimizer.options: optimizer 'none' takes no options, found {', '.join(options)}; choose an optimizer"
+        return
+    yield from _listed("optimizer", "optimizer", name, {"none": {}, **facts.optimizers}, options)
+
+
+def _codec(tables: Mapping[str, Any]) -> Iterator[str]:
+    table = _table(tables, "codec")
+    yield from _listed("codec", "codec", _name(table, "dense"), shipped().codecs, _table(table, "options"))
+
+
+def _tiers(tables: Mapping[str, Any]) -> Iterator[str]:
+    for tier, table in _table(tables, "tiers").items():
+        if isinstance(table, Mapping):
+            yield from _tier(f"tiers.{tier}", table, tables)
+
+
+def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
+    kinds = shipped().kinds
+    kind = _name(table, "output_side", "kind")
+    if kind not in kinds:
+        yield f"{key}.kind: no submodel kind {kind!r}; there are: {', '.join(sorted(kinds))}"
+        return
+    what = f"submodel kind {kind!r}"
+    yield from _options(f"{key}.options", what, kinds[kind], _table(table, "options"))
+    if "gamma" in table and "gamma" not in kinds[kind]:
+        yield f"{key}.gamma: {what} has no option 'gamma'; it takes {', '.join(kinds[kind])}"
+    if kind == "output_side":
+        yield from _cut(key, table, tables)
+
+
+def _cut(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
+    """Cut and chunks of a model whose units are known: one of ours, with its default options."""
+    model = _table(tables, "model")
+    units = () if _table(model, "options") else shipped().units(_name(model, "resnet8"))
+    cut, chunks = table.get("cut", 0), table.get("chunks", 1)
+    if not units or not isinstance(cut, int):
+        return
+    if not 0 <= cut < len(units):
+        names = ", ".join(units)
+        yield f"{key}.cut: a cut of {_name(model, 'resnet8')} lies in 0..{len(units) - 1} (its units: {names}); found {cut}"
+    elif isinstance(chunks, list) and all(isinstance(group, list) for group in chunks):
+        listed = [name for group in chunks for name in group]
+        if listed != list(units[:cut]) or not all(chunks):
+            yield f"{key}.chunks: the chunks of cut {cut} must list the units {list(units[:cut])} in order, found {chunks}"
+
+
+def _listed(
+    key: str, what: str, name: str, catalog: Mapping[str, Any], options: Mapping[str, Any]
+) -> Iterator[str]:
+    if name not in catalog:
+        yield f"{key}.name: no {what} {name!r}; there are: {', '.join(catalog)}"
+    else:
+        yield from _options(f"{key}.options", f"{what} {name!r}", catalog[name], options)
+
+
+def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if name not in accepted:
+            yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}"
+        elif problem := problem_of(accepted[name], value):
+            yield f"{key}.{name}: {problem} (found {value!r})"
+
+
+def _missing_module(key: str, what: str, module: str) -> Iterator[str]:
+    """Only the outermost package is looked for: what is below, only an import tells."""
+    top = module.partition(".")[0]
+    try:
+        missing = find_spec(top) is None
+    except (ImportError, ValueError):
+        missing = True
+    if missing:
+        yield f"{key}: there is no module {top!r} for the {what}; install it, or put its folder on PYTHONPATH"
+
+
+def _table(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = tables.get(key, {})
+    return value if isinstance(value, Mapping) else {}
+
+
+def _name(table: Mapping[str, Any], default: str, key: str = "name") -> str:
+    value = table.get(key, default)
+    return value if isinstance(value, str) else default

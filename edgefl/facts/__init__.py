@@ -1,0 +1,78 @@
+"""What the catalogs hold, as a file beside this one that is read without torch: for `edgefl ls` and `edgefl validate`.
+
+``python -m edgefl.cli.catalog.live`` writes the file anew from the catalogs themselves (`make facts`); a test compares
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+PLACE = Path(__file__).with_name("facts.json")
+
+# What types of options are written with.
+_WORDS: Mapping[str, object] = {
+    "Any": Any,
+    "Literal": Literal,
+    "Mapping": Mapping,
+    "Sequence": Sequence,
+    **{each.__name__: each for each in (bool, dict, float, int, list, str, tuple)},
+}
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """An option of a factory: its type, as :func:`type_of` reads it."""
+
+    type: str = "Any"
+
+
+Options = dict[str, dict[str, Option]]
+"""The options of each factory of a catalog, by their names."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """``rows`` are those that `edgefl ls` shows, by its argument. ``training``: the program that each codec brings along,
+    with its default options; "" where it codes the result of any."""
+
+    rows: dict[str, list[dict[str, Any]]]
+    models: Options
+    kinds: Options
+    programs: Options
+    optimizers: Options
+    codecs: Options
+    training: dict[str, str]
+
+    def units(self, model: str) -> tuple[str, ...]:
+        """The units of a model with its default options; none of a model that is not listed."""
+        return next((tuple(row["units"]) for row in self.rows["models"] if row["name"] == model), ())
+
+
+@cache
+def shipped() -> Facts:
+    """The facts as they were shipped with this version."""
+    return msgspec.json.decode(PLACE.read_bytes(), type=Facts)
+
+
+def encode(facts: Facts) -> bytes:
+    """The content of the file."""
+    return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"
+
+
+@cache
+def type_of(text: str) -> Any:
+    """The type that ``text`` says, as an annotation would: ``int | None``, ``Literal['a', 'b']``."""
+    return eval(text, {"__builtins__": {}}, dict(_WORDS))  # our own file, never a user's
+
+
+def problem_of(option: Option, value: object) -> str:
+    """Why ``value`` is none of the option's type; "" if it is."""
+    try:
+        msgspec.convert(value, type_of(option.type))
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""

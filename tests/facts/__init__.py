@@ -1,0 +1,1 @@
+"""The facts that are shipped about the catalogs."""

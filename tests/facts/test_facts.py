@@ -1,0 +1,88 @@
+"""The shipped facts are those of the catalogs, and commands that need no more import no torch."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgefl.cli.catalog.live import _written, live_facts
+from edgefl.codecs.catalog import CODECS
+from edgefl.facts import PLACE, Option, encode, problem_of, shipped, type_of
+from edgefl.optimizers import OPTIMIZERS
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.submodels.catalog import KINDS
+
+WITHOUT_TORCH = """
+import sys
+sys.argv = ["edgefl", *sys.argv[1:]]
+import edgefl.cli
+try:
+    edgefl.cli.main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(sorted({"torch", "onnx", "executorch", "pandas"} & set(sys.modules)))
+"""
+
+
+def test_the_shipped_facts_are_those_of_the_catalogs() -> None:
+    live = msgspec.json.decode(encode(live_facts()))
+    told = "the catalogs have changed: `make facts` writes the file anew"
+    for part, facts in json.loads(PLACE.read_text()).items():
+        assert facts == live[part], f"{part}: {told}"
+    assert live.keys() == json.loads(PLACE.read_text()).keys(), told
+
+
+@pytest.mark.parametrize("catalog", [PROGRAMS, KINDS, OPTIMIZERS, CODECS], ids=len)
+def test_types_of_options_are_written_so_that_they_are_read_back(
+    catalog: Mapping[str, Callable[..., Any]],
+) -> None:
+    for factory in catalog.values():
+        hints = typing.get_type_hints(factory)
+        for name, parameter in inspect.signature(factory).parameters.items():
+            if parameter.default is not parameter.empty:
+                text = _written(hints[name])
+                assert type_of(text) == hints[name], (factory, name, text)
+
+
+def test_a_value_of_another_type_is_told_as_the_live_catalog_tells_it() -> None:
+    bits = shipped().codecs["fedpaq"]["bits"]
+    assert problem_of(bits, 3) == "" and "Expected `int`, got `str`" in problem_of(bits, "3")
+    assert problem_of(Option(type="Literal['a', 'b'] | None"), "c")
+    assert problem_of(Option(type="tuple[float, float] | None"), [1, 2.5]) == ""
+    assert problem_of(Option(), object()) == "", "of a type that no file holds nothing is said"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "models"],
+        ["ls", "programs", "fafed"],
+        ["ls", "codecs", "--json"],
+        ["--help"],
+        ["run", "--help"],
+        ["validate", "CONFIG"],
+        ["validate", "--template"],
+        ["cache"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_model_imports_no_torch(arguments: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    config.write_text('[model]\nname = "resnet8"\n[codec]\nname = "fedpaq"\n[tiers.weak]\ncut = 2\n')
+    named = [str(config) if each == "CONFIG" else each for each in arguments]
+
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *named], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"
