@@ -152,8 +152,9 @@ def plan(
     planner = _Planner(spec, device, functions)
     offers: list[Offer] = []
     left_out: list[tuple[Size, ModelError]] = []
-    for size in sizes(spec, kinds, gammas):
-        say(f"{spec.name}: {size.kind}, {size.label}")
+    every = sizes(spec, kinds, gammas)
+    for number, size in enumerate(every, 1):
+        say(f"{spec.name}: {number} of {len(every)}: {size.kind}, {size.label}")
         try:
             offers.append(planner.offer(size))
         except ModelError as error:

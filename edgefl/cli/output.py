@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 # No emoji: `package.module:two: ...` is a model's name and no picture.
 console = Console(emoji=False)
@@ -19,6 +23,24 @@ def print_json(value: Any) -> None:
     """One JSON value on one line of standard output, at once."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """What tells, on standard error, what a command is doing and for how long, beginning with ``first``: in one line that
+    changes, or, where nobody looks on, in a line each."""
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        timed = f"{time.monotonic() - start:4.0f} s  {text}"
+        if errors.is_terminal:
+            status.update(Text(timed))
+        else:
+            errors.print(timed, markup=False, highlight=False, soft_wrap=True)
+
+    with errors.status("") as status:
+        say(first)
+        yield say
 
 
 def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -80,9 +79,9 @@ def plan(
     )
     wishes = wishes.or_else(fit.read_device(device) if device else fit.Wishes())
     wishes = wishes.or_else(fit.read_hello(hello) if hello else fit.Wishes())
-    federation, spec = _model(config, model, option or (), fit.overrides(wishes))
-    with errors.status("") as status:
-        made = fit.planned(federation, spec, wishes, lambda text: status.update(Text(text)))
+    with progress(f"{model or config or 'plan'}: building the model") as say:
+        federation, spec = _model(config, model, option or (), fit.overrides(wishes))
+        made = fit.planned(federation, spec, wishes, say)
     if as_json:
         print_json(as_object(spec.name, made))
     else:
