@@ -15,7 +15,7 @@ from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
 COUNTS = ProgramSettings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
-FEDDYN = "docs.examples.feddyn:feddyn"
+FEDDYN = "examples.feddyn:feddyn"
 
 
 @pytest.mark.parametrize(("program", "exchange"), FIGURES)

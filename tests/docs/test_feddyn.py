@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from docs.examples.feddyn import feddyn
 from edgefl import programs
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec
@@ -22,6 +21,7 @@ from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import Client, Completed, federated
 from edgefl.submodels import catalog
 from edgefl.wire.errors import ConfigError
+from examples.feddyn import feddyn
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
@@ -132,7 +132,7 @@ def test_it_ends_where_the_mean_gradient_is_zero_and_averaging_alone_does_not() 
 def test_every_function_is_the_same_in_onnx_runtime(model: str, kind: str) -> None:
     spec = build_model(model, size=8, **({"hidden": [4]} if model == "mlp" else {}))
     submodel = catalog.build(spec, kind, **({"cut": 0} if kind == "output_side" else {"gamma": 0.5}))
-    program = programs.build("docs.examples.feddyn:feddyn", Objective.of(submodel), batch=4, steps=2)
+    program = programs.build("examples.feddyn:feddyn", Objective.of(submodel), batch=4, steps=2)
 
     for function in program.functions:
         verify(function, to_onnx(capture(function)), seed=0)
@@ -144,14 +144,14 @@ def test_a_wrong_alpha_is_refused_with_what_to_take() -> None:
 
 
 def test_the_page_shows_the_example_as_it_is() -> None:
-    page = (DOCS / "new-program.md").read_text()
+    page = (DOCS / "tutorials" / "new-method.md").read_text()
 
-    assert (DOCS / "examples" / "feddyn.py").read_text() in re.findall(
+    assert (DOCS.parent / "examples" / "feddyn.py").read_text() in re.findall(
         r"```python\n(.*?)```", page, re.DOTALL
     )
 
 
 def test_the_example_is_short() -> None:
-    lines = (DOCS / "examples" / "feddyn.py").read_text().splitlines()
+    lines = (DOCS.parent / "examples" / "feddyn.py").read_text().splitlines()
 
     assert len([line for line in lines if line.strip()]) <= 60

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "exporters" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+from tests.docs.documents import DOCUMENTS, ROOT
+
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -27,3 +27,12 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert target.exists(), f"{file} does not exist"
         if anchor:
             assert anchor in _anchors(target.read_text()), f"{file}#{anchor}: no such heading"
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    linked = {(ROOT / file).resolve() for file, _ in _LINK.findall(readme) if file}
+    pages = {path for path in DOCUMENTS if path.parent != ROOT and path.name != "index.md"}
+
+    assert len(readme.splitlines()) <= 200
+    assert pages <= linked, "a page that nobody finds"

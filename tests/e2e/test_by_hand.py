@@ -81,7 +81,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory, python: Path, mosquitto: B
 def _run(folder: Path, python: Path, broker: str) -> None:
     data = digits()
     write_client(folder / "data.npz", data.train_x[:40], data.train_y[:40])
-    shutil.copy(REPOSITORY / "docs" / "examples" / "feddyn.py", folder)
+    shutil.copy(REPOSITORY / "examples" / "feddyn.py", folder)
     config = folder / "federation.toml"
     config.write_text(CONFIG.replace("feddyn.py:", f"{folder / 'feddyn.py'}:"))
     key, other = Signer(folder / "server.key"), Signer(folder / "other.key")

@@ -37,7 +37,7 @@ Examples:
 
   edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
 
-  edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/new-program.md)
+  edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
   edgefl run --engine executorch --out runs/phones      (pip install 'edgefl\\[executorch]'; per tier: engine in the file)
 
