@@ -17,7 +17,7 @@ _LEAST = 2.0**-126
 
 
 def dense(name: str) -> Codec:
-    """The weights as float32, by name."""
+    """The weights as float32, by name: FedAvg's update."""
     return Codec(name)
 
 
@@ -30,12 +30,17 @@ def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
 def int8(
     name: str, *, feedback: bool = False, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
-    """The nearest of 255 even levels up to the largest change of each tensor."""
+    """The nearest of 255 even levels up to the largest change of each tensor, in 8 bits an entry.
+
+    ``feedback``: the device keeps what was rounded off and adds it to its next change.
+    """
     return Codec(name, NearestLevels(8), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d)
 
 
 def fedpaq(name: str, *, bits: int = 4, statistics: int = STATISTICS_BITS, binarize_1d: bool = True) -> Codec:
-    """FedPAQ: unbiased levels of 2 to 8 bits."""
+    """FedPAQ: unbiased stochastic levels of 2 to 8 ``bits`` an entry, up to the largest change of each tensor
+    (Reisizadeh et al. 2020; fedbat.md 3).
+    """
     return Codec(name, StochasticLevels(bits), statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -47,7 +52,7 @@ def signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """SignSGD: the sign of the change, times an alpha that both sides know."""
+    """SignSGD: the sign of the change, times an ``alpha`` that both sides know (Bernstein et al. 2018; fedbat.md 3)."""
     return Codec(
         name,
         FixedSign(_sized(name, "alpha", alpha), sign0),
@@ -63,7 +68,7 @@ def scaled_sign(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """The sign of the change times its mean magnitude, without memory: the control of EF-SignSGD."""
+    """The sign of the change times its mean magnitude, without memory: the control of EF-SignSGD (fedbat.md 3)."""
     return Codec(name, ScaledSign(sign0), statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -74,7 +79,9 @@ def ef_signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """EF-SignSGD: the scaled sign of the change and what the last rounds left of it, which the device keeps."""
+    """EF-SignSGD: the scaled sign of the change and what the last rounds left of it, which the device keeps
+    (Karimireddy et al. 2019; fedbat.md 3).
+    """
     return Codec(name, ScaledSign(sign0), feedback=True, statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -86,7 +93,7 @@ def noisy_signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """Noisy-SignSGD: the sign of the change and a normal number of deviation sigma."""
+    """Noisy-SignSGD: ``alpha`` times the sign of the change and a normal number of deviation ``sigma`` (fedbat.md 3)."""
     coder = NoisySign(_sized(name, "alpha", alpha), _sized(name, "sigma", sigma))
     return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
 
@@ -94,7 +101,9 @@ def noisy_signsgd(
 def stoc_signsgd(
     name: str, *, alpha: float = 0.01, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
-    """Stoc-SignSGD: the sign of the change and a uniform number up to its largest magnitude."""
+    """Stoc-SignSGD: ``alpha`` times the sign of the change and a uniform number up to the largest magnitude of the tensor
+    (fedbat.md 3).
+    """
     coder = StochasticSign(_sized(name, "alpha", alpha))
     return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
 
@@ -107,7 +116,10 @@ def topk(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """The largest entries of the change of each tensor: ZeroFL's upload after dense training."""
+    """The ``share`` of largest entries of the change of each tensor: ZeroFL's upload after dense training (fedbat.md 3).
+
+    ``feedback``: the device keeps what was not sent and adds it to its next change.
+    """
     return Codec(
         name, _sparse(name, share), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d
     )
@@ -123,7 +135,11 @@ def zerofl(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """ZeroFL: SWAT's sparse training, and the 1 - sparsity largest entries of the change (fedbat.md 8.16: two switches)."""
+    """ZeroFL: SWAT's sparse training, and the 1 - ``sparsity`` largest entries of the change (Qiu et al. 2022; fedbat.md 3).
+
+    ``sparse_training`` and ``sparse_upload`` switch the two (fedbat.md 8.16); ``activations`` is
+    :func:`edgefl.programs.quantized.swat.swat`'s.
+    """
     training = (
         Training("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
     )
@@ -133,13 +149,19 @@ def zerofl(
 
 
 def bifl(name: str, *, clip: bool = False) -> Codec:
-    """BiFL: a net with binary weights, of which each device sends sign and mean magnitude."""
+    """BiFL: a net with binary weights, of which each device sends sign and mean magnitude (fedbat.md 3, 8.17).
+
+    ``clip`` as in :func:`edgefl.programs.quantized.binary.binary`.
+    """
     training = Training("binary", {"clip": clip})
     return Codec(name, MeanSign(), change=False, statistics=32, kernels_only=True, training=training)
 
 
 def bifl_full(name: str, *, clip: bool = False) -> Codec:
-    """BiFL-Full: the same training, the weights behind the signs as float32."""
+    """BiFL-Full: the same training, the weights behind the signs as float32 (fedbat.md 3, 8.17).
+
+    ``clip`` as in :func:`edgefl.programs.quantized.binary.binary`.
+    """
     return Codec(name, training=Training("binary", {"clip": clip}))
 
 

@@ -24,13 +24,21 @@ Variant = Literal["amsgrad", "max_stabilisation"]
 
 
 def fedadam(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU) -> ServerOpt:
-    """Adam on the mean change: ``v <- beta2 v + (1 - beta2) Delta^2``, ``x <- x + lr m / (sqrt(v) + tau)``."""
+    """FedAdam: Adam on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
+
+    ``m <- beta1 m + (1 - beta1) Delta``, ``v <- beta2 v + (1 - beta2) Delta^2``, ``x <- x + lr m / (sqrt(v) + tau)``.
+    ConfigError for numbers out of range.
+    """
     _check("fedadam", lr, tau, beta1=beta1, beta2=beta2)
     return _adaptive("fedadam", lr, beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
 
 
 def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU) -> ServerOpt:
-    """Yogi on the mean change: ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``, the step as Adam's."""
+    """FedYogi: Yogi on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
+
+    ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``; the step, with ``lr``, ``beta1`` and ``tau``, is FedAdam's.
+    ConfigError for numbers out of range.
+    """
     _check("fedyogi", lr, tau, beta1=beta1, beta2=beta2)
 
     def second(v: Tensor, square: Tensor) -> Tensor:
@@ -40,7 +48,11 @@ def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: floa
 
 
 def fedadagrad(*, lr: float = LR, beta1: float = 0.0, tau: float = TAU) -> ServerOpt:
-    """Adagrad on the mean change: ``v <- v + Delta^2``, the step as Adam's; without momentum unless ``beta1`` is given."""
+    """FedAdagrad: Adagrad on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
+
+    ``v <- v + Delta^2``; the step, with ``lr`` and ``tau``, is FedAdam's, without momentum unless ``beta1`` is given.
+    ConfigError for numbers out of range.
+    """
     _check("fedadagrad", lr, tau, beta1=beta1)
     return _adaptive("fedadagrad", lr, beta1, tau, lambda v, square: v + square)
 
@@ -53,10 +65,12 @@ def fedams(
     tau: float = TAU,
     variant: Variant = "amsgrad",
 ) -> ServerOpt:
-    """FedAdam whose second moment never falls: vhat, the largest v so far, in place of v.
+    """FedAMS: FedAdam whose second moment never falls (Wang et al. 2022; fafed.md 3.5).
 
+    In place of v stands vhat, the largest v so far. ``lr``, ``beta1`` and ``beta2`` are FedAdam's. ``variant``
     ``amsgrad``: ``vhat <- max(vhat, v)``, ``x <- x + lr m / (sqrt(vhat) + tau)``, so that tau is what it is in FedAdam.
     ``max_stabilisation``: ``vhat <- max(vhat, v, tau)``, ``x <- x + lr m / sqrt(vhat)``. vhat begins where v does.
+    ConfigError for numbers out of range and for another variant.
     """
     _check("fedams", lr, tau, beta1=beta1, beta2=beta2)
     if variant not in get_args(Variant):

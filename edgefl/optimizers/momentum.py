@@ -12,7 +12,7 @@ from edgefl.optimizers.change import on_change
 
 
 def server_momentum(*, lr: float = 1.0, beta: float = 0.9) -> ServerOpt:
-    """Momentum on the mean change: ``m <- beta m + Delta``, ``x <- x + lr m``.
+    """FedAvgM: momentum on the mean change, ``m <- beta m + Delta``, ``x <- x + lr m`` (Hsu et al. 2019).
 
     m = 0 at first. With ``beta`` = 0 and ``lr`` = 1 it is the plain mean.
     """

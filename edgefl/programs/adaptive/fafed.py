@@ -50,12 +50,12 @@ def fafed(
     and of their squares (an exchange of its own: ``opening_steps`` batches, by default as many as ``steps``).
 
     ``schedule``: "constant" eta = ``lr`` and ``alpha``; "decaying" eta_t = lr / (w + t)^(1/3), w = 1 (lr is the paper's
-    rho h), by iteration or by epoch of ``epoch_steps`` iterations; "theory", Theorem 2 from ``smoothness`` L and the
-    number of ``devices`` N (``h`` if not N^(2/3) / L, w = 3/2), which takes neither lr nor alpha.
-    ``second_moment``: what v is; "elementwise" as above, "scalar", "scalar_mean" and "adagrad_norm" one number for the whole
-    model (:data:`~edgefl.programs.adaptive.second_moment.SecondMoment`).
-    ``first_step`` "plain" leaves A out of the step from x_0, as the paper prints it (fafed.md 8.2).
-    ``clip`` and ``ext``: see :class:`~edgefl.programs.adaptive.storm.Storm`. ConfigError for numbers out of range.
+    rho h), by iteration or (``decay_unit``) by epoch of ``epoch_steps`` iterations; "theory", Theorem 2 from
+    ``smoothness`` L and the number of ``devices`` N (``h`` if not N^(2/3) / L, w = 3/2), which takes neither lr nor
+    alpha. ``second_moment``: what v is; "elementwise" as above, "scalar", "scalar_mean" and "adagrad_norm" one number
+    for the whole model (:data:`~edgefl.programs.adaptive.second_moment.SecondMoment`). ``first_step`` "plain" leaves A
+    out of the step from x_0, as the paper prints it (fafed.md 8.2). ``clip`` and ``ext``: see
+    :class:`~edgefl.programs.adaptive.storm.Storm`. ConfigError for numbers out of range.
     """
     positive("fafed: rho", rho)
     known("fafed", second_moment)

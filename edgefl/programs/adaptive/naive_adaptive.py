@@ -24,7 +24,7 @@ def naive_adaptive(
 ) -> Program:
     """The naive adaptive FedAvg, which FAFED's paper shows to fail: every device has a preconditioner of its own.
 
-    It is Algorithm 1 there. With the device's own v, from 0 and kept for ever, every step is::
+    It is Algorithm 1 there (fafed.md 2.2). With the device's own v, from 0 and kept for ever, every step is::
 
         v <- beta v + (1 - beta) g^2       x <- x - lr g / sqrt(v),  0/0 := 0
 

@@ -41,8 +41,8 @@ def stem(
 
     ``schedule``: "constant"; "decaying" eta_t = lr / (w + sigma^2 t)^(1/3) (lr is the paper's kbar) with constant alpha;
     "original" the same with alpha_{t+1} = c eta_t^2, at most 1. ``decay_unit`` "epoch" counts epochs of ``epoch_steps``
-    iterations in place of t. The rest is as in :func:`~edgefl.programs.adaptive.fafed.fafed`. ConfigError for
-    numbers out of range.
+    iterations in place of t. ``opening_steps``, ``clip`` and ``ext`` are as in
+    :func:`~edgefl.programs.adaptive.fafed.fafed`. ConfigError for numbers out of range.
     """
     if schedule == "original" and c is None:
         raise ConfigError(

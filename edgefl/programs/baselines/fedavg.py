@@ -55,8 +55,9 @@ def fedavg_update(
 ) -> Program:
     """FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
 
-    Training does not depend on ``alpha``. Every batch is drawn anew from the stream of per_fedavg's outer batch, so both
-    see the same samples; both have the same ``lr`` unless told otherwise (one beta for all, 3.3).
+    ``clip`` is :func:`fedavg`'s. Training does not depend on ``alpha``. Every batch is drawn anew from the stream of
+    per_fedavg's outer batch, so both see the same samples; both have the same ``lr`` unless told otherwise (one beta
+    for all, per_fedavg.md 3.3).
     """
     program = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
     return replace(adapted(program, objective, alpha=alpha), name="fedavg_update", draws="draw")
@@ -75,7 +76,8 @@ def fedavg_matched(
 ) -> Program:
     """FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
 
-    The control for per_fedavg at equal rounds, which takes 2 (FO) or 4 (HF) gradients in each of ``steps`` steps.
+    The control for per_fedavg at equal rounds, which takes 2 (FO) or 4 (HF) gradients in each of ``steps`` steps
+    (per_fedavg.md 5). ``alpha`` and ``clip`` are :func:`fedavg_update`'s.
     """
     counts("program 'fedavg_matched'", factor=factor)
     program = fedavg_update(

@@ -73,7 +73,7 @@ def mimelite(
     """MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
 
     A device takes its full gradient c_i at the round's x, then ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) / (sqrt(v) +
-    tau)``, ``steps`` times, and sends y and c_i; the server makes m and v of c = mean c_i, as MimeAdam does.
+    tau)``, ``steps`` times, and sends y and c_i; the server makes m and v (``beta2``) of c = mean c_i, as MimeAdam does.
     """
     adam = _checked("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
     return Program(

@@ -28,7 +28,9 @@ def binary(
     clip: bool = False,
     eval_batch: int | None = None,
 ) -> Program:
-    """:func:`edgefl.programs.baselines.sgd.sgd` on a model whose kernels are binary, in training and in inference.
+    """SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
+
+    The options that are not told here are those of :func:`edgefl.programs.baselines.sgd.sgd`.
 
     The layers read B = mean|W| sign(W), per tensor, sign(0) = +1, for each kernel W (trained tensors of two and more
     dimensions, embeddings excepted; :attr:`Objective.kernels`). The gradient passes straight through, dL/dW := dL/dB,

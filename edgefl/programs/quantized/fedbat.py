@@ -51,11 +51,11 @@ def fedbat(
         m       <- m - lr * g * [|m| <= alpha]                                                                (eq. 8)
         alpha_e <- alpha_e - lr * rho * alpha * sum g * (s - m / alpha, or sign(m) where |m| > alpha)         (eq. 9)
 
-    There is one alpha per tensor, module or model (``granularity``). ``finish`` sends a bit per entry and the step sizes:
-    of a new draw, of the last step's (``last_forward``), or sign(m) (``det_sign``; fedbat.md 8.1). Without
-    ``binarize_1d`` biases and norms are trained in full precision and sent as float32 (fedbat.md 2.7); ``statistics``:
-    bits per entry of moving statistics. ``step_size`` "largest" is the variant that the theory covers (fedbat.md 8.11):
-    alpha = norm_inf(m) in each step, nothing to learn.
+    There is one alpha per tensor, module or model (``granularity``). ``finish`` sends a bit per entry and the step sizes
+    (``upload_mode``): of a new draw (``resample_final``), of the last step's (``last_forward``), or sign(m)
+    (``det_sign``; fedbat.md 8.1). Without ``binarize_1d`` biases and norms are trained in full precision and sent as
+    float32 (fedbat.md 2.7); ``statistics``: bits per entry of moving statistics. ``step_size`` "largest" is the variant
+    that the theory covers (fedbat.md 8.11): alpha = norm_inf(m) in each step, nothing to learn.
 
     ``alpha_range`` keeps alpha between two numbers, an addition to the paper: where few entries share an alpha, or the loss
     is steep, it can run away, since its step grows with its own square. ``metric.alpha_growth`` shows that: how far any

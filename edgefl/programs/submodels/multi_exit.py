@@ -26,8 +26,10 @@ def multi_exit(
     kd_weight: float | None = None,
     eval_batch: int | None = None,
 ) -> Program:
-    """:func:`edgefl.programs.baselines.sgd.sgd` on the losses of all exits; the weight of distillation is a scalar
-    of the round.
+    """SGD on the losses of all exits (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
+
+    The weight of distillation is a scalar of the round. The options that are not told here are those of
+    :func:`edgefl.programs.baselines.sgd.sgd`.
 
     Of the exits j = 1..m of the tier the loss is ``sum_j j / (m (m + 1) / 2) * (CE_j + [j < m] kd_weight * KL(p_m || p_j))``
     (:class:`edgefl.models.exit_loss.ExitLoss`). ``kd_weight`` (default: the model's own, 0 unless it was given one) is the

@@ -16,12 +16,14 @@ def early_exit(
     gamma: float | None = None,
     rounding: Rounding = "ceil",
 ) -> EarlyExit:
-    """The units up to an early exit of the model, in a part of their channels (ScaleFL); the model must have exits.
+    """The units up to an early exit of the model, in a part of their channels; the model must have exits (ScaleFL, Ilhan et
+    al. 2023; fiarse.md 3).
 
     ``exit`` is counted from 1 and by default the model's head, ``width`` is by default 1. ``gamma`` chooses what is not
     given: the deepest exit whose level, in that width, holds at most ``gamma`` of the parameters
     (:attr:`EarlyExit.share`), and where the first exit or the given one is too large still, the largest width that fits.
-    ModelError for a model without exits, and if nothing fits, with what would.
+    ``rounding`` of the number of channels is ``ceil`` or ``floor``. ModelError for a model without exits, and if nothing
+    fits, with what would.
     """
     model = branching(spec)
     deepest = len(model.exits) + 1

@@ -148,7 +148,10 @@ class OutputSide:
 
 
 def output_side(spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1) -> OutputSide:
-    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL)."""
+    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL, embracingfl.md 2.2).
+
+    ModelError for a cut or chunks that the model has not.
+    """
     return OutputSide(spec, cut, chunks)
 
 

@@ -205,9 +205,13 @@ def width(
     ordered: bool = False,
     widths: Sequence[float] = WIDTHS,
 ) -> Width:
-    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters; all without either.
+    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters; all without either (HeteroFL, Diao et
+    al. 2021; fiarse.md 3).
 
-    ``scaler`` is HeteroFL's. ``ordered`` is FjORD's dropout: each step trains one of ``widths`` (ratios of channels).
+    ``rounding`` of the number of channels is ``ceil`` or ``floor``. ``rolling``: the window of channels moves on by one in
+    each round (FedRolex, Alam et al. 2022). ``scaler`` is HeteroFL's. ``ordered`` is FjORD's dropout (Horvath et al. 2021):
+    each step trains one of ``widths`` (ratios of channels). ModelError where these do not go together, or a layer cannot be
+    cut.
     """
     if ratio is not None and gamma is not None:
         raise ModelError(

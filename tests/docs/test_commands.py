@@ -1,0 +1,65 @@
+"""Every `edgefl` command in a document has that name and those options, and every `make` target exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from edgefl.cli.commands import app
+from tests.docs.documents import DOCS, DOCUMENTS, ROOT, commands
+
+PAGES = [page for page in DOCUMENTS if any(commands(page, "edgefl"))]
+
+
+def unknown(words: list[str]) -> Iterator[str]:
+    """What of a command line, without the program, does not exist."""
+    command: Any = typer.main.get_command(app)
+    named = "edgefl"
+    for word in words:
+        if word in getattr(command, "commands", {}):
+            command, named = command.commands[word], f"{named} {word}"
+        elif hasattr(command, "commands") and not word.startswith("-") and named == "edgefl":
+            yield f"{named} {word}"
+            return
+        elif word.startswith("--"):
+            known = {
+                option
+                for parameter in command.params
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+            if word.partition("=")[0] not in known | {"--help"}:
+                yield f"{named} {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_exist_with_their_options(page: Path) -> None:
+    assert [each for words in commands(page, "edgefl") for each in unknown(words)] == []
+
+
+def test_a_wrong_command_and_a_wrong_option_are_seen() -> None:
+    assert list(unknown(["train", "--out", "x"])) == ["edgefl train"]
+    assert list(unknown(["device", "--id", "x", "--tls"])) == ["edgefl device --tls"]
+    assert list(unknown(["device", "personalize", "--curve"])) == []
+
+
+def test_the_page_of_commands_has_them_all() -> None:
+    """`bench peer` and its kind are named by the benchmarks."""
+    page = (DOCS / "commands.md").read_text()
+    command: Any = typer.main.get_command(app)
+
+    assert [name for name in command.commands if f"edgefl {name}" not in page] == []
+    benches = command.commands["bench"].commands
+    assert [name for name in benches if f"bench {name}" not in page and f"... {name}" not in page] == []
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+)(?: [a-z -]+)?:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[0] for page in DOCUMENTS for words in commands(page, "make") if words}
+    prose = {name for page in DOCUMENTS for name in re.findall(r"`make ([a-z-]+)`", page.read_text())}
+
+    assert named | prose <= targets
