@@ -35,9 +35,9 @@ def swat(
     dense_inference: bool = False,
     eval_batch: int | None = None,
 ) -> Program:
-    """SWAT (Raihan and Aamodt 2020; fedbat.md 3): SGD whose dense and convolution layers compute with a few large entries.
+    """:func:`edgefl.programs.baselines.sgd.sgd` whose dense and convolution layers compute with a few large entries.
 
-    The options that are not told here are those of :func:`edgefl.programs.baselines.sgd.sgd`, ``masked_loss`` too.
+    It is SWAT (Raihan and Aamodt 2020; fedbat.md 3). Options that are not told here are those of sgd, ``masked_loss`` too.
 
     With top(t) = t where |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor and 0
     elsewhere (so ties of the last one are kept too), a layer y = f(x, w, b) of training has
