@@ -33,9 +33,11 @@ DEAD = "dead at the initial weights"
 
 @dataclass(frozen=True)
 class Device:
-    """What a device offers: bytes of memory over its idle process, bytes per second, MACs per second, seconds per round.
+    """What a device offers. 0 is unknown, or no limit.
 
-    0 is unknown, or no limit. ``samples`` is how many rows it has; 0: as many as a round's steps read.
+    ``memory`` is in bytes over its idle process, ``downlink`` and ``uplink`` in bytes per second, ``compute`` in MACs
+    per second, and ``round_seconds`` is what a round may take. ``samples`` is how many rows it has; 0: as many as a
+    round's steps read.
     """
 
     memory: int = 0

@@ -33,8 +33,10 @@ from edgefl.wire.tensors import Array, Arrays
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round produced. ``masks``: those of the update that are packed bits. ``metrics``: means over the steps
-    that report them, and those of ``finish`` as they are."""
+    """What a round produced. ``update`` and ``carry`` are arrays by name, with the shapes and dtypes of the bundle's
+    ports: what is sent, and what is kept until the next round. ``masks``: those of the update that are packed bits, with
+    their number of entries. ``metrics``: means over the steps that report them, and those of ``finish`` as they are.
+    ``samples``: local rows used."""
 
     update: Arrays
     masks: dict[str, int]

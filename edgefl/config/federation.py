@@ -27,7 +27,11 @@ from edgefl.wire.mqtt.topics import checked_name
 
 
 class Federation(Table):
-    """A federation file."""
+    """A federation file: who trains what together, and how.
+
+    Its tables are ``federation``, ``model``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``, ``export``,
+    ``codec``, ``aggregate``, ``downlink``, ``broker`` and ``limits``.
+    """
 
     federation: FederationTable = FederationTable()
     model: ModelTable = ModelTable()

@@ -212,7 +212,7 @@ class TierTable(Table):
 
 
 class ExportTable(Table):
-    """What devices download."""
+    """What devices download: in which formats."""
 
     formats: tuple[FormatName, ...] = Field(
         (),
@@ -274,7 +274,7 @@ class DownlinkTable(Table):
 
 
 class BrokerTable(Table):
-    """The MQTT broker."""
+    """The MQTT broker, and how to reach it."""
 
     kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
     host: str = Field("127.0.0.1", description="address of the broker")

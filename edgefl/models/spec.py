@@ -21,23 +21,23 @@ class ModelSpec:
     """A model and what is needed to cut it: ``module`` is an ``nn.Sequential`` whose named children are the units.
 
     A unit maps one tensor to one tensor, so every position between two units is a place to cut, and the state
-    names are ``<unit>.<name>``.
+    names are ``<unit>.<name>``. ``name`` is the model's. ``sample`` is the shape and dtype of one sample as the first
+    unit reads it, without the batch dimension. ``classes``: how many a label chooses from, a language model's vocabulary;
+    1 where labels are no classes, and 2 for a model with a single output (a logit) and cross-entropy. ``loss`` is what
+    training minimises; it also says what a label looks like. ``accounting_batch`` is the batch factor of the counted
+    activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8).
     """
 
     name: str
     module: nn.Sequential
-    # One sample as the first unit reads it, without the batch dimension.
     sample: TensorSpec
-    # Number of classes that a label chooses from, a language model's vocabulary; 1 where labels are no classes.
-    # A model with a single output (a logit) and cross-entropy has two.
     classes: int
-    # Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8).
     accounting_batch: int = 32
-    # What training minimises; it also says what a label looks like.
     loss: Loss = CROSS_ENTROPY
 
     @property
     def units(self) -> tuple[str, ...]:
+        """Their names, in order."""
         return tuple(name for name, _ in self.module.named_children())
 
     @property

@@ -36,7 +36,8 @@ def split(
     accounting_batch: int = 32,
     loss: Loss | None = None,
 ) -> ModelSpec:
-    """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is one input without batch dimension.
+    """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is the shape and dtype of one input without
+    batch dimension, ``classes`` how many a label chooses from, ``name`` what the model is called.
 
     Without ``cuts`` an ``nn.Sequential`` keeps its children as units and any other module is cut automatically
     (``"auto"``: both): at points of its graph that exactly one tensor crosses, between the blocks that it repeats,
@@ -49,10 +50,10 @@ def split(
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
     The module is copied; batch norm and dropout, ``F.dropout`` too, become those of
-    :mod:`edgefl.models.layers.explicit`. Raises
-    ModelError,
-    naming the cut and the tensors, where more than one tensor crosses or weights are needed on both sides, and with
-    torch's reason and the line of code where the module cannot be traced.
+    :mod:`edgefl.models.layers.explicit`. ``loss`` is cross entropy unless another one of :mod:`edgefl.models.loss` is
+    given; ``accounting_batch`` is :class:`ModelSpec`'s. Raises ModelError, naming the cut and the tensors, where more than
+    one tensor crosses or weights are needed on both sides, and with torch's reason and the line of code where the module
+    cannot be traced.
     """
     copied = visible(module)
     plain = type(copied).forward is nn.Sequential.forward
