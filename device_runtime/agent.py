@@ -67,7 +67,7 @@ class AgentConfig:
     until_done: bool = False
     threads: int = 1
     """Those of the engine, for whoever asks what a bundle costs here."""
-    limits: Limits = Limits()  # noqa: RUF009  frozen
+    limits: Limits = Limits()
 
 
 class Agent:

@@ -1,1 +1,299 @@
-"""The method: wire formats, models, submodels, programs, data and the command line."""
+"""Federated learning on real devices: submodels that fit, compiled with their training algorithm, over MQTT.
+
+::
+
+    import edgefl
+
+    bundle = edgefl.compile("resnet8", submodel=edgefl.OutputSide(cut=4), program=edgefl.FedProx(mu=0.1))
+    bundle.verify(), bundle.profile(), bundle.save("weak.efl")
+
+    federation = edgefl.federation("resnet8", rounds=3, codec=edgefl.FedPAQ(bits=3))
+    run = edgefl.run(federation, out="runs/first")
+    run.curves["accuracy"]
+
+Names are loaded when they are first used: a device's half needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from device_runtime.engine.executorch.build import build_engine
+    from device_runtime.round.runner import RoundResult
+    from edgefl.api.adapt import adapt
+    from edgefl.api.analysis import heterogeneity, personalize, reproduce
+    from edgefl.api.bundle import Bundle
+    from edgefl.api.choices import (
+        FAFED,
+        SGD,
+        STEM,
+        SWAT,
+        TCBGD,
+        AdamW,
+        BFloat16,
+        BiFL,
+        BiFLFull,
+        Binary,
+        Dense,
+        EarlyExit,
+        EFSignSGD,
+        FedAdagrad,
+        FedAdam,
+        FedAMS,
+        FedAvg,
+        FedAvgMatched,
+        FedAvgUpdate,
+        FedBAT,
+        FedPAQ,
+        FedProx,
+        FedYogi,
+        Float16,
+        Importance,
+        ImportanceStructured,
+        Int8,
+        LocalAMSGrad,
+        LocalOnly,
+        MimeAdam,
+        MimeLite,
+        MultiExit,
+        NaiveAdaptive,
+        NoisySignSGD,
+        OutputSide,
+        PerFedAvg,
+        Scaffold,
+        ScaledSign,
+        ServerMomentum,
+        SignSGD,
+        StocSignSGD,
+        TopK,
+        Width,
+        ZeroFL,
+        own_program,
+    )
+    from edgefl.api.compile import compile
+    from edgefl.api.deploy import deploy
+    from edgefl.api.device import Agent, train_round
+    from edgefl.api.export import export
+    from edgefl.api.federation import Tier, federation
+    from edgefl.api.plan import plan
+    from edgefl.api.run import Run, Server, demo_federation, load_federation, load_run, prepare, run
+    from edgefl.config import DataTable as Data
+    from edgefl.config import Federation
+    from edgefl.config.reading import checked as validate
+    from edgefl.config.tables import AggregateTable as Aggregate
+    from edgefl.config.tables import BrokerTable as Broker
+    from edgefl.config.tables import DownlinkTable as Downlink
+    from edgefl.config.tables import ExportTable as Formats
+    from edgefl.config.tables import RoundTable as Round
+    from edgefl.data.dataset import Dataset
+    from edgefl.facts import shipped as catalog
+    from edgefl.models.spec import ModelSpec
+    from edgefl.models.split import split
+    from edgefl.setup.updates import update_sizes
+    from edgefl.wire.errors import EdgeflError
+    from exporters.fit import Device
+    from exporters.front.cache import BundleCache
+    from server.broker import mosquitto_command
+    from server.broker import run_amqtt as serve_broker
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "edgefl.api.choices": (
+        *(
+            "SGD",
+            "FedAvg",
+            "FedAvgUpdate",
+            "FedAvgMatched",
+            "PerFedAvg",
+            "LocalOnly",
+            "FedProx",
+            "Scaffold",
+            "FAFED",
+        ),
+        *(
+            "STEM",
+            "NaiveAdaptive",
+            "LocalAMSGrad",
+            "MimeAdam",
+            "MimeLite",
+            "AdamW",
+            "TCBGD",
+            "MultiExit",
+            "SWAT",
+        ),
+        *(
+            "Binary",
+            "FedBAT",
+            "Dense",
+            "Float16",
+            "BFloat16",
+            "Int8",
+            "FedPAQ",
+            "SignSGD",
+            "ScaledSign",
+            "EFSignSGD",
+        ),
+        *(
+            "NoisySignSGD",
+            "StocSignSGD",
+            "TopK",
+            "ZeroFL",
+            "BiFL",
+            "BiFLFull",
+            "OutputSide",
+            "Width",
+            "Importance",
+        ),
+        *(
+            "ImportanceStructured",
+            "EarlyExit",
+            "FedAdam",
+            "FedYogi",
+            "FedAdagrad",
+            "FedAMS",
+            "ServerMomentum",
+        ),
+        "own_program",
+    ),
+    "edgefl.api.adapt": ("adapt",),
+    "edgefl.api.analysis": ("heterogeneity", "personalize", "reproduce"),
+    "edgefl.api.bundle": ("Bundle",),
+    "edgefl.api.compile": ("compile",),
+    "edgefl.api.deploy": ("deploy",),
+    "edgefl.api.device": ("Agent", "train_round"),
+    "edgefl.api.export": ("export",),
+    "edgefl.api.federation": ("Tier", "federation"),
+    "edgefl.api.plan": ("plan",),
+    "edgefl.api.run": ("Run", "Server", "demo_federation", "load_federation", "load_run", "prepare", "run"),
+    "edgefl.config": ("Federation",),
+    "edgefl.data.dataset": ("Dataset",),
+    "edgefl.models.spec": ("ModelSpec",),
+    "edgefl.models.split": ("split",),
+    "edgefl.setup.updates": ("update_sizes",),
+    "edgefl.wire.errors": ("EdgeflError",),
+    "exporters.fit": ("Device",),
+    "exporters.front.cache": ("BundleCache",),
+    "device_runtime.round.runner": ("RoundResult",),
+    "server.broker": ("mosquitto_command",),
+}
+# Names that say less, or something else, where they stand.
+_RENAMED = {
+    "Aggregate": "edgefl.config.tables:AggregateTable",
+    "Broker": "edgefl.config.tables:BrokerTable",
+    "Data": "edgefl.config.tables:DataTable",
+    "Downlink": "edgefl.config.tables:DownlinkTable",
+    "Formats": "edgefl.config.tables:ExportTable",
+    "Round": "edgefl.config.tables:RoundTable",
+    "build_engine": "device_runtime.engine.executorch.build:build_engine",
+    "catalog": "edgefl.facts:shipped",
+    "serve_broker": "server.broker:run_amqtt",
+    "validate": "edgefl.config.reading:checked",
+}
+_FROM = {name: f"{place}:{name}" for place, names in _PLACES.items() for name in names} | _RENAMED
+
+__all__ = [
+    "FAFED",
+    "SGD",
+    "STEM",
+    "SWAT",
+    "TCBGD",
+    "AdamW",
+    "Agent",
+    "Aggregate",
+    "BFloat16",
+    "BiFL",
+    "BiFLFull",
+    "Binary",
+    "Broker",
+    "Bundle",
+    "BundleCache",
+    "Data",
+    "Dataset",
+    "Dense",
+    "Device",
+    "Downlink",
+    "EFSignSGD",
+    "EarlyExit",
+    "EdgeflError",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgMatched",
+    "FedAvgUpdate",
+    "FedBAT",
+    "FedPAQ",
+    "FedProx",
+    "FedYogi",
+    "Federation",
+    "Float16",
+    "Formats",
+    "Importance",
+    "ImportanceStructured",
+    "Int8",
+    "LocalAMSGrad",
+    "LocalOnly",
+    "MimeAdam",
+    "MimeLite",
+    "ModelSpec",
+    "MultiExit",
+    "NaiveAdaptive",
+    "NoisySignSGD",
+    "OutputSide",
+    "PerFedAvg",
+    "Round",
+    "RoundResult",
+    "Run",
+    "Scaffold",
+    "ScaledSign",
+    "Server",
+    "ServerMomentum",
+    "SignSGD",
+    "StocSignSGD",
+    "Tier",
+    "TopK",
+    "Width",
+    "ZeroFL",
+    "adapt",
+    "build_engine",
+    "catalog",
+    "compile",
+    "demo_federation",
+    "deploy",
+    "export",
+    "federation",
+    "heterogeneity",
+    "load_federation",
+    "load_run",
+    "mosquitto_command",
+    "own_program",
+    "personalize",
+    "plan",
+    "prepare",
+    "reproduce",
+    "run",
+    "serve_broker",
+    "split",
+    "train_round",
+    "update_sizes",
+    "validate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("edgefl")
+    elif name in _FROM:
+        module, _, attribute = _FROM[name].partition(":")
+        value = getattr(importlib.import_module(module), attribute)
+    else:
+        raise AttributeError(f"module 'edgefl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -155,7 +155,7 @@ class RunSpec:
     downlink: DownlinkSpec = DownlinkSpec()
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
-    limits: Limits = Limits()  # noqa: RUF009  frozen
+    limits: Limits = Limits()
 
     @property
     def main(self) -> ExchangeSpec:

@@ -104,6 +104,12 @@ class Wanted:
         return tuple(sorted({0, self.steps, *self.curve}))
 
 
+def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
+    """The graphs that a personalization runs."""
+    names = (*(chunk.graph for chunk in manifest.prefix), manifest.evaluate, manifest.personalize)
+    return tuple(manifest.graph(name) for name in names if name)
+
+
 @dataclass(frozen=True)
 class Chosen(FittedData):
     """The rows ``at`` of larger data, which stay where they are; ``y`` holds only theirs."""

@@ -12,8 +12,9 @@ import psutil
 
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.config import parse
-from edgefl.lab.lab import Lab, Said, completed
+from edgefl.lab.lab import Lab, Said
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.tiers import completed
 
 
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,8 +86,13 @@ class OptimizerTable(Table):
 class DataTable(Table):
     """What the simulated devices hold, and what the server evaluates on."""
 
-    name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits", "random"] = Field(
-        "auto", description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits"
+    name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits", "random", "file"] = Field(
+        "auto",
+        description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits; file: your own, see `file`",
+    )
+    file: str = Field(
+        "",
+        description="for name file: .npz with train_x, train_y, test_x, test_y: uint8 (n, C, H, W) and whole numbers (n,)",
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")
@@ -125,6 +130,16 @@ class DataTable(Table):
     )
     train_samples: int = Field(0, ge=0, description="training samples to use over all devices; 0 means all")
     test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
+
+    @model_validator(mode="after")
+    def _file_and_name(self) -> DataTable:
+        if (self.name == "file") != bool(self.file):
+            raise ValueError(
+                'name "file" and the key file go together: set both, or leave file out'
+                if self.file
+                else 'name is "file": set the key file to the .npz with your data'
+            )
+        return self
 
 
 class RoundTable(Table):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from edgefl.submodels.standalone import scores, standalone
 from edgefl.submodels.statistics import by_batch, collect, frozen, norms
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.files import write_whole
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from exporters.deploy import INPUT, OUTPUT, Artifact, deploy
@@ -33,12 +36,33 @@ ROWS = 500
 BnEval = Literal["frozen", "batch", "moving"]
 
 
+def checked_file(path: str | Path) -> Path:
+    """Where a model is to be written; ConfigError for a name that ends in ``.json``, where the facts about it go."""
+    file = Path(path)
+    if file.suffix == ".json":
+        raise ConfigError(
+            f"{file} is where the facts about the model go; give the model another ending, like .onnx"
+        )
+    return file
+
+
 @dataclass(frozen=True)
 class Deployment:
     """An artifact and what to know about it, in types that JSON knows."""
 
     artifact: Artifact
     facts: Mapping[str, Any]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the ONNX file, and beside it the facts as JSON, each whole or not at all. Gives the path.
+
+        ConfigError for a name that ends in ``.json``, where the facts go.
+        """
+        file = checked_file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, self.artifact.model)
+        write_whole(file.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n")
+        return file
 
 
 @dataclass(frozen=True)

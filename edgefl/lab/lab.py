@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edgefl.config import Federation, TierTable, load, parse
+from edgefl.config import Federation, TierTable, load
 from edgefl.config.text import dump
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
+from edgefl.setup.tiers import device_names
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _LAST_WORDS_S = 0.2
 
 _LEFT_BY_A_RUN = (
     *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
-    *("journal.sqlite*", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
+    *("journal.sqlite*", "history.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
 )
 
 
@@ -45,38 +46,6 @@ class Said:
     """One JSON event of the server."""
 
     event: dict[str, Any]
-
-
-def completed(federation: Federation, per_tier: int = 2) -> Federation:
-    """Fill in what one machine implies: the model's own tiers, devices per tier, waiting for all of them."""
-    tiers = dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
-    by_memory = any(table.memory_bytes for table in tiers.values())
-    tiers = {
-        name: table if by_memory else table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
-        for name, table in tiers.items()
-    }
-    if sum(table.count for table in tiers.values()) == 0:
-        raise ConfigError(
-            "no tier has a count: say in [tiers.NAME] how many devices `edgefl run` is to start"
-        )
-    tables = federation.model_dump() | {"tiers": {name: table.model_dump() for name, table in tiers.items()}}
-    if "min_devices" not in federation.round.model_fields_set:
-        tables["round"]["min_devices"] = sum(table.count for table in tiers.values())
-    return parse(tables, source="the federation")
-
-
-def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
-    from edgefl.submodels.output_side.submodel import TIERS
-
-    presets = TIERS.get(model)
-    if presets is None:
-        return {"strong": TierTable(count=count)}
-    return {name: TierTable(cut=tier.cut, chunks=tier.chunks, count=count) for name, tier in presets.items()}
-
-
-def device_names(federation: Federation) -> list[str]:
-    """``strong-0``, ``strong-1``, ``weak-0``, ..."""
-    return [f"{tier}-{number}" for tier, table in federation.tiers.items() for number in range(table.count)]
 
 
 class Lab:

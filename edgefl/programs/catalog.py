@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from edgefl.contract.options import check_options
 from edgefl.contract.program import Program
+from edgefl.models.user_factory import factory_of
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.adaptive.fafed import fafed
@@ -26,7 +27,6 @@ from edgefl.programs.quantized.fedbat import fedbat
 from edgefl.programs.quantized.swat import swat
 from edgefl.programs.submodels.multi_exit import multi_exit
 from edgefl.programs.submodels.tcbgd import tcbgd
-from edgefl.programs.user_programs import factory_of
 from edgefl.wire.errors import ConfigError
 
 PROGRAMS: Mapping[str, Callable[..., Program]] = {
@@ -64,7 +64,7 @@ def build(name: str, objective: Objective, **options: object) -> Program:
     to any program that has none. It is left out otherwise, since it costs each bundle a graph and each export the
     time to make it.
     """
-    factory = factory_of(name) if ":" in name else PROGRAMS.get(name)
+    factory = factory_of(name, "program") if ":" in name else PROGRAMS.get(name)
     if factory is None:
         known = ", ".join(sorted(PROGRAMS))
         if name in OPTIMIZERS:

@@ -29,9 +29,13 @@ def warn_on_stderr(text: str) -> None:
 
 
 def open_data(federation: Federation) -> Dataset:
+    """The dataset of the file, scaled and limited as it says. DataError if it is nowhere, or damaged."""
     table = federation.data
     directory = Path(table.dir) if table.dir else None
-    loaded = datasets.load(table.name, directory, download=table.download)
+    if table.name == "file":
+        loaded = Dataset.load(Path(table.file))
+    else:
+        loaded = datasets.load(table.name, directory, download=table.download)
     scaled = loaded.unit() if table.scale == "unit" else loaded
     return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
 

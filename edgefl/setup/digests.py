@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 from importlib import metadata
-from pathlib import Path
 
 from edgefl.config import Federation
-from edgefl.programs import user_programs as own
+from edgefl.models.user_factory import source_of
 from edgefl.system.digests import digest_of
-from edgefl.wire.errors import ModelError
 
 
 def run_digest(federation: Federation) -> str:
@@ -43,19 +39,8 @@ def code_of(federation: Federation) -> list[str]:
         version = metadata.version("edgefl")
     except metadata.PackageNotFoundError:  # run from a source tree
         version = ""
-    module, colon, _ = federation.model.name.partition(":")
-    program = federation.program.name
-    trained_by = [hashlib.sha256(own.source_of(program)).hexdigest()] if ":" in program else []
-    return [version, _source_digest(module) if colon else "", *trained_by]
-
-
-def _source_digest(module: str) -> str:
-    """SHA-256 of a module's source file; ModelError if there is no such module."""
-    try:
-        file = inspect.getsourcefile(importlib.import_module(module))
-        source = Path(file).read_bytes() if file else b""
-    except ImportError as error:
-        raise ModelError(f"cannot load module {module!r} of the model: {error}", name=module) from error
-    except (OSError, TypeError):  # built in, or without a source file
-        source = b""
-    return hashlib.sha256(source).hexdigest()
+    own = {"model": federation.model.name, "program": federation.program.name}
+    return [
+        version,
+        *(hashlib.sha256(source_of(name, what)).hexdigest() for what, name in own.items() if ":" in name),
+    ]

@@ -28,26 +28,44 @@ class SelfChecking(Protocol):
 def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
     """The model with initial weights by seed, fitted to the images and classes of ``dataset``."""
     table = federation.model
+    return fitted_model(
+        table.name, dataset, bn=table.bn, seed=federation.federation.seed, options=table.options
+    )
+
+
+def fitted_model(
+    name: str,
+    dataset: Dataset,
+    *,
+    bn: str = "global",
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> ModelSpec:
+    """The model ``name`` with initial weights by ``seed``, fitted to the images and classes of ``dataset``.
+
+    ConfigError where the model, its batch norm mode ``bn`` and the data do not go together.
+    """
     channels, height, _ = dataset.shape
     offered: dict[str, Any] = {"in_channels": channels, "size": height, "classes": dataset.classes}
-    factory = MODELS.get(table.name)
+    factory = MODELS.get(name)
     if factory is not None:
         accepted = inspect.signature(factory).parameters
-        offered = {name: value for name, value in offered.items() if name in accepted}
+        offered = {key: value for key, value in offered.items() if key in accepted}
         if "bn" in accepted:
-            offered["bn"] = table.bn
-    if table.bn != "global" and "bn" not in offered:
+            offered["bn"] = bn
+    if bn != "global" and "bn" not in offered:
         raise ConfigError(
-            f"model.bn is {table.bn!r}, and model {table.name!r} has no batch norm mode: remove model.bn, or choose "
+            f"model.bn is {bn!r}, and model {name!r} has no batch norm mode: remove model.bn, or choose "
             "a model that has one (a factory of your own takes what it needs from model.options)",
-            model=table.name,
+            model=name,
         )
-    spec = build_model(table.name, **{**offered, "seed": federation.federation.seed, **table.options})
-    _check_fits(spec, table.name, dataset)
+    spec = build_model(name, **{**offered, "seed": seed, **(options or {})})
+    check_fits(spec, name, dataset)
     return spec
 
 
-def _check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
+def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
+    """ConfigError if the model does not read such samples, or is not trained on such labels."""
     if spec.sample.shape != dataset.shape or spec.classes != dataset.classes:
         raise ConfigError(
             f"model {model!r} takes samples of shape {spec.sample.shape} in {spec.classes} classes, "

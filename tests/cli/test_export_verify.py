@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
-from edgefl.lab.lab import completed, device_names
+from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import BundleError, ConfigError
 from server.coordinator.roster import TierRule, tier_of

@@ -74,7 +74,7 @@ def test_the_runtime_names_no_method() -> None:
     [
         ("import edgefl.wire.mqtt.session", True),
         (
-            "from device_runtime import process\n"
+            "from edgefl.cli.device import process\n"
             "from edgefl.wire.mqtt.address import Address\n"
             "told = dict(federation='f', device='d', broker=Address('h', 1), data='/nonexistent', folder=sys.argv[1])\n"
             "try: process.run(process.DeviceSettings(**told))\n"

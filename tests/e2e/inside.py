@@ -20,8 +20,9 @@ from device_runtime.agent import Agent, AgentConfig, AgentEvent
 from device_runtime.engine.select import open_engine
 from edgefl import cli
 from edgefl.config import load
-from edgefl.lab.lab import Lab, completed
+from edgefl.lab.lab import Lab
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.tiers import completed
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.session import Address
 from server.compose import compose

@@ -11,8 +11,8 @@ import torch
 
 from device_runtime.data.samples import LocalData
 from device_runtime.data.support import Protocol, batch_rows, held_out
-from device_runtime.personal.offline import offline
-from device_runtime.personal.personalize import Personalizer, Wanted
+from device_runtime.personal.personalize import Personalizer, Wanted, graphs_of
+from device_runtime.round.offline import offline, read_weights
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_user
 from edgefl.contract.tensors import prefixed
 from edgefl.wire import tensors
@@ -98,7 +98,12 @@ def test_a_payload_tier_goes_on_from_what_an_earlier_personalization_left(tmp_pa
     tier, local, _ = _world(form, "cnn", "importance", gamma=0.25)
     first, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Wanted(alpha=0.05))
     (tmp_path / "mine.safetensors").write_bytes(tensors.dump(adapted))
-    job, blobs = offline(tier.bundle, tmp_path / "mine.safetensors")
+    job, blobs = offline(
+        tier.bundle,
+        read_weights(tmp_path / "mine.safetensors"),
+        graphs_of(tier.bundle.manifest),
+        "mine.safetensors",
+    )
     again = Personalizer(engine=engine_of(form), manifest=tier.bundle.manifest, blobs=blobs, folder=tmp_path)
 
     second, _ = again.run(job, local, Wanted(alpha=0.05))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgefl import programs
-from edgefl.programs import user_programs as own
+from edgefl.models import user_factory as own
 from edgefl.setup.one_line import parse_program
 from edgefl.wire.errors import ConfigError
 from tests.programs.users import Users
@@ -40,12 +40,12 @@ def test_a_factory_in_a_file_is_built_with_its_options_like_any_other(file: Path
 
 def test_a_file_is_one_module_until_it_is_edited_and_another_one_afterwards(file: Path) -> None:
     name = f"{file}:mine"
-    assert own.factory_of(name) is own.factory_of(name)
-    before = own.source_of(name)
+    assert own.factory_of(name, "program") is own.factory_of(name, "program")
+    before = own.source_of(name, "program")
     file.write_text(SOURCE.format(name="later"))  # as long as before, and within the same second
 
     assert programs.build(name, Users().objective).name == "later"
-    assert own.source_of(name) != before
+    assert own.source_of(name, "program") != before
 
 
 def test_a_relative_path_is_made_absolute_and_a_module_stays_as_it_is(

@@ -89,6 +89,13 @@ def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
     return build(wheel, folder, again=False)
 
 
+def build_engine(into: Path | None = None) -> tuple[Path, str]:
+    """Compile the binding to the installed executorch now, into a folder (default: the package, where a device looks
+    first). Gives the file and executorch's version. ConfigError where executorch or a compiler is missing."""
+    wheel = find_wheel()
+    return build(wheel, into or package_folder()), wheel.version
+
+
 def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
     """Compile the binding into ``folder``, whole or not at all; ConfigError says what is missing.
 

@@ -14,10 +14,11 @@ from device_runtime.memory import peak_bytes, resident_bytes, trim_memory
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.measure.sampler import MemorySampler
-from device_runtime.profile.measure.watched import NoMemory, Stage, WatchedEngine
+from device_runtime.profile.measure.watched import Stage, WatchedEngine
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.job import Job
+from device_runtime.round.offline import NoCheckpoints
 from device_runtime.round.runner import RoundRunner
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
@@ -54,7 +55,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
             engine=watched,
             manifest=manifest,
             blobs=folder,
-            memory=NoMemory(),
+            memory=NoCheckpoints(),
             profiler=profiler,
             settings=settings,
         )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from device_runtime.engine.base import Engine, LoadedGraph, Outputs, State
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.sampler import MemorySampler
-from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.bundle.profiles import Span
 from edgefl.wire.tensors import Array, Arrays
@@ -91,13 +90,3 @@ class _WatchedGraph:
         outputs = self.inner.run(feeds, state)
         self.stage.run_ms += 1e3 * (time.perf_counter() - start)
         return outputs
-
-
-class NoMemory:
-    """Keeps no checkpoint: a profile is never taken up again."""
-
-    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
-        return
-
-    def checkpoint(self, nonce: str) -> Checkpoint | None:
-        return None

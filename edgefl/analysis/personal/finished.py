@@ -15,13 +15,14 @@ from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_u
 from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import CONFIG_NAME, device_names
+from edgefl.lab.lab import CONFIG_NAME
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.programs.personal.adaptation import ALPHA
 from edgefl.programs.personal.adapted import STEP, adapted
 from edgefl.setup.data import held_out, open_data, partition
 from edgefl.setup.model import federation_model
+from edgefl.setup.tiers import device_names
 from edgefl.setup.training import tier_of
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError

@@ -18,9 +18,10 @@ from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import Lab, Said, completed
+from edgefl.lab.lab import Lab, Said
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import federation_model
+from edgefl.setup.tiers import completed
 from edgefl.setup.training import tier_of
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import EdgeflError

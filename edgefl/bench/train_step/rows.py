@@ -7,6 +7,7 @@ whatever else the machine does hits all of them.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -23,8 +24,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import device_runtime
-import edgefl
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import BATCHES, write_graph
@@ -271,12 +270,18 @@ def _third(
     return worker, None
 
 
+def _folder(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations is not None
+    return spec.submodule_search_locations[0]
+
+
 @contextlib.contextmanager
 def import_path() -> Iterator[Path]:
     """A folder in which another environment finds our packages, and none of the packages installed beside them."""
     with tempfile.TemporaryDirectory(prefix="edgefl-path-") as name:
-        for package in (edgefl, device_runtime):
-            os.symlink(Path(str(package.__file__)).parent, Path(name) / package.__name__)
+        for package in ("edgefl", "device_runtime"):
+            os.symlink(_folder(package), Path(name) / package)
         yield Path(name)
 
 

@@ -53,20 +53,20 @@ def personalize(
     html: Annotated[Path | None, typer.Option(help="a page with charts")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
 ) -> None:
-    from device_runtime.data.support import checked_protocol
-    from edgefl.analysis.personal.evaluate import Setting
-    from edgefl.analysis.personal.finished import Finished
     from edgefl.analysis.personal.page import page
+    from edgefl.api.analysis import personalize as personalized
 
-    curve = numbers(steps)
-    finished = Finished.open(folder, data)
-    size = finished.alpha if alpha is None else alpha
-    settings = [
-        Setting(size, curve, batch, checked_protocol(each.value), seed, headline)
-        for each in protocol or Protocol
-    ]
-    made = [finished.report(setting) for setting in settings]
-    title = f"{finished.spec.name} by {finished.federation.program.name} on {finished.dataset.name}"
+    found = personalized(
+        folder,
+        protocols=[each.value for each in protocol or Protocol],
+        steps=numbers(steps),
+        headline=headline,
+        alpha=alpha,
+        batch=batch,
+        seed=seed,
+        data=data,
+    )
+    made, title = list(found.reports), found.title
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page(title, made), encoding="utf-8")
@@ -74,9 +74,9 @@ def personalize(
         print_json(
             {
                 "run": str(folder),
-                "model": finished.spec.name,
-                "program": finished.federation.program.name,
-                "data": finished.dataset.name,
+                "model": found.model,
+                "program": found.program,
+                "data": found.data,
                 "reports": made,
             }
         )

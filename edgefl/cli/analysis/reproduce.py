@@ -12,7 +12,7 @@ from rich.text import Text
 from edgefl.cli.output import console, errors, human, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.analysis.reproduce.report import Reproduction, ReproductionReport, Runner
+    from edgefl.analysis.reproduce.report import ReproductionReport
 
 _HELP = """
 Run a result of a paper again and print every number beside the one it should be.
@@ -46,12 +46,11 @@ def reproduce(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: rows, agrees, ...")] = False,
 ) -> None:
-    from edgefl.analysis.reproduce import catalog
+    from edgefl.api.analysis import reproduce as run_again
 
     if name is None:
         _list(as_json)
         return
-    run = _runner(catalog.named(name, reproductions()), quick)
     began = time.perf_counter()
     with errors.status("") as status:
 
@@ -61,7 +60,7 @@ def reproduce(
             else:
                 errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
-        report = run(steps, progress)
+        report = run_again(name, steps=steps, quick=quick, progress=progress)
     files = _written(report, out) if out else []
     conclude(name, report, files, time.perf_counter() - began, as_json=as_json)
 
@@ -79,29 +78,9 @@ def conclude(
         raise typer.Exit(1)
 
 
-def reproductions() -> dict[str, Reproduction]:
-    """All of them by name, those that measure a device's engines included."""
-    from edgefl.analysis.reproduce import catalog
-    from edgefl.bench.device_table import report as device_table_report
-
-    measured = device_table_report.REPRODUCTION
-    return {**catalog.REPRODUCTIONS, measured.name: measured}
-
-
-def _runner(reproduction: Reproduction, quick: bool) -> Runner:
-    """ConfigError if it is to be quick and there is no smaller form of it."""
-    from edgefl.wire.errors import ConfigError
-
-    if not quick:
-        return reproduction.run
-    if reproduction.quick is None:
-        raise ConfigError(
-            f"{reproduction.name} has no quick form; bound it with --steps", name=reproduction.name
-        )
-    return reproduction.quick
-
-
 def _list(as_json: bool) -> None:
+    from edgefl.api.analysis import reproductions
+
     rows = [{"name": each.name, "what": each.what} for each in reproductions().values()]
     if as_json:
         print_json(rows)

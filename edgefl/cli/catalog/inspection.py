@@ -11,13 +11,13 @@ import msgspec
 import typer
 
 from edgefl.cli.catalog import programs
-from edgefl.cli.federation.updates import as_rows, for_people, tier_sizes
+from edgefl.cli.federation.updates import as_rows, for_people
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
+    from edgefl.api.bundle import Bundle
     from edgefl.config import Federation
-    from edgefl.wire.bundle.archive import Bundle
     from edgefl.wire.bundle.manifest import Manifest
     from edgefl.wire.update.size import UpdateSize
 
@@ -108,11 +108,11 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
     as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
 ) -> None:
-    from edgefl.wire.bundle.archive import read_bundle
+    from edgefl.api.bundle import Bundle
 
-    bundle = read_bundle(path)
+    bundle = Bundle.load(path)
     if as_json:
-        print_json({"digest": bundle.ref(1 << 30).sha256, "manifest": bundle.manifest})
+        print_json({"digest": bundle.digest, "manifest": bundle.manifest})
     else:
         _show(bundle)
 
@@ -120,7 +120,7 @@ def inspect(
 def _show(bundle: Bundle) -> None:
     manifest = bundle.manifest
     console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}", markup=False)
-    console.print(f"digest      {bundle.ref(1 << 30).sha256}")
+    console.print(f"digest      {bundle.digest}")
     console.print(f"parameters  {manifest.parameters:,} trained")
     console.print(
         f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes"
@@ -202,9 +202,10 @@ def validate(
 def _built(federation: Federation) -> dict[str, UpdateSize]:
     """The size of an update, by tier: those of the file, or the model's own. ModelError or ConfigError if the model
     cannot be built for the data, or cut or trained as the tiers say."""
-    from edgefl.lab.lab import completed
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
+    from edgefl.setup.tiers import completed
+    from edgefl.setup.updates import tier_sizes
 
     spec = federation_model(federation, open_data(federation))
     initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}

@@ -85,7 +85,7 @@ def device(
 ) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from device_runtime import process
+    from edgefl.cli.device import process
 
     settings = process.DeviceSettings(
         federation=checked_name("federation", federation),

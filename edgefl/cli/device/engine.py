@@ -29,11 +29,10 @@ def build_engine(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    from device_runtime.engine.executorch import build
+    from device_runtime.engine.executorch.build import build_engine as built
 
-    wheel = build.find_wheel()
-    file = build.build(wheel, into or build.package_folder())
+    file, version = built(into)
     if as_json:
-        print_json({"file": str(file), "executorch": wheel.version})
+        print_json({"file": str(file), "executorch": version})
     else:
-        typer.echo(f"{file}: the binding to executorch {wheel.version}")
+        typer.echo(f"{file}: the binding to executorch {version}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-    from device_runtime.process import DeviceSettings
+    from edgefl.cli.device.process import DeviceSettings
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def run(command: Callable[[], typer.Typer]) -> None:
     _, status = os.waitpid(child, 0)
     if settings is None:
         sys.exit(os.waitstatus_to_exitcode(status))
-    from device_runtime import process
+    from edgefl.cli.device import process
 
     process.run(settings)
 
@@ -56,7 +56,7 @@ def _device_of(read_end: int) -> DeviceSettings | None:
     """What the child tells, after this process has loaded the agent: both are done at about the same time."""
     import msgspec
 
-    from device_runtime.process import DeviceSettings, load
+    from edgefl.cli.device.process import DeviceSettings, load
 
     load()
 

@@ -17,12 +17,7 @@ from edgefl.wire.errors import ConfigError
 if TYPE_CHECKING:
     from device_runtime.data.samples import LocalData
     from device_runtime.personal.personalize import Adapted
-    from device_runtime.round.graphs import Blobs
-    from device_runtime.round.job import Job
-    from edgefl.wire.bundle.manifest import Manifest
-
-    Opened = tuple[Job, Manifest, Blobs, Path]
-    """Which model, how to call it, where its parts come from, and a folder for what is too large for memory."""
+    from edgefl.api.adapt import Model
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
@@ -82,32 +77,31 @@ def personalize(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     from device_runtime.data import samples as local_data
-    from device_runtime.data.support import checked_protocol
-    from device_runtime.engine.select import open_engine
-    from device_runtime.personal.personalize import CURVE, Personalizer, Wanted
+    from device_runtime.personal.personalize import CURVE
+    from edgefl.api.adapt import adapt
     from edgefl.wire import tensors
 
-    local = local_data.load(data)
-    wanted = Wanted(
-        protocol=checked_protocol(protocol.value),
-        steps=steps,
-        curve=CURVE if curve else (),
-        alpha=alpha,
-        seed=seed,
-        test=_judging(data, test_data),
-    )
+    local, judging = local_data.load(data), _judging(data, test_data)
     opened = (
         _files(bundle, weights, store)
         if bundle or weights
         else _visited(federation, device_id, tier, broker, ca_file, store, server_key, limit or [], engine)
     )
-    with opened as (job, manifest, blobs, folder):
-        made = Personalizer(
-            engine=open_engine(engine.value, threads), manifest=manifest, blobs=blobs, folder=folder
+    with opened as model:
+        report, adapted = adapt(
+            model,
+            local,
+            test=judging,
+            protocol=protocol.value,
+            steps=steps,
+            curve=CURVE if curve else (),
+            alpha=alpha,
+            seed=seed,
+            engine=engine.value,
+            threads=threads,
         )
-        report, adapted = made.run(job, local, wanted)
-        if out is not None:
-            _write(out, tensors.dump({**made.frozen(job), **adapted}))
+    if out is not None:
+        _write(out, tensors.dump(adapted))
     if as_json:
         print_json(report)
     else:
@@ -128,17 +122,13 @@ def _judging(data: Path, test_data: Path | None) -> LocalData | None:
 
 
 @contextmanager
-def _files(bundle: Path | None, weights: Path | None, store: Path | None) -> Iterator[Opened]:
-    import tempfile
-
-    from device_runtime.personal.offline import offline
-    from edgefl.wire.bundle.archive import read_bundle
+def _files(bundle: Path | None, weights: Path | None, store: Path | None) -> Iterator[Model]:
+    from edgefl.api.adapt import of_files
+    from edgefl.api.bundle import Bundle
 
     if bundle is None or weights is None:
         raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
-    contents = read_bundle(bundle)
-    job, blobs = offline(contents, weights)
-    yield job, contents.manifest, blobs, store or Path(tempfile.gettempdir())
+    yield of_files(Bundle.load(bundle), weights, store)
 
 
 @contextmanager
@@ -152,26 +142,26 @@ def _visited(
     server_key: str,
     limit: list[str],
     engine: Engine,
-) -> Iterator[Opened]:
-    from device_runtime.personal.visitor import Guest, job_of
-    from edgefl.cli.options import address, checked_key, default_folder, parse_limits
-    from edgefl.wire.bundle import signatures
-    from edgefl.wire.bundle.manifest import decode_manifest
-    from edgefl.wire.mqtt.topics import checked_name
+) -> Iterator[Model]:
+    from edgefl.api.adapt import announced
+    from edgefl.cli.options import checked_key, parse_limits
 
     if not device_id:
         raise ConfigError(
             "give the name of this device by --id, or --bundle and --weights to work without a broker"
         )
-    checked_name("federation", federation)
-    checked_name("device", device_id)
-    key = checked_key(server_key)
-    folder = store or default_folder(federation, device_id) / "personalize"
-    with Guest(federation, device_id, address(broker, ca_file), folder, parse_limits(limit)) as guest:
-        job = job_of(guest.announced(), tier, engine.value)
-        if key:
-            signatures.check(key, job.bundle.sha256, job.signature)
-        yield job, decode_manifest(guest.blobs.get(job.bundle)), guest.blobs, folder
+    with announced(
+        federation,
+        device_id,
+        broker=broker,
+        tier=tier,
+        folder=store,
+        server_key=checked_key(server_key),
+        ca_file=ca_file,
+        limits=parse_limits(limit),
+        engine=engine.value,
+    ) as model:
+        yield model
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -31,11 +31,11 @@ def broker(
     import os
     import tempfile
 
+    from edgefl import mosquitto_command, serve_broker
     from edgefl.wire.errors import ConfigError
-    from server.broker import mosquitto_command, run_amqtt
 
     if kind == "amqtt":
-        run_amqtt(host, port)
+        serve_broker(host, port)
     elif kind == "mosquitto":
         command = mosquitto_command(port, folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-")), host)
         os.execvp(command[0], command)

@@ -14,9 +14,8 @@ from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:
+    from edgefl.api.run import News, Prepared
     from edgefl.config import Federation
-    from edgefl.lab.lab import Lab
-    from edgefl.wire.update.size import UpdateSize
 
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
@@ -91,14 +90,10 @@ def run(
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
-    from edgefl.cli.federation.updates import sizes
-    from edgefl.config import load
-    from edgefl.lab.demo import with_demo_defaults
-    from edgefl.lab.lab import Lab, completed, discard
-    from edgefl.setup.data import open_data, partition
+    from edgefl.api.run import demo_federation, load_federation, prepare
     from edgefl.setup.one_line import parse_named, parse_program
     from edgefl.setup.tier_text import parse_tiers
-    from exporters.bundle.formats import check_installed
+    from edgefl.setup.tiers import completed
 
     overrides: dict[str, object] = {
         "federation.rounds": rounds,
@@ -113,38 +108,23 @@ def run(
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
-    settings = chosen if config else with_demo_defaults(chosen)
-    federation = load(config, settings)
+
+    def read(settings: Mapping[str, object]) -> Federation:
+        return load_federation(config, settings) if config else demo_federation(settings)
+
+    federation = read(chosen)
     if tiers is not None:
-        federation = load(config, settings | {"tiers": parse_tiers(tiers, federation.model.name)})
-    federation = _found_from_anywhere(completed(federation))
+        federation = read(chosen | {"tiers": parse_tiers(tiers, federation.model.name)})
     if engine is not None:
-        federation = _run_by(federation, engine)
-    check_installed(format for tier in federation.tiers for format in federation.formats_of(tier))
-    out = out.resolve()
-    if fresh:
-        discard(out)
-    out.mkdir(parents=True, exist_ok=True)
-    dataset = open_data(federation)
-    updates = sizes(
-        federation, dataset
-    )  # before the folder holds a run: what cannot be trained leaves none behind
-    lab = Lab(federation, out)
-    lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
+        federation = _run_by(completed(federation), engine)
+    prepared = prepare(federation, out, fresh=fresh)
     if not as_json:
+        made = prepared.federation
         console.print(
-            f"[bold]{federation.federation.name}[/]: {federation.model.name} on {dataset.name}, {len(lab.devices)} devices"
+            f"[bold]{made.federation.name}[/]: {made.model.name} on {prepared.dataset.name}, "
+            f"{len(prepared.lab.devices)} devices"
         )
-    _watch(lab, updates, as_json)
-
-
-def _found_from_anywhere(federation: Federation) -> Federation:
-    """The server is another process, and the run may be taken up from another folder."""
-    from edgefl.programs.user_programs import absolute
-
-    table = federation.program
-    program = table.model_copy(update={"name": absolute(table.name)})
-    return federation.model_copy(update={"program": program})
+    _watch(prepared, as_json)
 
 
 def _run_by(federation: Federation, engine: Engine) -> Federation:
@@ -155,23 +135,23 @@ def _run_by(federation: Federation, engine: Engine) -> Federation:
     return federation.model_copy(update={"tiers": tiers})
 
 
-def _watch(lab: Lab, updates: Mapping[str, UpdateSize], as_json: bool) -> None:
+def _watch(prepared: Prepared, as_json: bool) -> None:
     from edgefl.cli.federation.live import View
 
-    view = View(lab.federation, lab.devices, updates, live=not as_json)
+    lab = prepared.lab
+    view = View(lab.federation, lab.devices, prepared.updates, live=not as_json)
+
+    def take(news: News) -> None:
+        round_row = view.take(news)
+        if as_json and round_row is not None:
+            print_json(round_row)
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        lab.start()
         with view:
-            for item in lab.events():
-                round_row = view.take(item)
-                if as_json and round_row is not None:
-                    print_json(round_row)
-        lab.finish()
+            prepared.train(take)
     except KeyboardInterrupt:
         errors.print(f"stopped; `edgefl run --out {lab.folder}` with the same options goes on where it was")
         raise typer.Exit(130) from None
-    finally:
-        lab.supervisor.stop()
     if not as_json:
         view.conclude(lab.folder)

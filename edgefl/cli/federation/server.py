@@ -51,32 +51,21 @@ def server(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
-    from edgefl.config import load
-    from edgefl.setup.data import open_data
-    from edgefl.wire.bundle.signatures import Signer
-    from edgefl.wire.mqtt.session import Address
-    from server.compose import compose
-    from server.service import Service
+    from edgefl.api.run import Server
 
-    emit = print_json if as_json else _say
-    federation = load(config)
-    table = federation.broker
-    address = Address.parse(broker or f"{table.host}:{table.port or 1883}")
-    user = address.username or table.username, address.password or table.password
-    out.mkdir(parents=True, exist_ok=True)
-    plan = compose(federation, open_data(federation), out, emit=emit, device=device)
-    service = Service(
-        plan,
-        Address(address.host, address.port, *user, ca_file),
+    served = Server(
+        config,
         out,
-        emit=emit,
+        broker=broker,
+        ca_file=ca_file,
         database=database,
         device=device,
-        signer=Signer(sign_key) if sign_key else None,
+        sign_key=sign_key,
+        emit=print_json if as_json else _say,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
-    service.run()
+        signal.signal(number, lambda *_: served.stop())
+    served.run()
 
 
 def _say(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""How large the updates of a federation's tiers are: for `edgefl validate` and `edgefl ls codecs`, and before a run."""
+"""How large the updates of a federation's tiers are, as rows: for `edgefl validate` and `edgefl ls codecs`."""
 
 from __future__ import annotations
 
@@ -9,70 +9,8 @@ from typing import TYPE_CHECKING, Any
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from edgefl.config import Federation
-    from edgefl.contract.program import Program
-    from edgefl.data.dataset import Dataset
-    from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
     from edgefl.wire.update.size import UpdateSize
-
-
-def tier_sizes(
-    federation: Federation, spec: ModelSpec, submodels: Mapping[str, Submodel]
-) -> dict[str, UpdateSize]:
-    """The size of an update, by tier. ConfigError or ModelError, which begins with the tier's name, where codec, program
-    and kind do not go together."""
-    from edgefl.wire.regions import local_shape, pieces
-    from edgefl.wire.update.size import update_size
-
-    weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
-    shapes = {name: array.shape for name, array in weights.items()}
-    trained = {name for name, _ in spec.module.named_parameters(remove_duplicate=False)}
-    by_tier = {}
-    for tier, submodel in submodels.items():
-        program = _program(federation, submodel, tier)
-        regions = submodel.place(weights, 1).regions
-        statistics = {
-            name
-            for name, region in regions.items()
-            if not any(part in trained for part, _ in pieces(name, region, shapes))
-        }
-        local = _sent(program)
-        if local is None:
-            local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
-        by_tier[tier] = update_size(program.form, local, statistics)
-    return by_tier
-
-
-def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
-    """The tensors of an update that holds more than weights, or less; None where it is the weights, in whatever form."""
-    from edgefl.contract.tensors import role_of, select
-
-    ports = (*program.start.inputs, *program.finish.inputs)
-    if program.form.sections or not (program.server_state or any(role_of(name) == "carry" for name in ports)):
-        return None
-    update = select(program.finish(program.finish.example(0)), "update")
-    return {name: tuple(tensor.shape) for name, tensor in update.items()}
-
-
-def sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
-    """:func:`tier_sizes` of the federation's own model and tiers."""
-    from edgefl.setup.model import federation_model, submodel_of
-
-    spec = federation_model(federation, dataset)
-    return tier_sizes(
-        federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}
-    )
-
-
-def _program(federation: Federation, submodel: Submodel, tier: str) -> Any:
-    from edgefl.setup.training import program_of
-    from edgefl.wire.errors import ConfigError, ModelError
-
-    try:
-        return program_of(federation, submodel)
-    except (ConfigError, ModelError) as error:
-        raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
 
 
 def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -15,11 +13,7 @@ from edgefl.cli.output import console, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from edgefl.config import Federation
-    from edgefl.models.spec import ModelSpec
-    from edgefl.wire.tensors import Arrays
+    from edgefl.lab.deployment import BnEval
 
 BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
 
@@ -79,75 +73,30 @@ def deploy(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    import msgspec
+    from edgefl.api.deploy import deploy as deployed
+    from edgefl.contract.choice import SubmodelChoice
+    from edgefl.lab.deployment import checked_file
 
-    from edgefl.lab.deployment import BnEval, Workshop, chosen
-    from edgefl.setup.data import open_data
-    from edgefl.setup.model import federation_model
-    from edgefl.wire.errors import ConfigError
-    from server.storage.checkpoints import store
-
-    if out.suffix == ".json":
-        raise ConfigError(
-            f"{out} is where the facts about the model go; give the model another ending, like .onnx"
-        )
-    trained = _read(weights)
-    share, options = _share(gamma), _options(option or [])
-    federation = _federation(weights, config, data)
-    dataset = open_data(federation)
-    spec = federation_model(federation, dataset)
-    submodel = chosen(federation, spec, tier=tier, kind=kind, gamma=share, options=options, weights=trained)
-    workshop = Workshop(spec, dataset, trained, cast(BnEval, bn_eval.value), batch, samples)
-    made = workshop.deployment(submodel, _compacted(spec) if compact else lambda module: module)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    store(out, made.artifact.model)
-    store(out.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(made.facts)) + b"\n")
-    facts = {"file": str(out)} | dict(made.facts)
+    file = checked_file(out)
+    made = deployed(
+        weights,
+        SubmodelChoice(kind) if kind else None,
+        tier=tier,
+        gamma=_share(gamma),
+        options=_options(option or []),
+        federation=config,
+        data=data,
+        bn_eval=cast("BnEval", bn_eval.value),
+        batch=batch,
+        samples=samples,
+        compact=compact,
+    )
+    made.save(file)
+    facts = {"file": str(file)} | dict(made.facts)
     if as_json:
         print_json(facts)
     else:
-        _print(facts, out.with_suffix(".json"))
-
-
-def _compacted(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:
-    """A module whose zeros are its mask, made smaller."""
-    from edgefl.submodels.compaction.compact import compact
-
-    def smaller(module: nn.Sequential) -> nn.Sequential:
-        weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-        return compact(replace(spec, module=module), weights, {}).spec.module
-
-    return smaller
-
-
-def _federation(weights: Path, config: Path | None, data: Path | None) -> Federation:
-    from edgefl.config import load, without_devices
-    from edgefl.lab.lab import CONFIG_NAME
-    from edgefl.wire.errors import ConfigError
-
-    folders = list(weights.resolve().parents)[:2]  # checkpoints have a folder of their own
-    path = config or next((f / CONFIG_NAME for f in folders if (f / CONFIG_NAME).is_file()), None)
-    if path is None:
-        raise ConfigError(
-            f"there is no {CONFIG_NAME} in the folder of {weights}: name the federation file that the model was trained "
-            "with by --config",
-            weights=str(weights),
-        )
-    return without_devices(load(path, {"data.dir": str(data.resolve())} if data else {}))
-
-
-def _read(path: Path) -> Arrays:
-    from edgefl.wire import tensors
-    from edgefl.wire.errors import ConfigError, ProtocolError
-
-    try:
-        return tensors.load(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no file {path}; a run leaves model.safetensors in its folder", path=str(path)
-        ) from error
-    except ProtocolError as error:
-        raise ConfigError(f"{path} holds no weights: {error.message}", path=str(path)) from error
+        _print(facts, file.with_suffix(".json"))
 
 
 def _share(text: str | None) -> float | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.progress import Progress
@@ -15,10 +14,8 @@ from edgefl.cli.output import errors, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from edgefl.config import Federation
-    from edgefl.data.dataset import Dataset
-    from edgefl.wire.bundle.archive import Bundle
-    from exporters.front.tier import Exchange, Tier
+    from edgefl.api.compile import Target
+    from edgefl.api.export import Exported
 
 _EXAMPLES = """
 Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
@@ -37,9 +34,6 @@ Examples:
 
   edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
 """
-
-_GRAPHS = 4
-"""Start, step, finish and evaluate; each chunk of the prefix has one more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -69,77 +63,58 @@ def export(
     if fit is not None:
         _export_fitting(config, out, model, tier, format, memory_budget, fit, as_json)
         return
-    from edgefl.config import load, without_devices
-    from edgefl.lab.lab import completed
-    from edgefl.setup.data import open_data
-    from edgefl.setup.model import federation_model
-    from edgefl.setup.training import tiers_of
-    from edgefl.wire.errors import ConfigError
-    from exporters.bundle.formats import check_installed
+    from edgefl.api.export import exporting, written
+    from edgefl.api.run import load_federation
 
-    settings = load(config, {"model.name": model} if model else {})
-    federation = completed(without_devices(settings))
-    unknown = sorted(set(tier or ()) - set(federation.tiers))
-    if unknown:
-        raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
-    chosen = {name: table for name, table in federation.tiers.items() if not tier or name in tier}
-    formats = {name: _names(format) or settings.formats_of(name) for name in chosen}
-    kinds = {each for wanted in formats.values() for each in wanted}
-    check_installed(sorted(kinds))
-    dataset = open_data(federation)
-    if memory_budget:
-        tables = {
-            name: table.model_copy(update={"memory_budget": memory_budget})
-            for name, table in federation.tiers.items()
-        }
-        federation = federation.model_copy(update={"tiers": tables})
-    tiers = tiers_of(federation, federation_model(federation, dataset), list(chosen)).values()
-    wanted = [(tier, each, form) for tier in tiers for each in tier.exchanges for form in formats[tier.name]]
+    what = exporting(
+        load_federation(config, {"model.name": model} if model else {}),
+        tiers=tier or (),
+        formats=_names(format),
+        memory_budget=memory_budget,
+    )
     rows = []
     with Progress(console=errors, transient=True) as bar:
-        graphs = bar.add_task("", total=sum(len(each.prefix) + _GRAPHS for each, *_ in wanted))
+        graphs = bar.add_task("", total=what.count)
 
         def progress(text: str) -> None:
             bar.update(graphs, advance=1, description=text)
 
-        for made, exchange, form in wanted:
-            which = {"exchange": exchange.name or "main"} if len(made.exchanges) > 1 else {}
-            which |= {"format": form} if len(kinds) > 1 else {}
-            row, _ = _exported(federation, dataset, (made, exchange, form), out, progress)
-            rows.append({"tier": made.name, **which, **row})
+        rows = [_facts(written(bundle, out)) for bundle in what.bundles(progress)]
     _tell_cache(rows)
+    rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
     if as_json:
         print_json(rows)
     else:
         print_table(
-            f"{federation.model.name}, samples like {dataset.name}",
+            f"{what.federation.model.name}, samples like {what.data}",
             [row | {"bytes": size(row["bytes"])} for row in rows],
         )
+
+
+def _facts(exported: Exported) -> dict[str, Any]:
+    """What is told of a bundle that was written."""
+    path, manifest = exported.path, exported.bundle.manifest
+    assert path is not None
+    return {
+        "tier": manifest.tier,
+        "exchange": manifest.exchange or "main",
+        "format": exported.bundle.format,
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "digest": exported.bundle.digest,
+        "compiled": exported.bundle.compiled,
+    }
+
+
+def _telling(rows: list[dict[str, Any]]) -> set[str]:
+    """The columns that tell the rows apart, and those that are always there."""
+    always = {"tier", "file", "bytes", "digest", "compiled"}
+    return always | {key for key in ("exchange", "format") if len({row[key] for row in rows}) > 1}
 
 
 def _names(formats: list[Engine] | None) -> tuple[str, ...]:
     """As they were asked for, each once."""
     return tuple(dict.fromkeys(each.value for each in formats or ()))
-
-
-def _exported(
-    federation: Federation,
-    dataset: Dataset,
-    which: tuple[Tier, Exchange, str],
-    out: Path,
-    progress: Callable[[str], None],
-) -> tuple[dict[str, Any], Bundle]:
-    """Write one bundle, of a tier, exchange and format: what is told of it, and the bundle."""
-    from edgefl.setup.bundles import bundle_of
-    from edgefl.wire.bundle.archive import write_bundle
-    from exporters.front.folder import bundle_name
-
-    tier, exchange, form = which
-    found = bundle_of(federation, dataset, tier, exchange, format=form, progress=progress)
-    bundle, path = found.bundle, out / bundle_name(tier.name, exchange.name, form)
-    write_bundle(bundle, path)
-    facts = {"file": str(path), "bytes": path.stat().st_size, "digest": bundle.ref(1 << 30).sha256}
-    return facts | {"compiled": found.compiled}, bundle
 
 
 def _tell_cache(rows: list[dict[str, Any]]) -> None:
@@ -161,16 +136,19 @@ def _export_fitting(
     as_json: bool,
 ) -> None:
     """One bundle per format: the recommended submodel for the device in ``file``, whose stem names the tier."""
+    from edgefl.api.compile import compile
+    from edgefl.api.export import written
+    from edgefl.api.federation import Training
+    from edgefl.api.run import load_federation
     from edgefl.cli.models.fit import overrides, planned, read_device, suited
-    from edgefl.config import TierTable, load, without_devices
+    from edgefl.config import without_devices
+    from edgefl.contract.choice import SubmodelChoice
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model
-    from edgefl.setup.training import program_of
     from edgefl.submodels.sizes import Size
     from edgefl.wire.errors import ConfigError
     from edgefl.wire.mqtt.topics import checked_name
     from exporters.bundle.formats import check_installed
-    from exporters.front.tier import Tier
 
     if tier:
         raise ConfigError(f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit")
@@ -178,27 +156,34 @@ def _export_fitting(
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)
     named = {"model.name": model} if model else {}
-    federation = without_devices(load(config, {**named, **overrides(wishes)}))
+    federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
     dataset = open_data(federation)
     spec = federation_model(federation, dataset)
     with errors.status("") as status:
-        made = planned(federation, spec, wishes, lambda text: status.update(Text(text)))
+
+        def progress(text: str) -> None:
+            status.update(Text(text))
+
+        made = planned(federation, spec, wishes, progress)
         best = made.recommended()
-        submodel = Size(best.kind, best.options).of(spec)
-        tables = {name: TierTable(memory_budget=memory_budget)}
-        federation = suited(federation, submodel).model_copy(update={"tiers": tables})
-        fitting = Tier(name, submodel, program_of(federation, submodel))
+        training = Training.of(suited(federation, Size(best.kind, best.options).of(spec)))
         rows = []
         for form in forms:
-            row, bundle = _exported(
-                federation,
-                dataset,
-                (fitting, fitting.main, form),
-                out,
-                lambda text: status.update(Text(text)),
+            bundle = compile(
+                spec,
+                submodel=SubmodelChoice(best.kind, best.options),
+                program=training.program,
+                codec=training.codec,
+                optimizer=training.optimizer,
+                data=dataset,
+                tier=name,
+                target=cast("Target", form),
+                memory_budget=memory_budget,
+                progress=progress,
             )
-            rows.append({"tier": name, **({"format": form} if len(forms) > 1 else {}), **row})
+            rows.append(_facts(written(bundle, out)))
     _tell_cache(rows)
+    rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
     errors.print(f"chosen: {made.reason()}", markup=False, highlight=False, soft_wrap=True)
     facts = {
         "kind": best.kind,

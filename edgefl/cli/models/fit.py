@@ -109,16 +109,19 @@ def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
     """Every submodel of ``spec`` beside the device, trained by the federation's program."""
-    from edgefl.setup.training import program_of
-    from exporters.fit import plan
-    from exporters.front.tier import Tier
+    from edgefl.api.federation import Training
+    from edgefl.api.plan import plan
 
-    def functions(submodel: Submodel) -> Any:
-        tier = Tier("", submodel, program_of(suited(federation, submodel), submodel))
-        return tier.program, tier.prefix
-
+    training = Training.of(federation)
     return plan(
-        spec, wishes.device, functions, kinds=wishes.kinds, gammas=gammas(map(str, wishes.gamma)), say=say
+        spec,
+        wishes.device,
+        program=lambda submodel: Training.of(suited(federation, submodel)).program,
+        codec=training.codec,
+        optimizer=training.optimizer,
+        kinds=wishes.kinds,
+        gammas=gammas(map(str, wishes.gamma)),
+        progress=say,
     )
 
 

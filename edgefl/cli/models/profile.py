@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,7 @@ from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.wire.bundle.archive import Bundle
+    from edgefl.api.bundle import Bundle
     from edgefl.wire.bundle.profiles import BundleProfile
 
 _TIMEOUT_S = 300.0
@@ -103,14 +102,13 @@ def profile(
             html=html,
             as_json=as_json,
         )
-        profile_fleet(list(_wanted(targets, replace(chosen, main_only=True))), options)
+        wanted = _wanted(targets, replace(chosen, main_only=True))
+        profile_fleet([bundle.contents for bundle in wanted], options)
         return
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     refuse(fleet_only | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
-    from device_runtime.profile.whole import ProfileSettings, profile_bundle
     from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model
 
-    settings = ProfileSettings(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
     profiles: list[BundleProfile] = []
     with _ended_tidily(), errors.status("") as status:
         accuracy = accuracy_of(run) if run else None
@@ -118,7 +116,15 @@ def profile(
             if run:
                 check_same_model(run, bundle.manifest)
             name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
-            profiles.append(profile_bundle(bundle, settings, _shown_by(status, name)))
+            profiles.append(
+                bundle.profile(
+                    engine=chosen.engine,
+                    threads=threads,
+                    repeat=repeat,
+                    samples=samples,
+                    progress=_shown_by(status, name),
+                )
+            )
     if as_json:
         print_json(profiles)
     else:
@@ -213,10 +219,10 @@ def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
 
 def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundle in a file, if its tier and format are wanted."""
-    from edgefl.wire.bundle.archive import read_bundle
+    from edgefl.api.bundle import Bundle
     from edgefl.wire.errors import ConfigError
 
-    bundle = read_bundle(Path(target))
+    bundle = Bundle.load(target)
     manifest = bundle.manifest
     if chosen.batch not in (None, manifest.batch):
         raise ConfigError(
@@ -237,26 +243,12 @@ def _is_bundle(target: str) -> bool:
 
 def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
-    from edgefl.config import load, without_devices
-    from edgefl.lab.lab import completed
-    from edgefl.setup.bundles import bundle_of
-    from edgefl.setup.data import open_data
-    from edgefl.setup.model import federation_model
-    from edgefl.setup.training import tiers_of
-    from edgefl.wire.errors import ConfigError
-    from exporters.bundle.formats import check_installed
+    from edgefl.api.export import exporting
+    from edgefl.api.run import load_federation
 
     path = Path(target) if target.endswith(".toml") else None
     changes: dict[str, object] = {} if path else {"model.name": target}
-    settings = load(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
-    federation = completed(without_devices(settings))
-    if unknown := sorted(set(chosen.tiers) - set(federation.tiers)):
-        raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(federation.tiers)}")
-    tiers = [name for name in federation.tiers if name in (chosen.tiers or federation.tiers)]
-    formats = {name: (chosen.engine,) if chosen.engine else settings.formats_of(name) for name in tiers}
-    check_installed(sorted({each for names in formats.values() for each in names}))
-    dataset = open_data(federation)
-    for name, tier in tiers_of(federation, federation_model(federation, dataset), tiers).items():
-        exchanges = (tier.main,) if chosen.main_only else tier.exchanges
-        for exchange, form in product(exchanges, formats[name]):
-            yield bundle_of(federation, dataset, tier, exchange, format=form).bundle
+    federation = load_federation(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
+    formats = (chosen.engine,) if chosen.engine else ()
+    what = exporting(federation, tiers=chosen.tiers, formats=formats, main_only=chosen.main_only)
+    yield from what.bundles(lambda _: None)

@@ -12,9 +12,8 @@ from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from edgefl.config import Federation
     from edgefl.wire.bundle.manifest import Manifest
-    from exporters.bundle.verify import BundleCheck, GraphCheck, Origin
+    from exporters.bundle.verify import BundleCheck, GraphCheck
 
 _HELP = """
 Compare every graph of a bundle with torch.
@@ -50,89 +49,24 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, help="of the random inputs")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: ok, problems, graphs")] = False,
 ) -> None:
-    from edgefl.wire.bundle.archive import read_bundle
-    from exporters.bundle.verify import verify_bundle
+    from edgefl.api.bundle import Bundle
+    from edgefl.config import load
 
-    read = read_bundle(_file(bundle))
-    origin = _origin(_federation(read.manifest, config, model), read.manifest, named=config is not None)
+    read = Bundle.load(bundle)
+    federation = load(config, {"model.name": model} if model else {}) if config else None
     with Progress(console=errors, transient=True) as bar:
         graphs = bar.add_task("", total=len(read.manifest.graphs))
-        check = verify_bundle(
-            read, origin, seed, progress=lambda name: bar.update(graphs, advance=1, description=name)
+        check = read.verify(
+            federation,
+            model=model or "",
+            seed=seed,
+            progress=lambda name: bar.update(graphs, advance=1, description=name),
         )
     if as_json:
         print_json(_object(bundle, read.manifest, check))
     else:
         _print(read.manifest, check)
     raise typer.Exit(0 if check.ok else 1)
-
-
-def _file(path: Path) -> Path:
-    """``path``, unless it is a folder: then BundleError names the bundles in it."""
-    from edgefl.wire.errors import BundleError
-
-    if not path.is_dir():
-        return path
-    bundles = sorted(str(file) for file in path.glob("*.efl"))
-    advice = (
-        f"name one of its bundles: {', '.join(bundles)}" if bundles else "there is no bundle (*.efl) in it"
-    )
-    raise BundleError(f"{path} is a folder; {advice}", path=str(path), found=tuple(bundles))
-
-
-def _federation(manifest: Manifest, config: Path | None, model: str | None) -> Federation:
-    """The file's settings; without a file, those that the manifest tells, and defaults."""
-    from edgefl.config import load
-
-    settings: dict[str, object] = {}
-    if config is None:
-        settings = {
-            "model.name": manifest.model,
-            "program.name": manifest.program,
-            "program.batch": manifest.batch,
-        }
-        if len(manifest.phases) == 1:
-            settings["program.steps"] = manifest.phases[0].steps
-        if "lr" in manifest.hyper:
-            settings["program.lr"] = manifest.hyper["lr"]
-    return load(config, settings | ({"model.name": model} if model else {}))
-
-
-def _origin(federation: Federation, manifest: Manifest, *, named: bool) -> Origin:
-    """The functions of the federation's tier of this name, or of the units that the manifest lists."""
-    import numpy as np
-
-    from edgefl.config import without_devices
-    from edgefl.data.dataset import Dataset
-    from edgefl.lab.lab import completed
-    from edgefl.setup.model import federation_model, submodel_of
-    from edgefl.setup.training import program_of
-    from edgefl.submodels.output_side.submodel import OutputSide
-    from edgefl.wire.errors import ConfigError
-    from exporters.bundle.verify import Origin
-    from exporters.front.tier import Tier
-
-    data = manifest.data
-    x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
-    samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
-    spec = federation_model(federation, samples)
-    if named:
-        tiers = completed(without_devices(federation)).tiers
-        if manifest.tier not in tiers:
-            raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
-        submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
-    else:
-        if manifest.suffix[0] == f"{manifest.tier}/submodel":
-            raise ConfigError(
-                f"tier {manifest.tier!r} holds a part of its own of the model, which the bundle does not describe: name the "
-                "federation file that it was exported with",
-                tier=manifest.tier,
-            )
-        groups = tuple(chunk.units for chunk in manifest.prefix)
-        submodel = OutputSide(spec, sum(map(len, groups)), groups)
-    tier = Tier(manifest.tier, submodel, program_of(federation, submodel))
-    exchange = tier.exchange(manifest.exchange)
-    return Origin(exchange.program, tier.prefix, tier.fetched(exchange), exchange.name)
 
 
 def _row(check: GraphCheck) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""The models by name, and anybody's model by ``package.module:factory``."""
+"""The models by name, and anybody's model by ``package.module:factory`` or ``path/to/file.py:factory``."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.user_code import blamed, defined_at
+from edgefl.models.user_factory import factory_of
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
 from edgefl.models.zoo.convnext import convnext
 from edgefl.models.zoo.elu_mlp import elu_mlp
@@ -54,18 +54,18 @@ _SHAPE_OPTIONS = ("in_channels", "size", "classes", "sample_shape")
 def build_model(name: str, **options: Any) -> ModelSpec:
     """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
 
-    ``package.module:factory`` calls a factory of your own, which returns a ModelSpec, an ``nn.Module`` (cut
-    automatically; an ``nn.Sequential`` between its children) or ``(nn.Module, cuts)``; then ``sample_shape`` (a list,
-    or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken out of the options and the rest is passed on.
-    Raises ModelError with what exists.
+    ``package.module:factory`` or ``path/to/file.py:factory`` calls a factory of your own (:func:`built`). Raises ModelError
+    with what exists.
     """
     if ":" in name:
-        return _custom(name, dict(options))
+        return built(factory_of(name, "model"), name, options)
     factory = MODELS.get(name)
     if factory is None:
         known = ", ".join(sorted(MODELS))
         raise ModelError(
-            f"no model {name!r}; there are: {known}, or 'package.module:factory'", name=name, known=known
+            f"no model {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'",
+            name=name,
+            known=known,
         )
     accepted = inspect.signature(factory).parameters
     unknown = sorted(set(options) - set(accepted))
@@ -78,20 +78,26 @@ def build_model(name: str, **options: Any) -> ModelSpec:
     return factory(**options)
 
 
-def _custom(path: str, options: dict[str, Any]) -> ModelSpec:
-    factory = _imported(path)
-    seed = int(options.pop("seed", 0))
+def built(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) -> ModelSpec:
+    """What a factory of the user's own makes: a ModelSpec, an ``nn.Module`` (cut automatically; an ``nn.Sequential``
+    between its children) or ``(nn.Module, cuts)``.
+
+    ``sample_shape`` (sizes or a :class:`TensorSpec`; or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken
+    out of ``options`` where the factory does not ask for them, the rest is passed on. ModelError, with the line, for a
+    factory that fails or returns something else.
+    """
+    seed = int(options.get("seed", 0))
     accepted = inspect.signature(factory).parameters
     layout: dict[str, Any] = {key: options[key] for key in _SHAPE_OPTIONS if key in options}
-    passed = {key: value for key, value in options.items() if key in accepted or key not in layout}
+    passed = {key: value for key, value in options.items() if key in accepted or key not in (*layout, "seed")}
     if "seed" in accepted:
         passed["seed"] = seed
     # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        with blamed(f"the factory {path!r} of a model failed", defined_at(factory)):
+        with blamed(f"the factory {name!r} of a model failed", defined_at(factory)):
             made = factory(**passed)
-    return _placed(factory, lambda: _spec(path, made, layout))
+    return _placed(factory, lambda: _spec(name, made, layout))
 
 
 def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:
@@ -124,6 +130,9 @@ def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
 
 
 def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
+    if isinstance(options.get("sample_shape"), TensorSpec):
+        shape: TensorSpec = options["sample_shape"]
+        return shape
     if "sample_shape" in options:
         return TensorSpec(tuple(int(size) for size in options["sample_shape"]))
     if "in_channels" in options and "size" in options:
@@ -133,12 +142,3 @@ def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
         f"model {path!r} returns a plain module; give the option 'sample_shape', or 'in_channels' and 'size'",
         name=path,
     )
-
-
-def _imported(path: str) -> Callable[..., Any]:
-    module, _, attribute = path.partition(":")
-    with blamed(f"cannot load model {path!r}"):
-        factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    if not callable(factory):
-        raise ModelError(f"cannot load model {path!r}: {attribute} is no function", name=path)
-    return factory

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgefl.config import parse
-from edgefl.lab.lab import Lab, completed
+from edgefl.lab.lab import Lab
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import federation_model
+from edgefl.setup.tiers import completed
 from edgefl.wire import tensors
 
 Leave = Callable[..., Path]

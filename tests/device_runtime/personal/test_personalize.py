@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.personal.offline import offline
+from device_runtime.personal.personalize import graphs_of
+from device_runtime.round.offline import offline, read_weights
 from edgefl.cli import app
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
@@ -298,12 +299,13 @@ def test_weights_of_another_model_are_refused(tier: Tier, tmp_path: Path) -> Non
     (tmp_path / "other.safetensors").write_bytes(tensors.dump({"head.weight": np.zeros(3, np.float32)}))
     (tmp_path / "broken.safetensors").write_bytes(b"nonsense")
 
+    other = read_weights(tmp_path / "other.safetensors")
     with pytest.raises(BundleError, match="does not hold"):
-        offline(tier.bundle, tmp_path / "other.safetensors")
+        offline(tier.bundle, other, graphs_of(tier.bundle.manifest), "other.safetensors")
     with pytest.raises(DataError, match="holds no weights"):
-        offline(tier.bundle, tmp_path / "broken.safetensors")
+        read_weights(tmp_path / "broken.safetensors")
     with pytest.raises(DataError, match="no file"):
-        offline(tier.bundle, tmp_path / "none.safetensors")
+        read_weights(tmp_path / "none.safetensors")
 
 
 @pytest.mark.parametrize(

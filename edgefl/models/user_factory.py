@@ -1,4 +1,4 @@
-"""Programs of the user's own, by a name that says where their factory is: ``package.module:factory``, or
+"""Models and programs of the user's own, by a name that says where their factory is: ``package.module:factory``, or
 ``path/to/file.py:factory`` for a file that nobody has to install."""
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from edgefl.contract.program import Program
 from edgefl.models.user_code import blamed
-from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
+
+_ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "program": ConfigError}
 
 
-def factory_of(name: str) -> Callable[..., Program]:
-    """The factory of that name. ConfigError for a module, file or factory that is not there, and for one that fails."""
+def factory_of(name: str, what: str) -> Callable[..., Any]:
+    """The factory of ``what`` ("model" or "program") of that name. ModelError or ConfigError for a module, file or factory
+    that is not there, and for one that fails."""
     place, _, attribute = name.rpartition(":")
-    module = _module(name, place)
+    module = _module(name, place, what)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         own = [each for each, thing in vars(module).items() if _defined_by(module, thing)]
-        raise ConfigError(
-            f"cannot load program {name!r}: {place} has no function {attribute!r}; it defines "
+        raise _ERRORS[what](
+            f"cannot load {what} {name!r}: {place} has no function {attribute!r}; it defines "
             f"{', '.join(own) or 'none'}",
             name=name,
         )
-    made: Callable[..., Program] = factory
+    made: Callable[..., Any] = factory
     return made
 
 
@@ -40,13 +43,13 @@ def absolute(name: str) -> str:
     return f"{Path(place).resolve()}:{attribute}" if _is_file(place) else name
 
 
-def source_of(name: str) -> bytes:
-    """What the program's file says; empty for a module without a source file. ConfigError as in :func:`factory_of`."""
+def source_of(name: str, what: str) -> bytes:
+    """What the file of the factory says; empty for a module without a source file. Errors as in :func:`factory_of`."""
     place = name.rpartition(":")[0]
     if _is_file(place):
-        return _read(name, place)
+        return _read(name, place, what)
     try:
-        file = inspect.getsourcefile(_module(name, place))
+        file = inspect.getsourcefile(_module(name, place, what))
         return Path(file).read_bytes() if file else b""
     except (OSError, TypeError):  # built in, or without a source file
         return b""
@@ -56,26 +59,26 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py")
 
 
-def _read(name: str, place: str) -> bytes:
+def _read(name: str, place: str, what: str) -> bytes:
     try:
         return Path(place).read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"cannot load program {name!r}: {Path(place).absolute()}: {error.strerror or error}; give the path of "
+        raise _ERRORS[what](
+            f"cannot load {what} {name!r}: {Path(place).absolute()}: {error.strerror or error}; give the path of "
             "a file, from the working directory or absolute",
             name=name,
         ) from error
 
 
-def _module(name: str, place: str) -> ModuleType:
-    source = _read(name, place) if _is_file(place) else b""
+def _module(name: str, place: str, what: str) -> ModuleType:
+    source = _read(name, place, what) if _is_file(place) else b""
     try:
-        with blamed(f"cannot load program {name!r}"):
+        with blamed(f"cannot load {what} {name!r}"):
             return (
                 _of_file(Path(place).resolve(), source) if _is_file(place) else importlib.import_module(place)
             )
     except ModelError as error:
-        raise ConfigError(error.message, **{**error.details, "name": name}) from error
+        raise _ERRORS[what](error.message, **{**error.details, "name": name}) from error
 
 
 def _of_file(path: Path, source: bytes) -> ModuleType:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `edgefl device` was told; the fields of :class:`device_runtime.agent.AgentConfig`, and how to run it."""
+    """What `edgefl device` was told: the arguments of :class:`edgefl.Agent`, and how it tells what happens."""
 
     federation: str
     device: str
@@ -40,30 +39,28 @@ def load() -> None:
     # paho reads proxies by it, and only where a package for them is installed; it brings all that speaks HTTP and e-mail,
     # 2.4 MB of an idle device.
     on_first_use("urllib.request")
-    import device_runtime.agent  # noqa: F401
+    import edgefl.api.device  # noqa: F401
 
 
 def run(settings: DeviceSettings) -> None:
-    """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`device_runtime.agent.Agent.run` raises."""
+    """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`edgefl.Agent.run` raises."""
     load()
-    from device_runtime.agent import Agent, AgentConfig
-    from device_runtime.engine.select import open_engine
+    from edgefl.api.device import Agent
 
-    config = AgentConfig(
-        federation=settings.federation,
-        device=settings.device,
-        broker=settings.broker,
-        data=Path(settings.data),
-        folder=Path(settings.folder),
-        tier=settings.tier,
-        server_key=settings.server_key,
-        memory_bytes=settings.memory_bytes,
-        until_done=settings.until_done,
-        threads=settings.threads,
-        limits=settings.limits,
-    )
     agent = Agent(
-        config, open_engine(settings.engine, settings.threads), _as_json if settings.as_json else _as_text
+        settings.device,
+        settings.data,
+        broker=settings.broker,
+        federation=settings.federation,
+        folder=settings.folder,
+        tier=settings.tier,
+        memory=settings.memory_bytes,
+        engine=settings.engine,
+        threads=settings.threads,
+        until_done=settings.until_done,
+        server_key=settings.server_key,
+        limits=settings.limits,
+        report=_as_json if settings.as_json else _as_text,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

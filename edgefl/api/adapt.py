@@ -1,0 +1,110 @@
+"""The current model, adapted to a device's own data: over the broker or from files. Imports no torch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.data.samples import LocalData
+from device_runtime.data.support import checked_protocol
+from device_runtime.engine.select import open_engine
+from device_runtime.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
+from device_runtime.personal.visitor import Guest, job_of
+from device_runtime.round.graphs import Blobs
+from device_runtime.round.job import Job
+from device_runtime.round.offline import offline, read_weights
+from edgefl.api.bundle import Bundle
+from edgefl.api.device import broker_address, default_folder
+from edgefl.wire.bundle import signatures
+from edgefl.wire.bundle.manifest import Manifest, decode_manifest
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.topics import checked_name
+from edgefl.wire.tensors import Arrays
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a device has it: which, how to call it, where its parts come from, and a folder for what is large."""
+
+    job: Job
+    manifest: Manifest
+    blobs: Blobs
+    folder: Path
+
+
+def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> Model:
+    """A bundle and a file of weights: a model's, or what an adaptation left."""
+    manifest = bundle.manifest
+    job, blobs = offline(bundle.contents, read_weights(weights), graphs_of(manifest), str(weights))
+    return Model(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
+
+
+@contextmanager
+def announced(
+    federation: str,
+    device: str,
+    *,
+    broker: str | Address = "localhost:1883",
+    tier: str = "",
+    folder: Path | None = None,
+    server_key: str = "",
+    ca_file: str = "",
+    limits: Limits = Limits(),
+    engine: str = "onnx",
+) -> Iterator[Model]:
+    """What the federation announced last, whether or not a round is open; the connection ends with the block."""
+    checked_name("federation", federation)
+    checked_name("device", device)
+    place = folder or default_folder(federation, device) / "personalize"
+    with Guest(federation, device, broker_address(broker, ca_file), place, limits) as guest:
+        job = job_of(guest.announced(), tier, engine)
+        if server_key:
+            signatures.check(server_key, job.bundle.sha256, job.signature)
+        yield Model(job, decode_manifest(guest.blobs.get(job.bundle)), guest.blobs, place)
+
+
+def adapt(
+    model: Model,
+    data: LocalData,
+    *,
+    test: LocalData | None = None,
+    protocol: str = "train_support",
+    steps: int = 1,
+    curve: tuple[int, ...] = (),
+    alpha: float | None = None,
+    seed: int = 0,
+    engine: str = "onnx",
+    threads: int = 1,
+) -> tuple[Adapted, Arrays]:
+    """Adapt a model to samples by a few steps: what that is worth on samples that it was not adapted to, and the adapted
+    weights, float arrays by global name.
+
+    Args:
+        model: of :func:`of_files` or :func:`announced`.
+        data: the samples of this device (:func:`device_runtime.data.samples.load`).
+        test: samples that judge; without them a part of ``data`` is held out.
+        protocol: ``train_support``, ``split_test`` or ``paper_literal``.
+        steps: to take.
+        curve: numbers of steps after which it is judged too.
+        alpha: size of a step; by default the round's own.
+        seed: decides the split, the batches and noise.
+        engine: runtime of the graphs.
+        threads: of the engine.
+
+    Raises:
+        ConfigError: for a protocol or a number that cannot be used.
+        BundleError: if the bundle has no graph that personalizes.
+        DataError: if the data do not fit the model.
+    """
+    wanted = Wanted(
+        protocol=checked_protocol(protocol), steps=steps, curve=curve, alpha=alpha, seed=seed, test=test
+    )
+    made = Personalizer(
+        engine=open_engine(engine, threads), manifest=model.manifest, blobs=model.blobs, folder=model.folder
+    )
+    report, adapted = made.run(model.job, data, wanted)
+    return report, {**made.frozen(model.job), **adapted}

@@ -1,0 +1,219 @@
+"""What results say: how different users are, what a model is worth to each of them, papers' numbers run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from device_runtime.data.support import checked_protocol
+from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
+from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
+from edgefl.analysis.heterogeneity.theory import Setting
+from edgefl.analysis.personal import evaluate
+from edgefl.analysis.personal.finished import Finished
+from edgefl.analysis.personal.report import PersonalReport
+from edgefl.analysis.reproduce import catalog
+from edgefl.analysis.reproduce.report import Reproduction, ReproductionReport
+from edgefl.api.run import Run, demo_federation, load_federation, load_run
+from edgefl.bench.device_table import report as device_table
+from edgefl.config import Federation
+from edgefl.contract.program import Program
+from edgefl.data.partition import histograms
+from edgefl.objective.objective import Objective
+from edgefl.programs.personal.adapted import STEP
+from edgefl.setup.data import open_data, partition
+from edgefl.setup.model import federation_model
+from edgefl.setup.tiers import completed, device_names
+from edgefl.setup.training import program_of
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.wire.tensors import Arrays
+
+PROTOCOLS = ("train_support", "split_test", "paper_literal")
+"""What a personalization adapts to, and what judges it."""
+
+
+def _silent(_: str) -> None:
+    return
+
+
+def heterogeneity(
+    source: Run | Federation | str | Path | None = None,
+    *,
+    weights: str | Path | None = None,
+    alpha: float | None = None,
+    users: int = 5,
+    devices: int = 0,
+    samples: int = 0,
+    data: str | Path | None = None,
+    progress: Callable[[str], None] = _silent,
+) -> tuple[str, HeterogeneityReport]:
+    """How different the users of a federation are, at one model: in labels, inputs, gradients and Hessians (Per-FedAvg,
+    docs/specs/per_fedavg.md). Gives a title and the report.
+
+    Args:
+        source: a run or its folder, for its trained model; a federation or its file, for the initial one; None: the demo.
+        weights: a file of weights in place of these.
+        alpha: inner step size; by default the program's, else 0.01.
+        users: whose Hessians are examined, evenly spread; 0: all.
+        devices: users to spread the data over; 0: as many as the tiers have.
+        samples: most samples of a user; 0: all.
+        data: folder with the dataset's standard files.
+        progress: is told what is measured.
+
+    Raises:
+        ConfigError: if there are no weights, or those of another model.
+    """
+    federation, own, where = _source(source, data)
+    if weights is not None:
+        own, where = _read(Path(weights)), str(weights)
+    count = devices or len(device_names(completed(federation)))
+    dataset = open_data(federation)
+    spec = federation_model(federation, dataset)
+    whole = OutputSide(spec, 0)
+    rows = partition(federation, dataset, count)
+    seed = federation.federation.seed
+    report = examine(
+        Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
+        Shards(dataset, shuffled(rows, most=samples, seed=seed)),
+        histograms(dataset.train_y, rows, dataset.classes),
+        _setting(federation, program_of(federation, whole), alpha, count),
+        curved=users,
+        seed=seed,
+        told=progress,
+    )
+    title = f"{spec.name} ({where}) on {dataset.name}, {count} users, partition {federation.data.partition}"
+    return title, report
+
+
+@dataclass(frozen=True)
+class Personalized:
+    """A report for each protocol, and of what they are."""
+
+    model: str
+    program: str
+    data: str
+    reports: tuple[PersonalReport, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} by {self.program} on {self.data}"
+
+
+def personalize(
+    run: Run | str | Path,
+    *,
+    protocols: Iterable[str] = PROTOCOLS,
+    steps: tuple[int, ...] = (0, 1, 2, 5, 10),
+    headline: int = 1,
+    alpha: float | None = None,
+    batch: int = 40,
+    seed: int = 0,
+    data: str | Path | None = None,
+) -> Personalized:
+    """Adapt the model of a finished run to each of its devices' data: accuracy before and after, over all users.
+
+    Args:
+        run: a run or its folder.
+        protocols: what is adapted to and what judges, of :data:`PROTOCOLS`.
+        steps: numbers of steps of the curve.
+        headline: the number of steps of the headline.
+        alpha: size of a step; by default the program's own.
+        batch: samples per step.
+        seed: decides splits, batches and noise; the same one gives all runs the same batches.
+        data: folder with the dataset's standard files.
+
+    Raises:
+        ConfigError: if the run is not finished, or its data are not where they were.
+    """
+    finished = Finished.open(run.folder if isinstance(run, Run) else Path(run), Path(data) if data else None)
+    size = finished.alpha if alpha is None else alpha
+    settings = [
+        evaluate.Setting(size, steps, batch, checked_protocol(each), seed, headline) for each in protocols
+    ]
+    return Personalized(
+        finished.spec.name,
+        finished.federation.program.name,
+        finished.dataset.name,
+        tuple(finished.report(setting) for setting in settings),
+    )
+
+
+def reproductions() -> Mapping[str, Reproduction]:
+    """The results of papers that can be run again, by name."""
+    measured = device_table.REPRODUCTION
+    return {**catalog.REPRODUCTIONS, measured.name: measured}
+
+
+def reproduce(
+    name: str, *, steps: int | None = None, quick: bool = False, progress: Callable[[str], None] = _silent
+) -> ReproductionReport:
+    """Run a result of a paper again: every number beside the one it should be, and charts.
+
+    ``steps`` bounds every run, and numbers that need more are left out; ``quick``: the same in small. ConfigError, with
+    what exists, for a wrong name, and where there is no quick form.
+    """
+    reproduction = catalog.named(name, reproductions())
+    if not quick:
+        return reproduction.run(steps, progress)
+    if reproduction.quick is None:
+        raise ConfigError(f"{name} has no quick form; bound it with `steps` (--steps)", name=name)
+    return reproduction.quick(steps, progress)
+
+
+def _source(
+    source: Run | Federation | str | Path | None, data: str | Path | None
+) -> tuple[Federation, Arrays | None, str]:
+    """The federation, a run's weights, and what to call them."""
+    given: dict[str, object] = {"data.dir": str(Path(data).resolve())} if data else {}
+    if source is None:
+        return demo_federation(given), None, "initial weights"
+    if isinstance(source, Federation):
+        return source, None, "initial weights"
+    if not isinstance(source, Run) and not Path(source).is_dir():
+        return load_federation(source, given), None, "initial weights"
+    run = source if isinstance(source, Run) else load_run(source)
+    return load_federation(run.path, given), run.model, str(run.weights)
+
+
+def _setting(federation: Federation, program: Program, alpha: float | None, users: int) -> Setting:
+    own = program.hyper.get("alpha", STEP) if program.personalize is not None else STEP
+    batch = federation.program.batch
+    return Setting(
+        alpha=own if alpha is None else alpha,
+        beta=program.hyper.get("lr", STEP),
+        tau=max(1, federation.program.steps),
+        inner=batch,
+        outer=batch,
+        hessian=batch,
+        fraction=federation.round.fraction,
+        users=users,
+    )
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        return tensors.load(path.read_bytes())
+    except (FileNotFoundError, ProtocolError) as error:
+        raise ConfigError(
+            f"{path} holds no weights ({error}); a run leaves model.safetensors in its folder", path=str(path)
+        ) from error
+
+
+def _tensors(initial: dict[str, Tensor], arrays: Arrays | None, where: str) -> dict[str, Tensor]:
+    """``arrays`` as tensors; ConfigError if they are not those of the model."""
+    if arrays is None:
+        return initial
+    wrong = [n for n, t in initial.items() if n not in arrays or tuple(arrays[n].shape) != tuple(t.shape)]
+    if wrong:
+        raise ConfigError(
+            f"{where} holds weights of another model than the federation's: {wrong[0]} is missing or of another shape; give "
+            "the federation that it was trained with",
+            path=where,
+        )
+    return {name: torch.from_numpy(arrays[name].copy()) for name in initial}

@@ -1,0 +1,150 @@
+"""A compiled tier as an object: what a device downloads, to be saved, measured, and compared with torch. Imports no torch
+until it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from edgefl.wire.bundle import archive
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.errors import BundleError
+from edgefl.wire.tensors import Array, Arrays
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.wire.bundle.profiles import BundleProfile
+    from exporters.bundle.verify import BundleCheck
+    from exporters.front.tier import Exchange, Tier
+
+_ANY = 1 << 30
+"""Chunk size of a reference whose chunks nobody reads."""
+
+
+def _silent(_: str) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The graphs of one tier, compiled with its training, and their manifest.
+
+    ``contents`` is what travels. ``made_of``: the tier and the exchange that :func:`edgefl.compile` made it of; None for
+    one that was read from a file. ``compiled``: just now, not taken from a file or the cache.
+    """
+
+    contents: archive.Bundle
+    made_of: tuple[Tier, Exchange] | None = field(default=None, compare=False, repr=False)
+    compiled: bool = field(default=False, compare=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The bundle in a file, every digest checked; BundleError says what is wrong with it."""
+        return cls(archive.read_bundle(_file(Path(path))))
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its table of contents: graphs, ports, phases, the shape of the data."""
+        return self.contents.manifest
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest, in hexadecimal digits: the bundle's name."""
+        return self.contents.ref(_ANY).sha256
+
+    @property
+    def format(self) -> str:
+        """``onnx`` or ``executorch``."""
+        return self.manifest.format
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its graphs and their sources."""
+        return sum(map(len, self.contents.blobs.values()))
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as one file, whole or not at all; folders are made. Gives the path."""
+        archive.write_bundle(self.contents, Path(path))
+        return Path(path)
+
+    def verify(
+        self,
+        federation: Federation | None = None,
+        *,
+        model: str = "",
+        seed: int = 0,
+        progress: Callable[[str], None] = _silent,
+    ) -> BundleCheck:
+        """Compare every graph with torch, on random inputs by ``seed``, each in the runtime of its format.
+
+        A bundle from a file holds graphs and no code: its functions are built again from ``federation``, or without one
+        from the model (or ``model`` in its place), the program and the units that it names, with default options.
+        ConfigError where that is not enough.
+        """
+        from edgefl.setup.origin import origin, origin_of
+        from exporters.bundle.verify import verify_bundle
+
+        source = origin(*self.made_of) if self.made_of else origin_of(self.manifest, federation, model)
+        return verify_bundle(self.contents, source, seed, progress=progress)
+
+    def profile(
+        self,
+        *,
+        engine: str = "",
+        threads: int = 1,
+        repeat: int = 20,
+        samples: int = 0,
+        progress: Callable[[str], None] = _silent,
+    ) -> BundleProfile:
+        """What it costs on this machine: milliseconds, bytes and joules of each graph, each in a fresh process.
+
+        ``engine``: default is the one of its format. ``repeat`` counted calls of each graph; ``samples`` rows of the round
+        that is watched (0: two batches). Needs no torch. ConfigError if the engine is not installed.
+        """
+        from device_runtime.profile.whole import ProfileSettings, profile_bundle
+
+        settings = ProfileSettings(engine=engine, threads=threads, repeat=repeat, samples=samples)
+        return profile_bundle(self.contents, settings, progress)
+
+    def share(self, weights: Mapping[str, Array], number: int = 1) -> Arrays:
+        """What a device of this tier gets of a model's ``weights`` (float arrays by global name) in round ``number``,
+        counted from 1. BundleError for a bundle from a file, which does not say how it was cut."""
+        if self.made_of is None:
+            raise BundleError(
+                f"the bundle of tier {self.manifest.tier!r} was read from a file, which does not say how the tier is cut: "
+                "compile it here, or take weights from the broker",
+                tier=self.manifest.tier,
+            )
+        submodel = self.made_of[0].submodel
+        return dict(submodel.place(weights, number).payload) or dict(weights)
+
+    def initial_weights(self) -> Arrays:
+        """The model's initial weights, by global name. BundleError for a bundle from a file, which holds none."""
+        if self.made_of is None:
+            raise BundleError(
+                f"the bundle of tier {self.manifest.tier!r} was read from a file, which holds no weights: load those of a "
+                "run, or compile it here",
+                tier=self.manifest.tier,
+            )
+        weights = self.made_of[0].submodel.spec.weights
+        return {name: tensor.cpu().numpy().copy() for name, tensor in weights.items()}
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        return (
+            f"Bundle({manifest.model!r}, tier={manifest.tier!r}, program={manifest.program!r}, "
+            f"codec={manifest.codec!r}, format={self.format!r}, nbytes={self.nbytes})"
+        )
+
+
+def _file(path: Path) -> Path:
+    """``path``, unless it is a folder: then BundleError names the bundles in it."""
+    if not path.is_dir():
+        return path
+    bundles = sorted(str(file) for file in path.glob("*.efl"))
+    advice = (
+        f"name one of its bundles: {', '.join(bundles)}" if bundles else "there is no bundle (*.efl) in it"
+    )
+    raise BundleError(f"{path} is a folder; {advice}", path=str(path), found=tuple(bundles))

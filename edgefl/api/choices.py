@@ -1,0 +1,127 @@
+"""The catalogs as objects: programs, codecs, submodels and optimizers that arguments and federation files name.
+
+::
+
+    edgefl.OutputSide(cut=3)      edgefl.FedBAT(rho=6)      edgefl.FedPAQ(bits=3)      edgefl.FedAdam(lr=0.01)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgefl.codecs import catalog as codecs
+from edgefl.contract.choice import (
+    CodecChoice,
+    OptimizerChoice,
+    ProgramChoice,
+    SubmodelChoice,
+    built_alone,
+    built_upon,
+)
+from edgefl.optimizers import adaptive as server_adaptive
+from edgefl.optimizers.momentum import server_momentum
+from edgefl.programs.adaptive.fafed import fafed
+from edgefl.programs.adaptive.local_amsgrad import local_amsgrad
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.programs.adaptive.stem import stem
+from edgefl.programs.baselines.adamw import adamw
+from edgefl.programs.baselines.fedavg import fedavg, fedavg_matched, fedavg_update
+from edgefl.programs.baselines.fedprox import fedprox
+from edgefl.programs.baselines.local_only import local
+from edgefl.programs.baselines.mime import mimeadam, mimelite
+from edgefl.programs.baselines.scaffold import scaffold
+from edgefl.programs.baselines.sgd import sgd
+from edgefl.programs.personal.per_fedavg import per_fedavg
+from edgefl.programs.quantized.binary import binary
+from edgefl.programs.quantized.fedbat import fedbat
+from edgefl.programs.quantized.swat import swat
+from edgefl.programs.submodels.multi_exit import multi_exit
+from edgefl.programs.submodels.tcbgd import tcbgd
+from edgefl.submodels.early_exit.fit import early_exit
+from edgefl.submodels.importance.submodel import importance
+from edgefl.submodels.output_side.submodel import output_side
+from edgefl.submodels.structured.submodel import importance_structured
+from edgefl.submodels.width.submodel import width
+from edgefl.wire.errors import ConfigError
+
+# Programs: what devices do in a round.
+SGD = built_upon(ProgramChoice, "sgd", "SGD", sgd)
+FedAvg = built_upon(ProgramChoice, "fedavg", "FedAvg", fedavg)
+FedAvgUpdate = built_upon(ProgramChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
+FedAvgMatched = built_upon(ProgramChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
+PerFedAvg = built_upon(ProgramChoice, "per_fedavg", "PerFedAvg", per_fedavg)
+LocalOnly = built_upon(ProgramChoice, "local", "LocalOnly", local)
+FedProx = built_upon(ProgramChoice, "fedprox", "FedProx", fedprox)
+Scaffold = built_upon(ProgramChoice, "scaffold", "Scaffold", scaffold)
+FAFED = built_upon(ProgramChoice, "fafed", "FAFED", fafed)
+STEM = built_upon(ProgramChoice, "stem", "STEM", stem)
+NaiveAdaptive = built_upon(ProgramChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
+LocalAMSGrad = built_upon(ProgramChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
+MimeAdam = built_upon(ProgramChoice, "mimeadam", "MimeAdam", mimeadam)
+MimeLite = built_upon(ProgramChoice, "mimelite", "MimeLite", mimelite)
+AdamW = built_upon(ProgramChoice, "adamw", "AdamW", adamw)
+TCBGD = built_upon(ProgramChoice, "tcbgd", "TCBGD", tcbgd)
+MultiExit = built_upon(ProgramChoice, "multi_exit", "MultiExit", multi_exit)
+SWAT = built_upon(ProgramChoice, "swat", "SWAT", swat)
+Binary = built_upon(ProgramChoice, "binary", "Binary", binary)
+FedBAT = built_upon(ProgramChoice, "fedbat", "FedBAT", fedbat)
+
+# Codecs: how an update becomes bytes, after any training.
+Dense = built_upon(CodecChoice, "dense", "Dense", codecs.dense)
+Float16 = built_upon(CodecChoice, "float16", "Float16", codecs.half)
+BFloat16 = built_upon(CodecChoice, "bfloat16", "BFloat16", codecs.half)
+Int8 = built_upon(CodecChoice, "int8", "Int8", codecs.int8)
+FedPAQ = built_upon(CodecChoice, "fedpaq", "FedPAQ", codecs.fedpaq)
+SignSGD = built_upon(CodecChoice, "signsgd", "SignSGD", codecs.signsgd)
+ScaledSign = built_upon(CodecChoice, "scaled_sign", "ScaledSign", codecs.scaled_sign)
+EFSignSGD = built_upon(CodecChoice, "ef_signsgd", "EFSignSGD", codecs.ef_signsgd)
+NoisySignSGD = built_upon(CodecChoice, "noisy_signsgd", "NoisySignSGD", codecs.noisy_signsgd)
+StocSignSGD = built_upon(CodecChoice, "stoc_signsgd", "StocSignSGD", codecs.stoc_signsgd)
+TopK = built_upon(CodecChoice, "topk", "TopK", codecs.topk)
+ZeroFL = built_upon(CodecChoice, "zerofl", "ZeroFL", codecs.zerofl)
+BiFL = built_upon(CodecChoice, "bifl", "BiFL", codecs.bifl)
+BiFLFull = built_upon(CodecChoice, "bifl_full", "BiFLFull", codecs.bifl_full)
+
+# Submodels: how a tier is cut out of the model.
+OutputSide = built_upon(SubmodelChoice, "output_side", "OutputSide", output_side)
+Width = built_upon(SubmodelChoice, "width", "Width", width)
+Importance = built_upon(SubmodelChoice, "importance", "Importance", importance)
+ImportanceStructured = built_upon(
+    SubmodelChoice, "importance_structured", "ImportanceStructured", importance_structured
+)
+EarlyExit = built_upon(SubmodelChoice, "early_exit", "EarlyExit", early_exit)
+
+# Optimizers of the server.
+FedAdam = built_alone(OptimizerChoice, "fedadam", "FedAdam", server_adaptive.fedadam)
+FedYogi = built_alone(OptimizerChoice, "fedyogi", "FedYogi", server_adaptive.fedyogi)
+FedAdagrad = built_alone(OptimizerChoice, "fedadagrad", "FedAdagrad", server_adaptive.fedadagrad)
+FedAMS = built_alone(OptimizerChoice, "fedams", "FedAMS", server_adaptive.fedams)
+ServerMomentum = built_alone(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)
+
+
+def own_program(factory: Callable[..., Any], **options: object) -> ProgramChoice:
+    """A program of your own: ``factory(objective, **options)`` returns a :class:`edgefl.contract.program.Program`.
+
+    The factory is a function at the top level of a file, which the server's process loads again. ConfigError for one
+    that is not (a lambda, a function inside another one, one that was typed into an interpreter).
+    """
+    return ProgramChoice(address_of(factory, "a program"), options, factory.__name__)
+
+
+def address_of(factory: Callable[..., Any], what: str) -> str:
+    """``path/to/file.py:name`` of a function at the top level of a file."""
+    name = getattr(factory, "__qualname__", "")
+    try:
+        file = inspect.getsourcefile(factory)
+    except TypeError:
+        file = None
+    if not name.isidentifier() or file is None or not Path(file).is_file():
+        raise ConfigError(
+            f"{what} of your own is a function at the top level of a file, found {factory!r}: other processes load it "
+            "from there",
+            factory=repr(factory),
+        )
+    return f"{Path(file).resolve()}:{name}"

@@ -1,0 +1,109 @@
+"""From a model and its training to a bundle, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from edgefl.api.bundle import Bundle
+from edgefl.api.choices import SGD, Dense, OutputSide
+from edgefl.api.model import Model, Sample, data_spec, model_spec
+from edgefl.codecs import catalog as codecs
+from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice
+from edgefl.data.dataset import Dataset
+from edgefl.optimizers.catalog import NONE
+from edgefl.submodels import catalog as submodels
+from edgefl.wire.mqtt.topics import checked_name
+from exporters.bundle.formats import check_installed, format_of
+from exporters.front.cache import BundleCache
+from exporters.front.compile import cached
+from exporters.front.program import coded_program
+from exporters.front.tier import Tier
+from exporters.memory.recompute import Budget
+
+Target = Literal["onnx", "executorch"]
+
+
+def compile(
+    model: Model,
+    *,
+    submodel: SubmodelChoice = OutputSide(),
+    program: ProgramChoice = SGD(),
+    codec: CodecChoice = Dense(),
+    optimizer: OptimizerChoice | None = None,
+    target: Target = "onnx",
+    memory_budget: str | int = "",
+    data: Dataset | None = None,
+    sample: Sample | None = None,
+    classes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    tier: str = "strong",
+    exchange: str = "",
+    cache: BundleCache | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Bundle:
+    """Compile one tier's training: the submodel, its local algorithm and its codec, into graphs for a stock runtime.
+
+    Every graph is run once in the runtime of its format and compared with torch before the bundle exists. What was compiled
+    before, of the same things by the same versions, comes out of the cache.
+
+    Args:
+        model: a model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory of one, or a
+            ``ModelSpec``.
+        submodel: what the tier holds and trains; by default the whole model.
+        program: the local training; by default SGD.
+        codec: how the update becomes bytes; by default float32 weights.
+        optimizer: the server's; by default what the program says.
+        target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
+        memory_budget: peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
+            is recomputed in the backward pass.
+        data: a dataset whose samples and classes the model is for.
+        sample: without ``data``: the shape of one sample, without batch dimension (float32), or a ``TensorSpec``.
+        classes: without ``data``: the number of classes.
+        options: keyword arguments of the model's factory.
+        seed: of the initial weights.
+        tier: its name in the bundle.
+        exchange: of a program with several exchanges in a round, which one; "" is the main one.
+        cache: where compiled bundles are kept; by default the user's (`edgefl cache`).
+        progress: is told of each graph before it is made; of none where the bundle was in the cache.
+
+    Raises:
+        ConfigError: where the arguments do not go together; it names the argument or the option.
+        ModelError: where the model cannot be built, or not be cut so.
+        ExportError: where a graph cannot be made, or disagrees with torch.
+
+    >>> bundle = edgefl.compile("mlp", submodel=edgefl.Width(gamma=0.5), program=edgefl.FedProx(mu=0.1), tier="half")
+    >>> bundle.manifest.program, bundle.manifest.tier
+    ('fedprox', 'half')
+    """
+    check_installed([target])
+    spec = model_spec(model, data=data, sample=sample, classes=classes, seed=seed, options=options)
+    cut = submodels.build(spec, submodel.name, **submodel.options)
+    training = coded_program(
+        cut,
+        program.name,
+        program.options,
+        codecs.build(codec.name, **codec.options),
+        optimizer=optimizer.name if optimizer else NONE,
+        optimizer_options=optimizer.options if optimizer else None,
+    )
+    made = Tier(checked_name("tier", tier), cut, training)
+    which = made.exchange(exchange)
+    found = cached(
+        cache or BundleCache.of_user(),
+        made,
+        which,
+        model=spec.name,
+        data=data_spec(spec, data),
+        format=format_of(target),
+        memory_budget=_budget(memory_budget),
+        progress=progress,
+    )
+    return Bundle(found.bundle, (made, which), found.compiled)
+
+
+def _budget(amount: str | int) -> Budget | None:
+    if not amount:
+        return None
+    return Budget(float(amount)) if isinstance(amount, int) else Budget.parse(amount)

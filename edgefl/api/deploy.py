@@ -1,0 +1,122 @@
+"""From a trained model to one ONNX file for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edgefl.api.run import Run, load_run
+from edgefl.config import Federation, load, without_devices
+from edgefl.contract.choice import SubmodelChoice
+from edgefl.lab.deployment import BnEval, Deployment, Workshop, chosen
+from edgefl.lab.lab import CONFIG_NAME
+from edgefl.models.spec import ModelSpec
+from edgefl.setup.data import open_data
+from edgefl.setup.model import federation_model
+from edgefl.submodels.compaction.compact import compact as without_zeros
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.wire.tensors import Arrays
+
+
+def deploy(
+    source: Run | str | Path,
+    submodel: SubmodelChoice | None = None,
+    *,
+    tier: str | None = None,
+    gamma: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    federation: Federation | str | Path | None = None,
+    data: str | Path | None = None,
+    bn_eval: BnEval = "frozen",
+    batch: int = 1,
+    samples: int = 0,
+    compact: bool = False,
+) -> Deployment:
+    """Cut a submodel out of a trained model, as one ONNX file: weights inside, images in, logits out. Its ``save`` writes
+    it.
+
+    The size need not have been trained. The file is compared with torch on test images; its ``facts`` say what it is, how
+    to feed it, and its accuracy beside the whole model's.
+
+    Args:
+        source: a run, its folder, or a file of weights (``model.safetensors``, a checkpoint).
+        submodel: of any size; by default the whole model. Options that are left out are those of the tiers of its kind.
+        tier: cut as this tier is, in place of ``submodel``.
+        gamma: another size of the tier.
+        options: other options of the tier's kind.
+        federation: what the weights were trained with; by default the run's own.
+        data: folder with the dataset's standard files; by default as the federation says.
+        bn_eval: batch norm: the submodel's own statistics ``frozen`` in; for comparison those of each ``batch``, or the
+            ``moving`` ones.
+        batch: images that go through at a time.
+        samples: training images for the statistics; 0: all.
+        compact: without the channels that the cut has emptied; computes the same.
+
+    Raises:
+        ConfigError: where these do not go together.
+        ModelError: if the weights are not the model's.
+        ExportError: if the file does not agree with torch.
+    """
+    weights, settings = _opened(source, federation, data)
+    dataset = open_data(settings)
+    spec = federation_model(settings, dataset)
+    own = {**(submodel.options if submodel else {}), **(options or {})}
+    size = own.pop("gamma", gamma)
+    kind = submodel.name if submodel else None
+    cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
+    workshop = Workshop(spec, dataset, weights, bn_eval, batch, samples)
+    return workshop.deployment(cut, _smaller(spec) if compact else lambda module: module)
+
+
+def _opened(
+    source: Run | str | Path, federation: Federation | str | Path | None, data: str | Path | None
+) -> tuple[Arrays, Federation]:
+    """The weights, and the federation that they were trained in."""
+    place = source if isinstance(source, Run) else Path(source)
+    given = {"data.dir": str(Path(data).resolve())} if data else {}
+    if isinstance(place, Path) and not place.is_dir():
+        weights, folders = (
+            _read(place),
+            list(place.resolve().parents)[:2],
+        )  # checkpoints have a folder of their own
+    else:
+        run = place if isinstance(place, Run) else load_run(place)
+        weights, folders = run.model, [run.folder]
+    if isinstance(federation, Federation):
+        table = federation.data.model_copy(update={"dir": given["data.dir"]} if given else {})
+        return weights, without_devices(federation.model_copy(update={"data": table}))
+    found = next((folder / CONFIG_NAME for folder in folders if (folder / CONFIG_NAME).is_file()), None)
+    path = Path(federation) if federation else found
+    if path is None:
+        raise ConfigError(
+            f"there is no {CONFIG_NAME} in the folder of {source}: name the federation that the model was trained with "
+            "(`federation`, --config)",
+            weights=str(source),
+        )
+    return weights, without_devices(load(path, given))
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        return tensors.load(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no file {path}; a run leaves model.safetensors in its folder", path=str(path)
+        ) from error
+    except ProtocolError as error:
+        raise ConfigError(f"{path} holds no weights: {error.message}", path=str(path)) from error
+
+
+def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:
+    """A module whose zeros are its mask, made smaller."""
+
+    def smaller(module: nn.Sequential) -> nn.Sequential:
+        weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+        return without_zeros(replace(spec, module=module), weights, {}).spec.module
+
+    return smaller

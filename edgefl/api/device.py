@@ -1,0 +1,160 @@
+"""The device's half: an agent that joins a federation, and a round in this process. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from device_runtime.agent import Agent as _Agent
+from device_runtime.agent import AgentConfig, AgentEvent
+from device_runtime.data.samples import LocalData
+from device_runtime.engine.select import open_engine
+from device_runtime.round.graphs import Step
+from device_runtime.round.runner import RoundResult
+from edgefl.system.sizes import parse_size
+from edgefl.wire.bundle import signatures
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.topics import checked_name
+from edgefl.wire.tensors import Array
+
+if TYPE_CHECKING:
+    from edgefl.api.bundle import Bundle
+
+
+class Agent:
+    """One device of a federation. ``run`` serves until the training is done (``until_done``), or :meth:`stop`.
+
+    ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.samples.load`). ``folder`` keeps
+    what outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
+    bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal. ``engine`` is
+    ``onnx`` or ``executorch``. ``report`` is told what happens, from the threads of the agent.
+
+    ConfigError for an argument that cannot be used.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        data: str | Path,
+        *,
+        broker: str | Address = "localhost:1883",
+        federation: str = "demo",
+        folder: str | Path | None = None,
+        tier: str = "",
+        memory: str | int = 0,
+        engine: str = "onnx",
+        threads: int = 1,
+        until_done: bool = False,
+        server_key: str = "",
+        ca_file: str = "",
+        limits: Limits = Limits(),
+        report: Callable[[AgentEvent], None] = lambda _: None,
+    ) -> None:
+        if server_key:
+            signatures.parse_key(server_key)
+        config = AgentConfig(
+            federation=checked_name("federation", federation),
+            device=checked_name("device", device),
+            broker=broker_address(broker, ca_file),
+            data=Path(data),
+            folder=Path(folder) if folder else default_folder(federation, device),
+            tier=tier,
+            memory_bytes=memory_bytes(memory),
+            server_key=server_key,
+            until_done=until_done,
+            threads=threads,
+            limits=limits,
+        )
+        self._agent = _Agent(config, open_engine(engine, threads), report)
+
+    def run(self) -> None:
+        """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""
+        self._agent.run()
+
+    def stop(self) -> None:
+        """End :meth:`run` soon, from another thread or a signal handler; what was begun is taken up next time."""
+        self._agent.stop()
+
+
+def train_round(
+    bundle: Bundle | str | Path,
+    weights: Mapping[str, Array] | str | Path,
+    x: Array,
+    y: Array,
+    *,
+    seed: int = 0,
+    hyper: Mapping[str, float] | None = None,
+    carry: Mapping[str, Array] | None = None,
+    samples: int = 0,
+    engine: str = "",
+    threads: int = 1,
+    watch: Callable[[Step], None] = lambda _: None,
+) -> RoundResult:
+    """One round of a bundle in this process, without a broker: the same steps as a device of a federation makes.
+
+    Args:
+        bundle: a bundle, or its file.
+        weights: the model's, float arrays by global name, or what the server cuts out for the tier
+            (:meth:`edgefl.Bundle.share`); or a file of them.
+        x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype.
+        y: labels (n, *label): class numbers, or floats where the loss takes targets.
+        seed: decides batches and noise.
+        hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
+        carry: what the last round left (``RoundResult.carry``), where the program keeps something.
+        samples: most rows to use; 0: all.
+        engine: by default the one of the bundle's format.
+        threads: of the engine.
+        watch: is told each step.
+
+    Returns:
+        ``update`` by name as it would travel, ``carry``, ``metrics`` (means over the steps) and ``samples``.
+
+    Raises:
+        DataError: if the data do not fit the model.
+        BundleError: if graphs, weights and ports disagree.
+        ConfigError: if the engine is not installed.
+    """
+    # Here, because an agent needs neither.
+    from device_runtime.round import offline
+    from edgefl.api.bundle import Bundle
+
+    read = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+    held = weights if isinstance(weights, Mapping) else offline.read_weights(Path(weights))
+    return offline.train_round(
+        read.contents,
+        held,
+        LocalData(np.asarray(x), np.asarray(y), "the samples"),
+        open_engine(engine or read.format, threads),
+        seed=seed,
+        hyper=hyper,
+        carry=carry,
+        samples=samples,
+        watch=watch,
+    )
+
+
+def default_folder(federation: str, device: str) -> Path:
+    """A store for each federation: an update that waits must never go to another one's server."""
+    return Path.home() / ".edgefl" / federation / device
+
+
+def broker_address(broker: str | Address, ca_file: str = "") -> Address:
+    """``host:port`` or ``user:password@host:port`` as an address; ``ca_file`` switches TLS on. BrokerError for another
+    text."""
+    if isinstance(broker, Address):
+        return broker
+    parsed = Address.parse(broker)
+    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+
+
+def memory_bytes(memory: str | int) -> int:
+    """Bytes of ``64MiB``, or a number of them; ConfigError for what is no size."""
+    try:
+        return memory if isinstance(memory, int) else parse_size(memory)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,112 @@
+"""All bundles of a federation, written for devices that download or carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from edgefl.api.bundle import Bundle
+from edgefl.api.run import load_federation
+from edgefl.config import Federation, without_devices
+from edgefl.setup.bundles import bundle_of
+from edgefl.setup.data import open_data
+from edgefl.setup.model import federation_model
+from edgefl.setup.tiers import completed
+from edgefl.setup.training import tiers_of
+from edgefl.wire.errors import ConfigError
+from exporters.bundle.formats import check_installed
+from exporters.front.folder import bundle_name
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One bundle of a federation, and the file it is in (None: it was not written)."""
+
+    bundle: Bundle
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """What is to be compiled: ``count`` graphs in all, for whoever shows progress."""
+
+    federation: Federation
+    bundles: Callable[[Callable[[str], None]], Iterator[Bundle]]
+    data: str
+    count: int
+
+
+def export(
+    federation: Federation | str | Path,
+    out: str | Path,
+    *,
+    tiers: Sequence[str] = (),
+    formats: Sequence[str] = (),
+    memory_budget: str = "",
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Exported, ...]:
+    """Compile the tiers of a federation and write their bundles into the folder ``out``.
+
+    Args:
+        federation: objects, or their file.
+        out: folder for the bundles, one file for each tier, exchange and format.
+        tiers: only these; by default all.
+        formats: ``onnx``, ``executorch``; by default as the federation says.
+        memory_budget: peak of training over the idle process, like ``64MiB`` or ``60%``; by default each tier's own.
+        progress: is told of each graph before it is made.
+
+    Raises:
+        ConfigError: for a tier that there is not, and where the federation cannot be used.
+        ExportError: where a graph cannot be made, or disagrees with torch.
+    """
+    what = exporting(federation, tiers=tiers, formats=formats, memory_budget=memory_budget)
+    return tuple(written(bundle, Path(out)) for bundle in what.bundles(progress))
+
+
+def exporting(
+    federation: Federation | str | Path,
+    *,
+    tiers: Sequence[str] = (),
+    formats: Sequence[str] = (),
+    memory_budget: str = "",
+    main_only: bool = False,
+) -> Exporting:
+    """The same one after another, each compiled when it is asked for; ``main_only``: of a program's exchanges the main
+    one."""
+    settings = federation if isinstance(federation, Federation) else load_federation(federation)
+    whole = completed(without_devices(settings))
+    if unknown := sorted(set(tiers) - set(whole.tiers)):
+        raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(whole.tiers)}")
+    names = [name for name in whole.tiers if not tiers or name in tiers]
+    wanted = {name: tuple(dict.fromkeys(formats)) or settings.formats_of(name) for name in names}
+    check_installed(sorted({each for some in wanted.values() for each in some}))
+    if memory_budget:
+        tables = {
+            name: table.model_copy(update={"memory_budget": memory_budget})
+            for name, table in whole.tiers.items()
+        }
+        whole = whole.model_copy(update={"tiers": tables})
+    dataset = open_data(whole)
+    made = [
+        (tier, exchange, form)
+        for tier in tiers_of(whole, federation_model(whole, dataset), names).values()
+        for exchange, form in product((tier.main,) if main_only else tier.exchanges, wanted[tier.name])
+    ]
+
+    def bundles(progress: Callable[[str], None]) -> Iterator[Bundle]:
+        for tier, exchange, form in made:
+            found = bundle_of(whole, dataset, tier, exchange, format=form, progress=progress)
+            yield Bundle(found.bundle, (tier, exchange), found.compiled)
+
+    graphs = sum(len(tier.prefix) + len(exchange.program.functions) for tier, exchange, _ in made)
+    return Exporting(whole, bundles, dataset.name, graphs)
+
+
+def written(bundle: Bundle, folder: Path) -> Exported:
+    """A bundle in a folder, under its tier's name."""
+    manifest = bundle.manifest
+    return Exported(
+        bundle, bundle.save(folder / bundle_name(manifest.tier, manifest.exchange, bundle.format))
+    )

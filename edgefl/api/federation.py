@@ -1,0 +1,157 @@
+"""A federation as objects: the same as its file, which is these objects as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl.api.choices import address_of
+from edgefl.config import DataTable, Federation, parse
+from edgefl.config.tables import (
+    AggregateTable,
+    BrokerTable,
+    DownlinkTable,
+    ExportTable,
+    RoundTable,
+    Table,
+)
+from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice
+from edgefl.models.user_factory import absolute
+from edgefl.optimizers.catalog import NONE
+from edgefl.wire.bundle.formats import FormatName
+
+_OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")
+"""Options of a submodel that stand in the tier's table itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """A class of devices of equal capacity. ``submodel``: what they hold and train; by default the whole model.
+
+    ``count`` is how many :func:`edgefl.run` starts. ``devices`` are patterns of the names that belong here (``weak-*``;
+    default: those that begin with the tier's name), or ``memory_bytes`` is what a device must report. ``memory_budget`` is
+    the peak of training over the idle process, like ``64MiB`` or ``60%``; ``engine`` what these devices run graphs with.
+    """
+
+    submodel: SubmodelChoice | None = None
+    count: int = 1
+    devices: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    memory_budget: str = ""
+    engine: FormatName = "onnx"
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The tier's table in a federation file."""
+        others = {
+            "count": self.count,
+            "devices": self.devices,
+            "memory_bytes": self.memory_bytes,
+            "memory_budget": self.memory_budget,
+            "engine": self.engine,
+        }
+        if self.submodel is None:
+            return others
+        options = dict(self.submodel.options)
+        own: dict[str, Any] = {name: options.pop(name) for name in _OWN_KEYS if name in options}
+        return {"kind": self.submodel.name, **own, "options": options, **others}
+
+
+def federation(
+    model: str | Callable[..., Any] = "resnet8",
+    *,
+    name: str = "demo",
+    rounds: int = 10,
+    seed: int = 0,
+    tiers: Mapping[str, Tier] | None = None,
+    program: ProgramChoice | None = None,
+    codec: CodecChoice | None = None,
+    optimizer: OptimizerChoice | None = None,
+    data: DataTable | str | Path | None = None,
+    round: RoundTable | None = None,
+    aggregate: AggregateTable | None = None,
+    downlink: DownlinkTable | None = None,
+    broker: BrokerTable | None = None,
+    export: ExportTable | None = None,
+    limits: Mapping[str, float] | None = None,
+    bn: str = "global",
+    options: Mapping[str, Any] | None = None,
+) -> Federation:
+    """Who trains what together, and how. Other processes read it as text, so a model or a program of your own is a function
+    at the top level of a file.
+
+    Args:
+        model: a model's name, ``file.py:factory``, or a factory: a function that returns an ``nn.Module``.
+        name: of the federation; part of every MQTT topic.
+        rounds: to train.
+        seed: decides initial weights, partition, batches and noise.
+        tiers: by name; by default the model's own, two devices each.
+        program: the local training; by default SGD.
+        codec: how updates become bytes; by default float32 weights.
+        optimizer: the server's; by default what the program says.
+        data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, or a :class:`edgefl.Data`.
+        round: when a round starts, whom it selects and when it ends.
+        aggregate: how the updates become one change.
+        downlink: how weights travel to the devices.
+        broker: the MQTT broker.
+        export: formats of the bundles.
+        limits: timeouts and sizes, any of :class:`edgefl.wire.limits.Limits`.
+        bn: batch norm of models that have a mode: ``global`` or ``static``.
+        options: keyword arguments of the model's factory.
+
+    Raises:
+        ConfigError: with every key that cannot be used, and what it should be.
+
+    >>> halves = edgefl.federation("mlp", rounds=2, tiers={"half": edgefl.Tier(submodel=edgefl.Width(gamma=0.5))})
+    >>> halves.tiers["half"].gamma
+    0.5
+    """
+    name_of_model = model if isinstance(model, str) else address_of(model, "a model")
+    tables: dict[str, Any] = {
+        "federation": {"name": name, "rounds": rounds, "seed": seed},
+        "model": {"name": absolute(name_of_model), "bn": bn, "options": dict(options or {})},
+        "tiers": {tier: each.table for tier, each in (tiers or {}).items()},
+        "limits": dict(limits or {}),
+    }
+    if program is not None:
+        tables["program"] = {"name": absolute(program.name), **program.options}
+    for key, choice in (("codec", codec), ("optimizer", optimizer)):
+        if choice is not None:
+            tables[key] = {"name": choice.name, "options": dict(choice.options)}
+    if data is not None:
+        tables["data"] = _settings(data) if isinstance(data, DataTable) else _data(data)
+    given = {"round": round, "aggregate": aggregate, "downlink": downlink, "broker": broker, "export": export}
+    tables |= {key: _settings(table) for key, table in given.items() if table is not None}
+    return parse(tables, source="the federation")
+
+
+def _data(data: str | Path) -> dict[str, Any]:
+    """A dataset's table from its name, or from its file."""
+    if isinstance(data, Path) or data.endswith(".npz"):
+        return {"name": "file", "file": str(Path(data).resolve())}
+    return {"name": data}
+
+
+def _settings(table: Table) -> dict[str, Any]:
+    """The keys that were given: those that were not have another meaning than their defaults to some."""
+    return table.model_dump(exclude_unset=True)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the tables of a federation say about the training, as the objects that :func:`edgefl.compile` takes."""
+
+    program: ProgramChoice
+    codec: CodecChoice
+    optimizer: OptimizerChoice | None
+
+    @classmethod
+    def of(cls, federation: Federation) -> Training:
+        table, codec, optimizer = federation.program, federation.codec, federation.optimizer
+        return cls(
+            ProgramChoice(table.name, table.arguments),
+            CodecChoice(codec.name, codec.options),
+            None if optimizer.name == NONE else OptimizerChoice(optimizer.name, optimizer.options),
+        )

@@ -1,0 +1,94 @@
+"""What people call a model, as the compiler's :class:`~edgefl.models.spec.ModelSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.data.dataset import Dataset
+from edgefl.models.spec import ModelSpec
+from edgefl.models.split import split
+from edgefl.models.zoo.catalog import build_model, built
+from edgefl.setup.model import check_fits, fitted_model
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.errors import ConfigError
+
+Model = str | nn.Module | ModelSpec | Callable[..., Any]
+"""The name of a model that edgefl brings, ``file.py:factory``, a module, a factory of one, or a :class:`ModelSpec`."""
+
+Sample = Sequence[int] | TensorSpec
+"""The shape of one sample without batch dimension (float32), or its shape and dtype."""
+
+
+def model_spec(
+    model: Model,
+    *,
+    data: Dataset | None = None,
+    sample: Sample | None = None,
+    classes: int | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> ModelSpec:
+    """``model`` cut into units, its initial weights by ``seed`` where it is built here.
+
+    ``data`` tells the shape of a sample and the number of classes; without it ``sample`` and ``classes`` do, and a model
+    that edgefl brings has its own. ``options`` go to the model's factory. ConfigError, naming the argument, for one that
+    is missing; ModelError for a model that cannot be built or cut.
+    """
+    if isinstance(model, str) and data is not None:
+        return fitted_model(model, data, seed=seed, options=options)
+    if isinstance(model, str) and ":" not in model:
+        given = {} if classes is None else {"classes": classes}
+        return build_model(model, **{"seed": seed, **given, **(options or {})})
+    if isinstance(model, ModelSpec):
+        spec = model
+    elif isinstance(model, nn.Module):
+        shape, count = _shape_of(model, data, sample, classes)
+        spec = split(model, sample=shape, classes=count, name=type(model).__name__.lower())
+    else:
+        shape, count = _shape_of(model, data, sample, classes)
+        layout = {"sample_shape": shape, "classes": count, "seed": seed, **(options or {})}
+        spec = (
+            build_model(model, **layout) if isinstance(model, str) else built(model, _name_of(model), layout)
+        )
+    if data is not None:
+        check_fits(spec, spec.name, data)
+    return spec
+
+
+def data_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
+    """What the devices' samples look like: like those of ``data``, else as the model reads them."""
+    if data is not None:
+        return DataSpec(
+            shape=data.shape,
+            dtype="float32",
+            classes=data.classes,
+            scale=float(data.scale),
+            shift=float(data.shift),
+        )
+    dtype = str(spec.sample.dtype).removeprefix("torch.")
+    return DataSpec(shape=spec.sample.shape, dtype=dtype, classes=spec.classes)
+
+
+def _shape_of(
+    model: object, data: Dataset | None, sample: Sample | None, classes: int | None
+) -> tuple[TensorSpec, int]:
+    if data is not None:
+        return TensorSpec(data.shape), data.classes
+    missing = [name for name, value in (("sample", sample), ("classes", classes)) if value is None]
+    if missing:
+        raise ConfigError(
+            f"argument {missing[0]!r} is missing: a model of your own needs `data`, or `sample` (the shape of one sample, "
+            f"such as (1, 28, 28)) and `classes`; found {type(model).__name__} without it",
+            argument=missing[0],
+        )
+    assert sample is not None and classes is not None
+    return sample if isinstance(sample, TensorSpec) else TensorSpec(tuple(sample), torch.float32), classes
+
+
+def _name_of(factory: Callable[..., Any]) -> str:
+    return getattr(factory, "__name__", type(factory).__name__)

@@ -1,0 +1,82 @@
+"""Which submodels of a model fit a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from edgefl.api.choices import SGD, TCBGD, Dense
+from edgefl.api.model import Model, Sample, model_spec
+from edgefl.codecs import catalog as codecs
+from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice
+from edgefl.contract.program import Program
+from edgefl.data.dataset import Dataset
+from edgefl.objective.carrier import Thresholded
+from edgefl.optimizers.catalog import NONE
+from edgefl.submodels.submodel import Submodel
+from exporters.bundle.build import Prefix
+from exporters.fit import Device, Fit
+from exporters.fit import plan as fitting
+from exporters.front.program import coded_program
+from exporters.front.tier import Tier
+
+
+def plan(
+    model: Model,
+    device: Device = Device(),
+    *,
+    program: ProgramChoice | Callable[[Submodel], ProgramChoice] | None = None,
+    codec: CodecChoice = Dense(),
+    optimizer: OptimizerChoice | None = None,
+    kinds: Iterable[str] = (),
+    gammas: Sequence[float] = (),
+    data: Dataset | None = None,
+    sample: Sample | None = None,
+    classes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Fit:
+    """Every submodel of a model beside a device: memory, bytes and time of a round with it, and which one to take.
+
+    Args:
+        model: as in :func:`edgefl.compile`, with ``data``, ``sample``, ``classes`` and ``options``.
+        device: what it offers; 0 is unknown.
+        program: the local training, of all submodels or of each; by default SGD, and TCBGD for submodels of single entries.
+        codec: how the update becomes bytes.
+        optimizer: the server's.
+        kinds: of submodels; by default all.
+        gammas: shares of the parameters; by default the paper's.
+        progress: is told of each size before it is looked at; a size takes some seconds.
+
+    Raises:
+        ModelError: if the model has no submodel at all. That none fits is told by ``recommended()`` of the result.
+
+    >>> fit = edgefl.plan("mlp", edgefl.Device(memory=64 << 20), kinds=["width"], gammas=[0.25, 1.0])
+    >>> fit.recommended().kind
+    'width'
+    """
+    spec = model_spec(model, data=data, sample=sample, classes=classes, options=options)
+    coder = codecs.build(codec.name, **codec.options)
+
+    def functions(submodel: Submodel) -> tuple[Program, Sequence[Prefix]]:
+        own = program if isinstance(program, ProgramChoice) else (program or suited)(submodel)
+        tier = Tier(
+            "",
+            submodel,
+            coded_program(
+                submodel,
+                own.name,
+                own.options,
+                coder,
+                optimizer=optimizer.name if optimizer else NONE,
+                optimizer_options=optimizer.options if optimizer else None,
+            ),
+        )
+        return tier.program, tier.prefix
+
+    return fitting(spec, device, functions, kinds=kinds, gammas=gammas, say=progress)
+
+
+def suited(submodel: Submodel) -> ProgramChoice:
+    """SGD, or the program that makes use of a submodel's thresholds."""
+    return TCBGD() if isinstance(submodel.carrier, Thresholded) else SGD()

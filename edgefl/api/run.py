@@ -1,0 +1,263 @@
+"""Federations run: on this machine as processes, or a server for devices elsewhere; and what a run leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.config import Federation, load
+from edgefl.data.dataset import Dataset
+from edgefl.lab.demo import with_demo_defaults
+from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard
+from edgefl.models.user_factory import absolute
+from edgefl.setup.data import open_data, partition
+from edgefl.setup.tiers import completed
+from edgefl.setup.updates import update_sizes
+from edgefl.wire import tensors
+from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.size import UpdateSize
+from exporters.bundle.formats import check_installed
+from server.compose import compose
+from server.events import Event, RoundClosed
+from server.service import Service
+from server.storage.history import History, rounds_of
+
+MODEL_NAME = "model.safetensors"
+_CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
+
+News = Said | Restarted
+"""What a run tells: an event of the server as plain values, or that a process died and runs again."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, read."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """The file of its federation, as it was run."""
+        return self.folder / CONFIG_NAME
+
+    @cached_property
+    def federation(self) -> Federation:
+        """As it was run."""
+        return load(self.path)
+
+    @property
+    def weights(self) -> Path:
+        """The file of the trained model; of a run that goes on, the newest checkpoint. ConfigError if there is none yet."""
+        checkpoints = sorted((self.folder / "checkpoints").glob("*.safetensors"))
+        if self.finished:
+            return self.folder / MODEL_NAME
+        if not checkpoints:
+            raise ConfigError(
+                f"the run in {self.folder} has no model yet: wait for its first round", path=str(self.folder)
+            )
+        return checkpoints[-1]
+
+    @cached_property
+    def model(self) -> Arrays:
+        """The weights of that file, float arrays by global name."""
+        return tensors.load(self.weights.read_bytes())
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are over."""
+        return (self.folder / MODEL_NAME).is_file()
+
+    @cached_property
+    def history(self) -> tuple[RoundClosed, ...]:
+        """A row for each round: accuracy and loss of the global model on the test set (None where it was not evaluated),
+        mean training loss, seconds, bytes."""
+        return rounds_of(self.folder)
+
+    @cached_property
+    def curves(self) -> Mapping[str, Array]:
+        """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``,
+        ``up_bytes``, ``down_bytes``, ``reports``; NaN where there is no value."""
+        rows = [msgspec.to_builtins(row) for row in self.history]
+        return {
+            name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+            for name in ("round", *_CURVES)
+        }
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "unfinished"
+        return f"Run({str(self.folder)!r}, {len(self.history)} rounds, {state})"
+
+
+def load_run(folder: str | Path) -> Run:
+    """What a run left in its folder. ConfigError if it is not the folder of one.
+
+    >>> edgefl.load_run("no-such-folder")
+    Traceback (most recent call last):
+    edgefl.wire.errors.ConfigError: no-such-folder is not the folder of a run (no run.toml); name what `out` was
+    """
+    path = Path(folder)
+    if not (path / CONFIG_NAME).is_file():
+        raise ConfigError(
+            f"{path} is not the folder of a run (no {CONFIG_NAME}); name what `out` was", path=str(path)
+        )
+    return Run(path)
+
+
+def load_federation(
+    path: str | Path | None = None, settings: Mapping[str, object] | None = None
+) -> Federation:
+    """The federation in a file (None: the defaults), with ``settings`` by dotted key over it (``{"program.lr": 0.1}``).
+
+    ConfigError lists every problem.
+    """
+    return load(None if path is None else Path(path), settings)
+
+
+def demo_federation(settings: Mapping[str, Any] | None = None) -> Federation:
+    """What `edgefl run` trains without a file, with ``settings`` by dotted key over it."""
+    return load(None, with_demo_defaults(settings or {}))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose folder is ready, before its processes start. ``updates``: sizes of an update by tier."""
+
+    lab: Lab
+    dataset: Dataset
+    updates: Mapping[str, UpdateSize]
+
+    @property
+    def federation(self) -> Federation:
+        return self.lab.federation
+
+    def train(self, watch: Callable[[News], None] = lambda _: None) -> Run:
+        """Start the processes, and return when all rounds are over. KeyboardInterrupt stops it; the same call goes on."""
+        try:
+            self.lab.start()
+            for news in self.lab.events():
+                watch(news)
+            self.lab.finish()
+        finally:
+            self.lab.supervisor.stop()
+        return Run(self.lab.folder)
+
+
+def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool = False) -> Prepared:
+    """The folder of a run: its configuration and each device's data. What cannot be trained leaves none behind.
+
+    ConfigError if ``out`` holds another run (``fresh`` discards it), ModelError where model and tiers do not fit.
+    """
+    read = federation if isinstance(federation, Federation) else load_federation(federation)
+    whole = _found_from_anywhere(completed(read))
+    check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
+    folder = Path(out).resolve()
+    if fresh:
+        discard(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    dataset = open_data(whole)
+    updates = update_sizes(whole, dataset)
+    lab = Lab(whole, folder)
+    lab.prepare(dataset, partition(whole, dataset, len(lab.devices)))
+    return Prepared(lab, dataset, updates)
+
+
+def run(
+    federation: Federation | str | Path,
+    out: str | Path = "runs/latest",
+    *,
+    fresh: bool = False,
+    watch: Callable[[News], None] = lambda _: None,
+) -> Run:
+    """Train a federation on this machine: a broker, a server and its devices, each a process of its own.
+
+    Args:
+        federation: objects (:func:`edgefl.federation`), or their file.
+        out: folder for all that the run leaves; one that was stopped goes on where it was.
+        fresh: discard what an earlier run left there.
+        watch: is told what happens, in the calling thread.
+
+    Raises:
+        ConfigError: where the federation cannot be used, or ``out`` holds another one's run.
+        EdgeflError: if a process cannot go on.
+    """
+    return prepare(federation, out, fresh=fresh).train(watch)
+
+
+class Server:
+    """A federation's server for devices elsewhere. ``run`` returns when all rounds are over, or after ``stop``.
+
+    Made, it has compiled the tiers' bundles into ``out/bundles``. ``emit`` is told what happens. ``broker`` is
+    ``host:port`` or an address; by default the one of the federation. ``database``: SQLAlchemy URL of the journal, by
+    default SQLite in ``out``. ``device``: where updates are summed and the model is evaluated, ``auto``, ``cpu`` or
+    ``cuda``. ``sign_key``: file with the key that signs bundles, made if there is none.
+    """
+
+    def __init__(
+        self,
+        federation: Federation | str | Path,
+        out: str | Path,
+        *,
+        broker: str | Address = "",
+        ca_file: str = "",
+        database: str = "",
+        device: str = "auto",
+        sign_key: str | Path | None = None,
+        emit: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        read = federation if isinstance(federation, Federation) else load_federation(federation)
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        history = History(folder)
+
+        def told(event: Event) -> None:
+            history.take(event)
+            emit(event)
+
+        self._service = Service(
+            compose(read, open_data(read), folder, emit=told, device=device),
+            _address(read, broker, ca_file),
+            folder,
+            emit=told,
+            database=database,
+            device=device,
+            signer=Signer(Path(sign_key)) if sign_key else None,
+        )
+
+    def run(self) -> None:
+        """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""
+        self._service.run()
+
+    def stop(self) -> None:
+        """End :meth:`run` soon, from another thread or a signal handler; the run can be taken up later."""
+        self._service.stop()
+
+
+def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
+    if isinstance(broker, Address):
+        return broker
+    table = federation.broker
+    address = Address.parse(broker or f"{table.host}:{table.port or 1883}")
+    user = address.username or table.username, address.password or table.password
+    return Address(address.host, address.port, *user, ca_file)
+
+
+def _found_from_anywhere(federation: Federation) -> Federation:
+    """The server is another process, and the run may be taken up from another folder."""
+    model, program, data = federation.model, federation.program, federation.data
+    file = str(Path(data.file).resolve()) if data.file else ""
+    return federation.model_copy(
+        update={
+            "model": model.model_copy(update={"name": absolute(model.name)}),
+            "program": program.model_copy(update={"name": absolute(program.name)}),
+            "data": data.model_copy(update={"file": file}),
+        }
+    )

@@ -1,0 +1,100 @@
+"""A thing of a catalog with its options, as an object: ``FedBAT(rho=6)``. A federation file writes it as a table.
+
+A choice is plain data. It builds nothing, so that the same one describes every tier, can be written down and compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from edgefl.contract.options import check_options
+
+P = ParamSpec("P")
+C = TypeVar("C", bound="Choice")
+
+
+@dataclass(frozen=True, repr=False)
+class Choice:
+    """``name`` in its catalog, and the options that were given; those left out have the catalog's defaults.
+
+    ``label`` is how Python spells it.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.label or self.name}({options})"
+
+    def with_options(self, **options: object) -> Self:
+        """The same with further options, which are checked where it is built."""
+        return replace(self, options={**self.options, **options})
+
+
+class ProgramChoice(Choice):
+    """A local training: what devices do in a round."""
+
+    def personal(self, alpha: float) -> Self:
+        """With a graph that adapts the model to one user by steps of size ``alpha``."""
+        return self.with_options(personal=alpha)
+
+
+class CodecChoice(Choice):
+    """How an update becomes bytes."""
+
+
+class SubmodelChoice(Choice):
+    """How a tier's submodel is cut out of the model."""
+
+
+class OptimizerChoice(Choice):
+    """What the server makes of the mean of the updates."""
+
+
+class Named(Generic[P, C]):
+    """An entry of a catalog: called with the options of its factory, it gives a :class:`Choice`.
+
+    The factory's own signature says which options there are, so that they stand in one place. ConfigError for an option
+    that it has not, or of another type.
+    """
+
+    def __init__(
+        self, kind: Callable[[str, Mapping[str, Any], str], C], name: str, label: str, factory: Any, upon: int
+    ) -> None:
+        self.name, self.label, self.factory = name, label, factory
+        self._kind, self._upon = kind, upon
+        self.__doc__ = inspect.getdoc(factory)
+        signature = inspect.signature(factory)
+        self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[upon:])
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> C:
+        if args:
+            raise TypeError(f"{self.label} takes its options by name: {self!r}")
+        check_options(self.label, self.factory, options, upon=self._upon)
+        return self._kind(self.name, dict(options), self.label)
+
+    def __repr__(self) -> str:
+        parameters = self.__signature__.replace(return_annotation=inspect.Signature.empty)
+        return f"{self.label}{parameters}"
+
+
+def built_upon(
+    kind: Callable[[str, Mapping[str, Any], str], C],
+    name: str,
+    label: str,
+    factory: Callable[Concatenate[Any, P], Any],
+) -> Named[P, C]:
+    """The entry of a factory whose first parameter is what it builds upon (a model, an objective), and no option."""
+    return Named(kind, name, label, factory, 1)
+
+
+def built_alone(
+    kind: Callable[[str, Mapping[str, Any], str], C], name: str, label: str, factory: Callable[P, Any]
+) -> Named[P, C]:
+    """The entry of a factory that has options only."""
+    return Named(kind, name, label, factory, 0)

@@ -1,0 +1,72 @@
+"""The functions behind a bundle, built again: from the federation that it was exported with, or from what it says itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgefl.config import Federation, load, without_devices
+from edgefl.data.dataset import Dataset
+from edgefl.models.spec import ModelSpec
+from edgefl.setup.model import federation_model, submodel_of
+from edgefl.setup.tiers import completed
+from edgefl.setup.training import program_of
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.errors import ConfigError
+from exporters.bundle.verify import Origin
+from exporters.front.tier import Exchange, Tier
+
+
+def origin_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> Origin:
+    """The functions of the federation's tier of this name; without one, of the units and the program that the manifest
+    lists, with default options. ``model`` is compared with instead of the one that is named.
+
+    ConfigError where the manifest does not say enough, or the federation has no such tier.
+    """
+    settings = federation or _told(manifest)
+    if model:
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": model})})
+    data = manifest.data
+    x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
+    samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
+    spec = federation_model(settings, samples)
+    if federation is None:
+        submodel: Submodel = _units(manifest, spec)
+    else:
+        tiers = completed(without_devices(settings)).tiers
+        if manifest.tier not in tiers:
+            raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
+        submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
+    tier = Tier(manifest.tier, submodel, program_of(settings, submodel))
+    return origin(tier, tier.exchange(manifest.exchange))
+
+
+def origin(tier: Tier, exchange: Exchange) -> Origin:
+    """What the bundle of a tier's exchange is made from."""
+    return Origin(exchange.program, tier.prefix, tier.fetched(exchange), exchange.name)
+
+
+def _told(manifest: Manifest) -> Federation:
+    """The settings that a manifest tells, and defaults."""
+    settings: dict[str, object] = {
+        "model.name": manifest.model,
+        "program.name": manifest.program,
+        "program.batch": manifest.batch,
+    }
+    if len(manifest.phases) == 1:
+        settings["program.steps"] = manifest.phases[0].steps
+    if "lr" in manifest.hyper:
+        settings["program.lr"] = manifest.hyper["lr"]
+    return load(None, settings)
+
+
+def _units(manifest: Manifest, spec: ModelSpec) -> OutputSide:
+    if manifest.suffix[0] == f"{manifest.tier}/submodel":
+        raise ConfigError(
+            f"tier {manifest.tier!r} holds a part of its own of the model, which the bundle does not describe: name the "
+            "federation file that it was exported with",
+            tier=manifest.tier,
+        )
+    groups = tuple(chunk.units for chunk in manifest.prefix)
+    return OutputSide(spec, sum(map(len, groups)), groups)

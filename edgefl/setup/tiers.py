@@ -1,0 +1,37 @@
+"""The tiers of a federation on one machine, filled in where its file says nothing, and the devices of each."""
+
+from __future__ import annotations
+
+from edgefl.config import Federation, TierTable, parse
+from edgefl.submodels.output_side.submodel import TIERS
+from edgefl.wire.errors import ConfigError
+
+
+def completed(federation: Federation, per_tier: int = 2) -> Federation:
+    """Fill in what one machine implies: the model's own tiers, devices per tier, waiting for all of them."""
+    tiers = dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
+    by_memory = any(table.memory_bytes for table in tiers.values())
+    tiers = {
+        name: table if by_memory else table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
+        for name, table in tiers.items()
+    }
+    if sum(table.count for table in tiers.values()) == 0:
+        raise ConfigError(
+            "no tier has a count: say in [tiers.NAME] how many devices `edgefl run` is to start"
+        )
+    tables = federation.model_dump() | {"tiers": {name: table.model_dump() for name, table in tiers.items()}}
+    if "min_devices" not in federation.round.model_fields_set:
+        tables["round"]["min_devices"] = sum(table.count for table in tiers.values())
+    return parse(tables, source="the federation")
+
+
+def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
+    presets = TIERS.get(model)
+    if presets is None:
+        return {"strong": TierTable(count=count)}
+    return {name: TierTable(cut=tier.cut, chunks=tier.chunks, count=count) for name, tier in presets.items()}
+
+
+def device_names(federation: Federation) -> list[str]:
+    """``strong-0``, ``strong-1``, ``weak-0``, ..."""
+    return [f"{tier}-{number}" for tier, table in federation.tiers.items() for number in range(table.count)]

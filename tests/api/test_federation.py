@@ -1,0 +1,96 @@
+"""A federation as objects and as text: the same thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import edgefl
+from edgefl.config.text import dump
+from edgefl.data.dataset import Dataset
+from edgefl.setup.data import open_data
+from edgefl.setup.model import federation_model
+from edgefl.setup.training import tiers_of
+from edgefl.wire.errors import ConfigError, DataError
+
+
+def own_model() -> nn.Module:
+    """A factory at the top level of a file, as other processes load it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
+    made = edgefl.federation(
+        "mlp",
+        rounds=3,
+        seed=7,
+        tiers={
+            "strong": edgefl.Tier(count=2),
+            "weak": edgefl.Tier(submodel=edgefl.OutputSide(cut=1), memory_budget="60%"),
+            "rare": edgefl.Tier(submodel=edgefl.Importance(gamma=0.25, min_keep=4), engine="executorch"),
+        },
+        program=edgefl.FedProx(mu=0.1, lr=0.05).personal(0.01),
+        codec=edgefl.FedPAQ(bits=3),
+        optimizer=edgefl.FedAdam(lr=0.02),
+        data="digits",
+        round=edgefl.Round(min_reports=2),
+    )
+    path = tmp_path / "federation.toml"
+    path.write_text(dump(made))
+
+    assert edgefl.load_federation(path) == made
+    assert made.tiers["weak"].cut == 1
+    assert (made.tiers["rare"].gamma, made.tiers["rare"].options) == (0.25, {"min_keep": 4})
+    assert (made.program.arguments["mu"], made.program.personal) == (0.1, 0.01)
+    assert (made.codec.options, made.optimizer.name) == ({"bits": 3}, "fedadam")
+    assert "min_devices" not in made.round.model_fields_set  # the lab fills it in
+
+
+def test_a_model_of_your_own_is_found_by_other_processes_in_its_file() -> None:
+    made = edgefl.federation(own_model, data="digits", tiers={"whole": edgefl.Tier()})
+
+    assert made.model.name == f"{Path(__file__).resolve()}:own_model"
+    spec = federation_model(made, open_data(made))
+    assert tiers_of(made, spec)["whole"].submodel.spec.units == ("0", "1")
+    with pytest.raises(ConfigError, match="a function at the top level of a file"):
+        edgefl.federation(lambda: nn.Linear(1, 1))
+
+
+def test_data_of_your_own_are_a_file_of_four_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (20, 8, 8), dtype=np.uint8), np.arange(20) % 4
+    data = edgefl.Dataset.of(x, y, x[:5], y[:5], name="mine")
+    path = data.save(tmp_path / "mine.npz")
+    opened = open_data(edgefl.federation(data=path))
+
+    assert (opened.name, opened.shape, opened.classes) == ("mine", (1, 8, 8), 4)
+    assert abs(float(opened.floats(opened.train_x).mean())) < 1e-4
+    np.savez(tmp_path / "plain.npz", train_x=x, train_y=y, test_x=x, test_y=y)
+    assert Dataset.load(tmp_path / "plain.npz").classes == 4
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"train_x": np.zeros((2, 4, 4), np.uint8)}, "has no array 'train_y'"),
+        (
+            {name: np.zeros((2, 4, 4), np.float32) for name in ("train_x", "train_y", "test_x", "test_y")},
+            "labels are whole numbers",
+        ),
+    ],
+    ids=["incomplete", "wrong types"],
+)
+def test_a_file_that_is_no_dataset_says_what_is_missing(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "wrong.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=message):
+        Dataset.load(tmp_path / "wrong.npz")
+
+
+def test_the_files_own_name_and_its_key_go_together() -> None:
+    with pytest.raises(ConfigError, match="set the key file"):
+        edgefl.load_federation(None, {"data.name": "file"})

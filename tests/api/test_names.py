@@ -1,0 +1,83 @@
+"""The names that `import edgefl` gives: whole, in step with the catalogs, and light where torch is not needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgefl
+from edgefl.api import choices
+from edgefl.codecs.catalog import CODECS
+from edgefl.contract.choice import Named
+from edgefl.optimizers.catalog import OPTIMIZERS
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.submodels.catalog import KINDS
+from edgefl.wire.errors import ConfigError
+
+BOTH = "fedbat"
+"""A codec that belongs to the program of its name: as an object there is the program."""
+
+
+def test_every_public_name_is_there_and_listed_for_type_checkers() -> None:
+    tree = ast.parse(Path(edgefl.__file__).read_text(encoding="utf-8"))
+    typed = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.startswith(("edgefl", "exporters", "device", "server"))
+        for alias in node.names
+    }
+    assert typed == set(edgefl.__all__)
+    assert all(getattr(edgefl, name) is not None for name in edgefl.__all__)
+    assert edgefl.__version__.count(".") >= 1
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = edgefl.nothing
+
+
+def test_the_objects_are_the_catalogs_and_take_the_options_of_their_factories() -> None:
+    named = [thing for thing in vars(choices).values() if isinstance(thing, Named)]
+    factories = {
+        **PROGRAMS,
+        **KINDS,
+        **OPTIMIZERS,
+        **{name: each for name, each in CODECS.items() if name != BOTH},
+    }
+
+    assert {each.name: each.factory for each in named} == factories
+    assert {each.label for each in named} <= set(edgefl.__all__)
+
+
+def test_a_choice_is_plain_data_that_reads_as_it_was_written() -> None:
+    choice = edgefl.FedBAT(rho=6.0)
+
+    assert repr(choice) == "FedBAT(rho=6.0)"
+    assert (choice.name, dict(choice.options)) == ("fedbat", {"rho": 6.0})
+    assert choice == edgefl.FedBAT(rho=6.0) != edgefl.FedBAT(rho=5.0)
+    assert edgefl.SGD(lr=0.1).personal(0.01).options == {"lr": 0.1, "personal": 0.01}
+
+
+def test_a_wrong_option_is_told_with_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"OutputSide has no option 'cuts'; it takes cut, chunks"):
+        edgefl.OutputSide(cuts=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"option 'cut' of OutputSide is 'x'"):
+        edgefl.OutputSide(cut="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="by name"):
+        edgefl.OutputSide(3)  # type: ignore[misc]
+
+
+def test_the_device_half_is_there_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "import edgefl\n"
+        "edgefl.Agent, edgefl.train_round, edgefl.Bundle, edgefl.EdgeflError\n"
+        "print(sorted({'onnx', 'pydantic', 'sqlalchemy', 'typer'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
