@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from device_runtime.engine.executorch.build import build_engine
+    from device_runtime.personal.personalize import Wanted as Adaptation
     from device_runtime.round.runner import RoundResult
     from edgefl.api.adapt import adapt
     from edgefl.api.analysis import heterogeneity, personalize, reproduce
@@ -185,6 +186,7 @@ _RENAMED = {
     "Downlink": "edgefl.config.tables:DownlinkTable",
     "Formats": "edgefl.config.tables:ExportTable",
     "Round": "edgefl.config.tables:RoundTable",
+    "Adaptation": "device_runtime.personal.personalize:Wanted",
     "build_engine": "device_runtime.engine.executorch.build:build_engine",
     "catalog": "edgefl.facts:shipped",
     "serve_broker": "server.broker:run_amqtt",
@@ -193,6 +195,7 @@ _RENAMED = {
 _FROM = {name: f"{place}:{name}" for place, names in _PLACES.items() for name in names} | _RENAMED
 
 __all__ = [
+    "Adaptation",
     "FAFED",
     "SGD",
     "STEM",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.data.samples import LocalData
-from device_runtime.data.support import checked_protocol
 from device_runtime.engine.select import open_engine
 from device_runtime.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
 from device_runtime.personal.visitor import Guest, job_of
@@ -70,13 +69,8 @@ def announced(
 def adapt(
     model: Model,
     data: LocalData,
+    wanted: Wanted = Wanted(),
     *,
-    test: LocalData | None = None,
-    protocol: str = "train_support",
-    steps: int = 1,
-    curve: tuple[int, ...] = (),
-    alpha: float | None = None,
-    seed: int = 0,
     engine: str = "onnx",
     threads: int = 1,
 ) -> tuple[Adapted, Arrays]:
@@ -86,23 +80,15 @@ def adapt(
     Args:
         model: of :func:`of_files` or :func:`announced`.
         data: the samples of this device (:func:`device_runtime.data.samples.load`).
-        test: samples that judge; without them a part of ``data`` is held out.
-        protocol: ``train_support``, ``split_test`` or ``paper_literal``.
-        steps: to take.
-        curve: numbers of steps after which it is judged too.
-        alpha: size of a step; by default the round's own.
-        seed: decides the split, the batches and noise.
+        wanted: how: protocol, steps, step size, samples that judge, seed.
         engine: runtime of the graphs.
         threads: of the engine.
 
     Raises:
-        ConfigError: for a protocol or a number that cannot be used.
+        ConfigError: if the engine is not installed.
         BundleError: if the bundle has no graph that personalizes.
         DataError: if the data do not fit the model.
     """
-    wanted = Wanted(
-        protocol=checked_protocol(protocol), steps=steps, curve=curve, alpha=alpha, seed=seed, test=test
-    )
     made = Personalizer(
         engine=open_engine(engine, threads), manifest=model.manifest, blobs=model.blobs, folder=model.folder
     )

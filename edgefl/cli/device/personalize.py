@@ -77,29 +77,27 @@ def personalize(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     from device_runtime.data import samples as local_data
-    from device_runtime.personal.personalize import CURVE
+    from device_runtime.data.support import checked_protocol
+    from device_runtime.personal.personalize import CURVE, Wanted
     from edgefl.api.adapt import adapt
     from edgefl.wire import tensors
 
-    local, judging = local_data.load(data), _judging(data, test_data)
+    local = local_data.load(data)
+    wanted = Wanted(
+        protocol=checked_protocol(protocol.value),
+        steps=steps,
+        curve=CURVE if curve else (),
+        alpha=alpha,
+        seed=seed,
+        test=_judging(data, test_data),
+    )
     opened = (
         _files(bundle, weights, store)
         if bundle or weights
         else _visited(federation, device_id, tier, broker, ca_file, store, server_key, limit or [], engine)
     )
     with opened as model:
-        report, adapted = adapt(
-            model,
-            local,
-            test=judging,
-            protocol=protocol.value,
-            steps=steps,
-            curve=CURVE if curve else (),
-            alpha=alpha,
-            seed=seed,
-            engine=engine.value,
-            threads=threads,
-        )
+        report, adapted = adapt(model, local, wanted, engine=engine.value, threads=threads)
     if out is not None:
         _write(out, tensors.dump(adapted))
     if as_json:
