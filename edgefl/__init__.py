@@ -195,13 +195,13 @@ _RENAMED = {
 _FROM = {name: f"{place}:{name}" for place, names in _PLACES.items() for name in names} | _RENAMED
 
 __all__ = [
-    "Adaptation",
     "FAFED",
     "SGD",
     "STEM",
     "SWAT",
     "TCBGD",
     "AdamW",
+    "Adaptation",
     "Agent",
     "Aggregate",
     "BFloat16",

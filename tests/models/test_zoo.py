@@ -196,7 +196,7 @@ FAULTS = {
     "misfit_tail": "cannot trace Misfit .* RuntimeError: .*"
     + _line("return self.head(self.features(x).mean(3)"),
     "demanding": "missing 1 required .*'width'.*" + _line("def demanding"),
-    "number": "number is no function",
+    "number": "has no function .number.",
 }
 
 
