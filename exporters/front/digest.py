@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
-import edgefl
-import exporters
 from edgefl.contract.program import Program
 from edgefl.system.digests import digest_of
 from edgefl.wire.bundle.manifest import DataSpec
@@ -72,21 +70,26 @@ def _plain(program: Program) -> dict[str, object]:
     }
 
 
+PACKAGES = ("edgefl", "exporters")
+"""Whose source has a say in a bundle."""
+
+
 @cache
 def source_digest() -> str:
     """Of our own source: a tree that was edited compiles anew, whatever its version says."""
     total = hashlib.sha256()
-    for package in (edgefl, exporters):
+    for package in PACKAGES:
         for name, source in _sources(package):
             total.update(f"{name}\n{hashlib.sha256(source).hexdigest()}\n".encode())
     return total.hexdigest()
 
 
-def _sources(package: ModuleType) -> list[tuple[str, bytes]]:
-    assert package.__file__ is not None
-    folder = Path(package.__file__).parent
+def _sources(package: str) -> list[tuple[str, bytes]]:
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
     return sorted(
-        (f"{package.__name__}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        (f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes())
         for path in folder.rglob("*.py")
     )
 

@@ -142,7 +142,7 @@ def test_an_edited_source_tree_misses_without_a_new_version(
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "rule.py").write_text("A = 1\n")
-    monkeypatch.setattr(exporters, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(exporters.__spec__, "origin", str(package / "__init__.py"))
 
     def now() -> str:
         source_digest.cache_clear()
