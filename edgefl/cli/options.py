@@ -66,9 +66,9 @@ def parse_limits(entries: list[str]) -> Limits:
         raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
 
 
-def parse_bytes(text: str) -> int:
-    """``64MiB`` or ``64M`` -> 67108864; ConfigError for what is no size."""
+def parse_bytes(text: str, option: str) -> int:
+    """``64MiB`` or ``64M`` -> 67108864; ConfigError that names ``option`` for what is no size, and for a bare number."""
     try:
         return parse_size(text)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{option}: {error}", option=option) from error

@@ -1,7 +1,8 @@
 """Sizes in bytes as people write them, in one grammar, and as they are shown to people.
 
-A size is a number and a unit, with or without a space, in any case: ``67108864``, ``64M``, ``64 MiB``, ``1.5GB``. K, M and G
-are KiB, MiB and GiB (powers of 1024); KB, MB and GB are powers of 1000.
+A size is a number and a unit, with or without a space, in any case: ``67108864B``, ``64M``, ``64 MiB``, ``1.5GB``. K, M and
+G are KiB, MiB and GiB (powers of 1024); KB, MB and GB are powers of 1000. A number alone is refused: most people who write
+64 mean MiB.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import re
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-_UNITS = {"": 1, "B": 1, "K": KIB, "KIB": KIB, "KB": 10**3, "M": MIB, "MIB": MIB, "MB": 10**6}
+_UNITS = {"B": 1, "K": KIB, "KIB": KIB, "KB": 10**3, "M": MIB, "MIB": MIB, "MB": 10**6}
 _UNITS |= {"G": GIB, "GIB": GIB, "GB": 10**9}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMG]I?B?|B|)", re.IGNORECASE | re.ASCII)
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%", re.ASCII)
 _MOST = 2**60
+_BUDGET = "a memory budget is a size such as 48MiB or a share such as 50%"
 
 
 def parse_size(text: str) -> int:
-    """Bytes, rounded down; ValueError for what is no size, and for more than 2^60."""
+    """Bytes, rounded down; ValueError for what is no size, for one without a unit, and for more than 2^60."""
     match = _SIZE.fullmatch(text.strip())
+    if match and not match[2]:
+        raise ValueError(f"{text!r} has no unit; write {match[1]}MiB, or {match[1]}B for bytes")
     count = float(match[1]) * _UNITS[match[2].upper()] if match else math.inf
     if count > _MOST:
         raise ValueError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
@@ -32,10 +36,10 @@ def parse_budget(text: str) -> tuple[float, bool]:
     share = _SHARE.fullmatch(text.strip())
     try:
         amount = float(share[1]) / 100 if share else float(parse_size(text))
-    except ValueError:
-        amount = 0.0
+    except ValueError as error:
+        raise ValueError(f"{error}; {_BUDGET}") from error
     if amount <= 0:
-        raise ValueError("a memory budget is a size such as 48MiB or a share such as 50%")
+        raise ValueError(f"{text!r} is nothing; {_BUDGET}")
     return amount, share is not None
 
 

@@ -56,11 +56,11 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``"48MiB"``, ``"100 MB"``, ``"50%"`` or plain bytes. Raises ConfigError for anything else."""
+        """``"48MiB"``, ``"100 MB"`` or ``"50%"``. Raises ConfigError for anything else."""
         try:
             amount, relative = parse_budget(text)
         except ValueError as error:
-            raise ConfigError(f"{error}, found {text!r}", found=text) from error
+            raise ConfigError(str(error), found=text) from error
         return cls(amount, relative)
 
     def of(self, captured: Captured) -> int:

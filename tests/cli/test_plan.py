@@ -217,7 +217,7 @@ def test_a_hello_tells_memory_and_samples(tmp_path: Path, form: str) -> None:
     file = tmp_path / "hello"
     file.write_bytes(encode(hello) if form == "msgpack" else msgspec.json.encode(hello))
 
-    assert read_hello(file) == Wishes(memory=1 << 26, samples=120)
+    assert read_hello(file) == Wishes(memory=f"{1 << 26}B", samples=120)
 
 
 def test_a_file_that_is_no_hello_is_told(tmp_path: Path) -> None:

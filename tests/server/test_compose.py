@@ -306,7 +306,7 @@ def test_a_memory_budget_that_is_none_is_told_when_the_file_is_read(text: str) -
         federation(tiers={"weak": {"memory_budget": text}})
 
 
-@pytest.mark.parametrize("text", ["", "64MiB", "60 %", "1.5 gb", "1000"])
+@pytest.mark.parametrize("text", ["", "64MiB", "60 %", "1.5 gb", "1000B"])
 def test_a_federation_file_takes_what_the_exporter_takes(text: str) -> None:
     table = federation(tiers={"weak": {"memory_budget": text}}).tiers["weak"]
 

@@ -95,7 +95,7 @@ def device(
         folder=str(store or default_folder(federation, device_id)),
         tier=tier,
         server_key=checked_key(server_key),
-        memory_bytes=parse_bytes(memory) if memory else 0,
+        memory_bytes=parse_bytes(memory, "--memory") if memory else 0,
         until_done=until_done,
         limits=parse_limits(limit or []),
         engine=engine.value,

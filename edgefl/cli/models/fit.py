@@ -102,7 +102,7 @@ def read_hello(path: Path) -> Wishes:
         raise ConfigError(f"there is no hello message {path}") from error
     except (*MALFORMED, ProtocolError) as error:
         raise ConfigError(f"{path} is no hello message of a device: {error}") from error
-    return Wishes(memory=hello.memory_bytes, samples=hello.samples)
+    return Wishes(memory=f"{hello.memory_bytes}B", samples=hello.samples)
 
 
 def planned(

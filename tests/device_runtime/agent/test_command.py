@@ -13,7 +13,7 @@ from edgefl.wire.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("12", 12),
+        ("12B", 12),
         ("64M", 64 << 20),
         ("64K", 64 << 10),
         ("1g", 1 << 30),
@@ -23,13 +23,18 @@ from edgefl.wire.errors import ConfigError
     ],
 )
 def test_sizes_as_people_write_them(text: str, expected: int) -> None:
-    assert parse_bytes(text) == expected
+    assert parse_bytes(text, "--memory") == expected
 
 
 @pytest.mark.parametrize("text", ["inf", "-inf", "nan", "-1", "-2MiB", "1e400", "", "MB", "5X", "1e99GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a size"):
-        parse_bytes(text)
+    with pytest.raises(ConfigError, match=r"--memory: .* is not a size"):
+        parse_bytes(text, "--memory")
+
+
+def test_a_number_without_a_unit_is_no_memory() -> None:
+    with pytest.raises(ConfigError, match="--memory: '64' has no unit; write 64MiB, or 64B for bytes"):
+        parse_bytes("64", "--memory")
 
 
 def test_two_federations_of_one_device_have_two_stores() -> None:
