@@ -14,6 +14,9 @@ from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
 from edgefl.wire.tensors import Array
 
+_SCANNED = 1 << 20
+"""Values that are looked at together."""
+
 
 @dataclass(frozen=True)
 class LabelSpec:
@@ -136,7 +139,8 @@ class FittedData:
 
 def load(path: Path) -> LocalData:
     """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx
-    files, or a folder with one sub-folder of .npy samples per class. DataError if there is none of these.
+    files, or a folder with one sub-folder of .npy samples per class. DataError if there is none of these, or if a value is
+    NaN or infinite.
     """
     try:
         data = _load(path)
@@ -152,7 +156,35 @@ def load(path: Path) -> LocalData:
         raise DataError(
             f"{path} has {len(data.x)} samples and {len(data.y)} labels: it needs as many, and at least one"
         )
+    _check_finite("x", data.x, data.source)
+    _check_finite("y", data.y, data.source)
     return data
+
+
+def _check_finite(name: str, array: Array, source: str) -> None:
+    """DataError where values are NaN or infinite: a loss would show them as training that diverged."""
+    if array.dtype.kind != "f":
+        return
+    wrong = {"NaN": 0, "infinite": 0}
+    first = None
+    rows = max(
+        1, _SCANNED * len(array) // max(1, array.size)
+    )  # a file that is mapped may be larger than memory
+    for start in range(0, len(array), rows):
+        block = array[start : start + rows]
+        finite = np.isfinite(block)
+        if finite.all():
+            continue
+        nan = int(np.isnan(block).sum())
+        wrong["NaN"] += nan
+        wrong["infinite"] += finite.size - int(finite.sum()) - nan
+        if first is None:
+            first = start + int(np.argmin(finite.reshape(len(block), -1).all(axis=1)))
+    if first is not None:
+        count, kinds = sum(wrong.values()), " or ".join(kind for kind in wrong if wrong[kind])
+        values = f"1 value of {name} is" if count == 1 else f"{count} values of {name} are"
+        text = f"{source}: {values} {kinds}, first at row {first}: repair or remove such rows (rows count from 0)"
+        raise DataError(text, count=count, row=first)
 
 
 def _load(path: Path) -> LocalData:

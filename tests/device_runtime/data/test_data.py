@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_runtime.data.samples import LabelSpec, load
+from device_runtime.data import samples
+from device_runtime.data.samples import LabelSpec, LocalData, load
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
@@ -293,4 +294,34 @@ def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) 
     assert kept.dtype == np.float32
     targets[1, 1] = np.nan
     with pytest.raises(DataError, match="the model takes finite numbers"):
-        load(npz(tmp_path / "e.npz", x=X, y=targets)).fitted(SPEC, spec)
+        LocalData(X, targets, "memory").fitted(SPEC, spec)
+    with pytest.raises(DataError, match=r"e\.npz: 1 value of y is NaN, first at row 1"):
+        load(npz(tmp_path / "e.npz", x=X, y=targets))
+
+
+@pytest.mark.parametrize("scanned", [1, 1 << 20])
+@pytest.mark.parametrize("form", ["npz", "npy"])
+def test_values_that_are_not_finite_are_counted_and_the_first_row_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, scanned: int
+) -> None:
+    monkeypatch.setattr(samples, "_SCANNED", scanned)
+    x = np.zeros((40, 2, 3), np.float32)
+    x[17, 1, 2] = x[17, 0, 0] = x[30, 0, 0] = np.nan
+    y = np.zeros(40, np.int64)
+
+    def at(x: Array) -> Path:
+        if form == "npz":
+            return npz(tmp_path / "data.npz", x=x, y=y)
+        np.save(tmp_path / "x.npy", x)
+        np.save(tmp_path / "y.npy", y)
+        return tmp_path
+
+    with pytest.raises(DataError, match="3 values of x are NaN, first at row 17: repair or remove") as caught:
+        load(at(x))
+    assert (caught.value.details["count"], caught.value.details["row"]) == (3, 17)
+    assert caught.value.message.startswith(str(tmp_path))
+
+    x[3, 0, 0] = -np.inf
+    with pytest.raises(DataError, match="4 values of x are NaN or infinite, first at row 3"):
+        load(at(x))
+    assert len(load(at(np.nan_to_num(x)))) == 40
