@@ -24,6 +24,7 @@ from amqtt.errors import AMQTTError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
+from edgefl.system.files import write_text
 from edgefl.wire.errors import BrokerError
 
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
@@ -212,7 +213,6 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[
             "broker with --kind amqtt"
         )
     check_port(host, port)
-    folder.mkdir(parents=True, exist_ok=True)
     lines = [
         f"listener {port} {host}",
         "allow_anonymous true",
@@ -223,7 +223,7 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[
     if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
         lines.append("user root")
     config = folder / "mosquitto.conf"
-    config.write_text("\n".join(lines) + "\n")
+    write_text(config, "\n".join(lines) + "\n")
     return [program, "-c", str(config)]
 
 

@@ -45,7 +45,10 @@ def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
 
 
 class Outbox:
-    """One thread that empties the store's outbox, oldest first. ``settled`` is told each final word."""
+    """One thread that empties the store's outbox, oldest first.
+
+    ``settled`` is told each final word, ``troubled`` once what the store says while it cannot be read or written.
+    """
 
     def __init__(
         self,
@@ -54,12 +57,15 @@ class Outbox:
         store: Store,
         limits: Limits,
         settled: Callable[[Outgoing, Ack], None],
+        troubled: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._session = session
         self._topics = topics
         self._store = store
         self._limits = limits
         self._settled = settled
+        self._troubled = troubled
+        self._trouble = ""
         self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
         self._work = threading.Event()
         self._stopping = threading.Event()
@@ -94,10 +100,13 @@ class Outbox:
                 outgoing = self._store.outgoing() if self._session.connected else None
                 if outgoing is not None:
                     self._send_until_settled(outgoing)
+                    self._trouble = ""
                     continue
-            except (
-                StoreError
-            ):  # a full disk: the update waits, and with it the server's word is asked for again
+            except StoreError as error:
+                # A full disk: the update waits, and with it the server's word is asked for again.
+                if error.message != self._trouble:
+                    self._trouble = error.message
+                    self._troubled(error.message)
                 self._stopping.wait(self._limits.retry_pause_s)
                 continue
             self._work.wait(timeout=1.0)

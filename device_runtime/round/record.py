@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import IO
 import msgspec
 import numpy as np
 
+from edgefl.system.sizes import size
 from edgefl.wire.errors import StaleRecordError, StoreError
 from edgefl.wire.tensors import Array
 
@@ -67,7 +69,7 @@ class Record:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
             raise StoreError(
-                f"no room for a record of {meta.nbytes} bytes in {path.parent} ({error.strerror}): "
+                f"no room for a record of {size(meta.nbytes)} in {path.parent} ({error.strerror}): "
                 "free some space, or put the store elsewhere",
                 needed=meta.nbytes,
                 folder=str(path.parent),
@@ -96,16 +98,28 @@ class Record:
         return self._meta.shape
 
     def write(self, start: int, rows: Array) -> None:
-        """``rows`` (n, *shape[1:]) as the record's rows from ``start`` on."""
-        self._file.seek(start * self._meta.row_bytes)
+        """``rows`` (n, *shape[1:]) as the record's rows from ``start`` on. StoreError if the disk does not take them."""
         rest = _bytes_of(np.ascontiguousarray(rows, self._meta.dtype))
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        with self._writing():
+            self._file.seek(start * self._meta.row_bytes)
+            while rest:
+                rest = rest[self._file.write(rest) :]
 
     def seal(self) -> None:
-        """Flush the rows, then the tag that makes them valid."""
-        os.fsync(self._file.fileno())
-        _meta_path(self.path).write_bytes(msgspec.msgpack.encode(self._meta))
+        """Flush the rows, then the tag that makes them valid. StoreError if the disk does not take them."""
+        with self._writing():
+            os.fsync(self._file.fileno())
+            _meta_path(self.path).write_bytes(msgspec.msgpack.encode(self._meta))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"the record {self.path} cannot be written ({error.strerror}): free some space, or put the store elsewhere",
+                path=str(self.path),
+            ) from error
 
     def rows(self, indices: Array, version: str) -> Array:
         """Copies of the rows at ``indices``, if the record is of model ``version``."""

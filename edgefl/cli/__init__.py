@@ -49,7 +49,7 @@ def main() -> None:
     except EdgeflError as error:
         _fail(error.message, error.exit_code)
     except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        _fail(_told(error))
     except ModuleNotFoundError as error:
         extra = (
             "secure" if error.name == "cryptography" else "server" if error.name in _SERVER_MODULES else ""
@@ -57,6 +57,14 @@ def main() -> None:
         if not extra:
             raise
         _fail(f"this command needs {error.name}: pip install 'edgefl[{extra}]'")
+
+
+def _told(error: OSError) -> str:
+    """The file, what is wrong with it, and what to do."""
+    from edgefl.system.files import remedy
+
+    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    return f"{text}; {remedy(error)}".removesuffix("; ")
 
 
 def _run(arguments: list[str]) -> None:

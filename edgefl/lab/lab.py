@@ -17,6 +17,7 @@ from edgefl.config.text import dump
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
 from edgefl.setup.tiers import device_names
+from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Lab:
             target = self.folder / "devices" / name / "data.npz"
             if not target.exists():
                 write_client(target, dataset.train_x[rows], dataset.train_y[rows])
-        path.write_text(wanted)
+        write_text(path, wanted)
 
     def start(self) -> None:
         """Start broker, server and devices. They find each other in any order."""

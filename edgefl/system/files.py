@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,27 @@ from typing import BinaryIO
 
 PARTIAL = ".partial"
 """How the name of a file ends that is not whole yet."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OF_DISKS = {*_NO_ROOM, errno.EROFS, errno.EIO}
+_OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What a disk refuses inside names ``path``: a write to an open file fails without saying which."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_DISKS:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+def remedy(error: OSError) -> str:
+    """What to do about an error of the file system; empty where nothing general helps."""
+    if error.errno in _NO_ROOM:
+        return "free some space there, or name another folder"
+    return "look at its owner and permissions, or name another place" if error.errno in _OF_RIGHTS else ""
 
 
 @contextmanager
@@ -18,17 +40,18 @@ def replacing(path: Path, *, durable: bool = False, shared: bool = False) -> Ite
     """A file beside ``path`` to write to, which takes its place where the block ends without an error.
 
     ``durable``: its bytes are on disk before it does. ``shared``: several processes may write the same path at once; the
-    last one stays. The folder must exist; OSError if the file cannot be written.
+    last one stays. The folder must exist; an OSError names the file.
     """
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     partial = path.with_name(path.name + own + PARTIAL)
     try:
-        with partial.open("wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(path)
+        with naming(path):
+            with partial.open("wb") as file:
+                yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -38,3 +61,9 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, shared: bool 
     """Replace the content of ``path`` by ``data``, whole or not at all; see :func:`replacing`."""
     with replacing(path, durable=durable, shared=shared) as file:
         file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of ``path`` by ``text`` in UTF-8; its folder is made if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.encode())

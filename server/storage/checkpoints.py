@@ -62,5 +62,8 @@ def store(path: Path, data: bytes) -> str:
     try:
         write_whole(path, data, durable=True)
     except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error}); free some space", path=str(path)) from error
+        reason = error.strerror or str(error)
+        raise StoreError(
+            f"{path} cannot be written ({reason}): free some space, or choose another folder", path=str(path)
+        ) from error
     return hashlib.sha256(data).hexdigest()

@@ -81,8 +81,10 @@ class Journal:
         try:
             yield
         except sa.exc.SQLAlchemyError as error:
+            # The driver's own words: SQLAlchemy adds the statement and all its values.
+            reason = getattr(error, "orig", None) or error
             raise StoreError(
-                f"the journal at {self._engine.url!s} failed: {error}; free some space or choose another folder",
+                f"the journal at {self._engine.url!s} failed: {reason}; free some space or choose another folder",
                 url=str(self._engine.url),
             ) from error
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from edgefl.system.files import replacing, write_whole
+from edgefl.system.files import remedy, replacing, write_text, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -55,6 +56,29 @@ def test_bytes_are_on_disk_before_a_durable_file_takes_its_place(
     write_whole(path, b"newer")
 
     assert synced == [b"old"]
+
+
+def test_a_full_disk_is_told_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    (tmp_path / "a.bin.partial").symlink_to("/dev/full")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_whole(path, b"new")
+
+    assert caught.value.filename == str(path) and caught.value.errno == errno.ENOSPC
+    assert remedy(caught.value) == "free some space there, or name another folder"
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_not_the_disk_s_fault_names_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError) as caught, replacing(tmp_path / "a.bin"):
+        raise ConnectionResetError(errno.ECONNRESET, "reset by peer")
+    assert caught.value.filename is None and remedy(caught.value) == ""
+
+
+def test_text_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> None:
+    write_text(tmp_path / "new" / "page.html", "naïve")
+    assert (tmp_path / "new" / "page.html").read_bytes() == "naïve".encode()
 
 
 def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edgefl.system.files import naming
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.archive import Bundle
@@ -31,9 +32,10 @@ class BundleFolder:
     def unpacked(cls, bundle: Bundle, path: Path) -> BundleFolder:
         """``bundle`` written into ``path``."""
         folder = cls(path)
-        for sha256, data in bundle.blobs.items():
-            (path / sha256).write_bytes(data)
-        (path / _MANIFEST).write_bytes(bundle.encoded)
+        with naming(path):
+            for sha256, data in bundle.blobs.items():
+                (path / sha256).write_bytes(data)
+            (path / _MANIFEST).write_bytes(bundle.encoded)
         return folder
 
     @property
@@ -57,7 +59,8 @@ class BundleFolder:
 
     def add(self, data: bytes) -> BlobRef:
         ref = describe(data, Limits().chunk_bytes)
-        (self.path / ref.sha256).write_bytes(data)
+        with naming(self.path):
+            (self.path / ref.sha256).write_bytes(data)
         return ref
 
     def nodes(self, manifest: Manifest, graph: str) -> dict[str, Node]:

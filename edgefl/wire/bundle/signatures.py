@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgefl.system.files import naming
 from edgefl.wire.errors import BundleError, ConfigError
 
 if TYPE_CHECKING:
@@ -80,5 +81,6 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 def _write_new_key(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with naming(path), os.fdopen(opened, "w") as file:
         file.write(os.urandom(KEY_BYTES).hex() + "\n")

@@ -77,7 +77,10 @@ class Device:
     def _open(self, session: Session) -> None:
         self.session = session
         self.store = Store(self.folder, limit_bytes=1 << 20, history_rounds=5)
-        self.outbox = Outbox(session, self.topics.device("phone"), self.store, self.limits, self._settle)
+        self.troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.outbox = Outbox(
+            session, self.topics.device("phone"), self.store, self.limits, self._settle, self.troubles.put
+        )
         session.subscribe([self.topics.device("phone").acks])
         self.outbox.start()
 
@@ -258,17 +261,16 @@ def test_an_update_survives_the_agent(
 def test_a_store_that_cannot_be_written_delays_the_outbox_and_does_not_end_it(
     server: Server, device: Device
 ) -> None:
-    device.faults.append(StoreError("disk full"))
+    device.faults += [StoreError("disk full"), StoreError("disk full")]
     device.add("n1")
-    server.copy()
-    server.ack("n1")
-    device.hear()
-
-    server.copy()
-    server.ack("n1")
-    device.hear()
+    for _ in range(3):
+        server.copy()
+        server.ack("n1")
+        device.hear()
 
     assert device.verdict() == ("n1", "accepted")
+    assert device.troubles.get(timeout=PATIENCE_S) == "disk full", "people hear why nothing is sent"
+    assert device.troubles.empty(), "and once"
 
 
 def test_an_update_computed_while_the_broker_is_away_is_sent_once_it_is_back(

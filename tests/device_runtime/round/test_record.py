@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from device_runtime.round.record import Record
-from edgefl.wire.errors import StaleRecordError
+from edgefl.wire.errors import StaleRecordError, StoreError
 
 ROWS = np.random.default_rng(0).standard_normal((7, 2, 3)).astype(np.float32)
 
@@ -132,9 +133,26 @@ def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path:
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=300
     )
 
-    assert "8388608 bytes" in ended.stdout
+    assert "8.0 MiB" in ended.stdout
     assert str(tmp_path) in ended.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["rows", "tag"])
+def test_a_disk_that_refuses_later_is_told_with_the_path(tmp_path: Path, part: str) -> None:
+    record = Record.create(tmp_path / "r.bin", (2, 3), "float32", "v")
+    if part == "rows":
+        record.close()
+        record._file = FileIO("/dev/full", "r+")
+    else:
+        (tmp_path / "r.meta").symlink_to("/dev/full")
+
+    with pytest.raises(
+        StoreError, match=r"r\.bin cannot be written \(No space left on device\): free some space"
+    ):
+        record.write(0, np.ones((2, 3), np.float32))
+        record.seal()
+    record.close()
 
 
 def test_a_record_without_fallocate_is_written_out_in_full(

@@ -44,6 +44,15 @@ def test_a_checkpoint_that_is_still_needed_stays(tmp_path: Path) -> None:
     }
 
 
+def test_a_full_disk_is_told_with_the_file_and_a_remedy(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    (tmp_path / "checkpoints" / "round-0001.safetensors.partial").symlink_to("/dev/full")
+    with pytest.raises(
+        StoreError, match=r"round-0001\.safetensors cannot be written \(No space left.*free some space"
+    ):
+        checkpoints.save(1, WEIGHTS)
+
+
 def test_a_half_written_file_is_never_taken_for_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, WEIGHTS)
