@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,29 +19,14 @@ from rich.text import Text
 console = Console(emoji=False)
 errors = Console(stderr=True, emoji=False)
 
+_FIRST_S, _PAUSE_S = 0.5, 2.0
+"""Off a terminal: until the first line of progress, and between two of them."""
+
 
 def print_json(value: Any) -> None:
     """One JSON value on one line of standard output, at once."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
-
-
-@contextmanager
-def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """What tells, on standard error, what a command is doing and for how long, beginning with ``first``: in one line that
-    changes, or, where nobody looks on, in a line each."""
-    start = time.monotonic()
-
-    def say(text: str) -> None:
-        timed = f"{time.monotonic() - start:4.0f} s  {text}"
-        if errors.is_terminal:
-            status.update(Text(timed))
-        else:
-            errors.print(timed, markup=False, highlight=False, soft_wrap=True)
-
-    with errors.status("") as status:
-        say(first)
-        yield say
 
 
 def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> None:
@@ -61,6 +47,54 @@ def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
     for row in rows:
         made.add_row(*(escape(human(value)) for value in row.values()))
     return made
+
+
+@contextmanager
+def progress(first: str = "") -> Iterator[Callable[[str], None]]:
+    """What a command is doing and since when, on standard error: one line that changes on a terminal, elsewhere a line now and
+    then.
+
+    What is yielded takes the newest text, as often as there is one. A command that ends at once leaves no line.
+    """
+    start = time.monotonic()
+
+    def timed(text: str) -> str:
+        return f"{time.monotonic() - start:4.0f} s  {text}"
+
+    if errors.is_terminal:
+        with errors.status(Text(timed(first))) as status:
+            yield lambda text: status.update(Text(timed(text)))
+        return
+    lines = _Lines(first, timed)
+    lines.start()
+    try:
+        yield lines.tell
+    finally:
+        lines.stop()
+
+
+class _Lines(threading.Thread):
+    """Prints the newest text now and then, if it is another than before."""
+
+    def __init__(self, first: str, timed: Callable[[str], str]) -> None:
+        super().__init__(name="progress", daemon=True)
+        self._newest = first
+        self._timed = timed
+        self._ended = threading.Event()
+
+    def tell(self, text: str) -> None:
+        self._newest = text
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        told, pause = "", _FIRST_S
+        while not self._ended.wait(pause):
+            if (text := self._newest) != told:
+                errors.print(self._timed(text), markup=False, highlight=False, soft_wrap=True)
+                told, pause = text, _PAUSE_S
 
 
 def human(value: Any) -> str:

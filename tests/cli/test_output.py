@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import dataclass, field
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from edgefl.bench.train_step.rows import StepRow
 from edgefl.cli import output
 from edgefl.cli.bench import measure as bench
 from edgefl.cli.models import verify
+from edgefl.wire.errors import ConfigError
 
 NAME = "somebody.package.models:two"
 OUTPUT = "state.momentum.encoder.layers.11.attention.output.dense.weight"
@@ -78,3 +81,37 @@ def test_no_part_of_a_name_becomes_a_picture(name: str, console: Console) -> Non
         console.print(output.table(name, [{"model": name}], name))
 
     assert capture.get().count(name) == 4
+
+
+def test_off_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_FIRST_S", 0.001)
+    monkeypatch.setattr(output, "_PAUSE_S", 0.001)
+    printed: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(output.errors, "print", lambda text, **_: printed.put(text))
+
+    with output.progress("reading") as tell:
+        texts = [printed.get(timeout=60.0)]
+        for step in range(3):
+            tell(f"graph [{step}]")
+            texts.append(printed.get(timeout=60.0))
+
+    assert [text.split(" s  ")[1] for text in texts] == ["reading", "graph [0]", "graph [1]", "graph [2]"]
+    assert texts[0] == "   0 s  reading" and printed.empty()
+
+
+def test_off_a_terminal_what_ends_at_once_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError), output.progress("reading") as tell:
+        tell("checking")
+        raise ConfigError("no such model")
+
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(output, "errors", Console(file=shown, force_terminal=True, width=80))
+
+    with output.progress() as tell:
+        tell("graph [1]")
+
+    assert "\x1b[" in shown.getvalue() and "graph [1]" in shown.getvalue()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
     from edgefl.analysis.heterogeneity.report import HeterogeneityReport
@@ -64,7 +64,7 @@ def heterogeneity(
     from edgefl.analysis.heterogeneity.report import as_object, reading
     from edgefl.api.analysis import heterogeneity as measured
 
-    with errors.status("") as status:
+    with progress() as tell:
         title, report = measured(
             source,
             weights=weights,
@@ -73,13 +73,12 @@ def heterogeneity(
             devices=devices,
             samples=samples,
             data=data,
-            progress=lambda text: status.update(Text(text)),
+            progress=tell,
         )
     sections = tables.tables(report)
     grouped = tables.groups(report)
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(page(title, report, sections | {"users by their classes": grouped}, _notes(report)))
+        write_text(html, page(title, report, sections | {"users by their classes": grouped}, _notes(report)))
     if as_json:
         print_json({"title": title, **as_object(report)})
         return

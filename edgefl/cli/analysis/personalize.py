@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table
+from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
     from edgefl.analysis.personal.report import PersonalReport
@@ -56,20 +57,20 @@ def personalize(
     from edgefl.analysis.personal.page import page
     from edgefl.api.analysis import personalize as personalized
 
-    found = personalized(
-        folder,
-        protocols=[each.value for each in protocol or Protocol],
-        steps=numbers(steps),
-        headline=headline,
-        alpha=alpha,
-        batch=batch,
-        seed=seed,
-        data=data,
-    )
+    with progress("adapting the model to every user"):
+        found = personalized(
+            folder,
+            protocols=[each.value for each in protocol or Protocol],
+            steps=numbers(steps),
+            headline=headline,
+            alpha=alpha,
+            batch=batch,
+            seed=seed,
+            data=data,
+        )
     made, title = list(found.reports), found.title
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(page(title, made), encoding="utf-8")
+        write_text(html, page(title, made))
     if as_json:
         print_json(
             {

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from edgefl.cli.output import console, errors, human, print_json, print_table
+from edgefl.cli.output import console, human, print_json, print_table, progress
+from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
     from edgefl.analysis.reproduce.report import ReproductionReport
@@ -52,15 +52,8 @@ def reproduce(
         _list(as_json)
         return
     began = time.perf_counter()
-    with errors.status("") as status:
-
-        def progress(text: str) -> None:
-            if errors.is_terminal:
-                status.update(Text(text))
-            else:
-                errors.print(text, markup=False, highlight=False, soft_wrap=True)
-
-        report = run_again(name, steps=steps, quick=quick, progress=progress)
+    with progress() as tell:
+        report = run_again(name, steps=steps, quick=quick, progress=tell)
     files = _written(report, out) if out else []
     conclude(name, report, files, time.perf_counter() - began, as_json=as_json)
 
@@ -89,9 +82,8 @@ def _list(as_json: bool) -> None:
 
 
 def _written(report: ReproductionReport, folder: Path) -> list[str]:
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in report.charts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     return [str(folder / name) for name in report.charts]
 
 

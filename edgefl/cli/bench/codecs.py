@@ -8,9 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.text import Text
 
-from edgefl.cli.output import errors, print_table
+from edgefl.cli.output import errors, print_table, progress
 
 if TYPE_CHECKING:
     from edgefl.bench.aggregate.on_device import OnDeviceRow
@@ -175,10 +174,10 @@ def _measured(
     from edgefl.wire.errors import EdgeflError
 
     rows, failed = [], []
-    with errors.status("") as status:
+    with progress() as tell:
         for codec in codecs:
             try:
-                rows.append(measure(codec, lambda text: status.update(Text(text))))
+                rows.append(measure(codec, tell))
                 errors.print(line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other codecs are worth measuring all the same
                 failed.append(error)

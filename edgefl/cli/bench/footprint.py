@@ -6,9 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from edgefl.cli.output import errors, print_table
+from edgefl.cli.output import errors, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ def footprint(
     from edgefl.bench.footprint.rows import measure
     from edgefl.cli.bench.report import print_rows
 
-    with errors.status("") as status:
+    with progress() as tell:
         rows = measure(
             repeat,
             python or sys.executable,
             flower or sys.executable,
-            lambda text: status.update(Text(text)),
+            tell,
         )
     for row in rows:
         if row.error:

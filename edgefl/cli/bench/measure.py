@@ -8,14 +8,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.text import Text
 
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import programs as bench_programs
 from edgefl.cli.bench.report import print_rows
 from edgefl.cli.options import Engine, model_options
-from edgefl.cli.output import console, errors, print_table
+from edgefl.cli.output import errors, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -118,8 +117,9 @@ def memory(
     from edgefl.bench.memory.rows import engines, measure
 
     rows = []
-    with console.status("training one round per tier and repetition"):
+    with progress() as tell:
         for name in [each.value for each in engine] if engine else engines():
+            tell(f"{name}: training one round per tier and repetition")
             rows += measure(model=model, batch=batch, steps=steps, repeat=repeat, engine=name)
     if as_json:
         print_rows("memory", rows, as_json)
@@ -140,7 +140,7 @@ def round_(
     from edgefl.bench.round_time import measure
 
     kind = ("mosquitto" if shutil.which("mosquitto", path=_PATH) else "amqtt") if broker == "auto" else broker
-    with console.status(f"{rounds} rounds with {devices} devices"):
+    with progress(f"{rounds} rounds with {devices} devices"):
         row = measure(devices=devices, model=model, rounds=rounds, broker=kind)
     print_rows("round", [row], as_json)
 
@@ -188,10 +188,10 @@ def train_step(
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
     rows, failed = [], []
-    with errors.status("") as status:
+    with progress() as tell:
         for name in model or MODELS:
             try:
-                rows.append(measure(name, settings, lambda text: status.update(Text(text))))
+                rows.append(measure(name, settings, tell))
                 errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other models are worth measuring all the same
                 failed.append(error)
@@ -242,15 +242,11 @@ def submodels(
     )
     spec = build(model, settings)
     rows, failed = [], []
-    with errors.status("") as status:
+    with progress() as tell:
         for name in kind or kinds_of(spec):
             for share in gammas(gamma or ()) or GAMMAS:
                 try:
-                    rows.append(
-                        measure(
-                            spec, name, share, settings, lambda text: status.update(Text(f"{model}: {text}"))
-                        )
-                    )
+                    rows.append(measure(spec, name, share, settings, lambda text: tell(f"{model}: {text}")))
                     errors.print(_submodel_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
                 except EdgeflError as error:  # the other sizes are worth measuring all the same
                     failed.append(error)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from edgefl.cli.output import errors, print_table
+from edgefl.cli.output import errors, print_table, progress
 
 if TYPE_CHECKING:
     from edgefl.bench.programs.rows import ProgramRow
@@ -66,10 +65,10 @@ def programs(
     spec = build(model, settings)
     rows: list[ProgramRow] = []
     failed = []
-    with errors.status("") as status:
+    with progress() as tell:
         for name in program or everything():
             try:
-                program_rows = measure(spec, name, settings, lambda text: status.update(Text(text)))
+                program_rows = measure(spec, name, settings, tell)
             except EdgeflError as error:  # the other programs are worth measuring all the same
                 failed += [error] if program else []  # of all programs, some are for other models
                 word = "error" if program else f"left out {name}"

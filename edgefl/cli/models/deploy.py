@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table
+from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -78,19 +78,20 @@ def deploy(
     from edgefl.lab.deployment import checked_file
 
     file = checked_file(out)
-    made = deployed(
-        weights,
-        SubmodelChoice(kind) if kind else None,
-        tier=tier,
-        gamma=_share(gamma),
-        options=_options(option or []),
-        federation=config,
-        data=data,
-        bn_eval=cast("BnEval", bn_eval.value),
-        batch=batch,
-        samples=samples,
-        compact=compact,
-    )
+    with progress("cutting and exporting the model"):
+        made = deployed(
+            weights,
+            SubmodelChoice(kind) if kind else None,
+            tier=tier,
+            gamma=_share(gamma),
+            options=_options(option or []),
+            federation=config,
+            data=data,
+            bn_eval=cast("BnEval", bn_eval.value),
+            batch=batch,
+            samples=samples,
+            compact=compact,
+        )
     made.save(file)
     facts = {"file": str(file)} | dict(made.facts)
     if as_json:

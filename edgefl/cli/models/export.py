@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.progress import Progress
-from rich.text import Text
 
 from edgefl.cli.options import Engine
-from edgefl.cli.output import errors, print_json, print_table
+from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -73,13 +72,10 @@ def export(
         memory_budget=memory_budget,
     )
     rows = []
-    with Progress(console=errors, transient=True) as bar:
-        graphs = bar.add_task("", total=what.count)
-
-        def progress(text: str) -> None:
-            bar.update(graphs, advance=1, description=text)
-
-        rows = [_facts(written(bundle, out)) for bundle in what.bundles(progress)]
+    numbers = count(1)
+    with progress() as tell:
+        bundles = what.bundles(lambda text: tell(f"exporting graph {next(numbers)} of {what.count}: {text}"))
+        rows = [_facts(written(bundle, out)) for bundle in bundles]
     _tell_cache(rows)
     rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
     if as_json:
@@ -159,12 +155,8 @@ def _export_fitting(
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
     dataset = open_data(federation)
     spec = federation_model(federation, dataset)
-    with errors.status("") as status:
-
-        def progress(text: str) -> None:
-            status.update(Text(text))
-
-        made = planned(federation, spec, wishes, progress)
+    with progress() as tell:
+        made = planned(federation, spec, wishes, tell)
         best = made.recommended()
         training = Training.of(suited(federation, Size(best.kind, best.options).of(spec)))
         rows = []
@@ -179,7 +171,7 @@ def _export_fitting(
                 tier=name,
                 target=cast("Target", form),
                 memory_budget=memory_budget,
-                progress=progress,
+                progress=tell,
             )
             rows.append(_facts(written(bundle, out)))
     _tell_cache(rows)

@@ -6,15 +6,15 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.status import Status
-from rich.text import Text
 
 from edgefl.cli.options import Engine
-from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -110,7 +110,7 @@ def profile(
     from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model
 
     profiles: list[BundleProfile] = []
-    with _ended_tidily(), errors.status("") as status:
+    with _ended_tidily(), progress() as tell:
         accuracy = accuracy_of(run) if run else None
         for bundle in _wanted(targets, chosen):
             if run:
@@ -122,7 +122,7 @@ def profile(
                     threads=threads,
                     repeat=repeat,
                     samples=samples,
-                    progress=_shown_by(status, name),
+                    progress=partial(_of_part, tell, name),
                 )
             )
     if as_json:
@@ -133,7 +133,7 @@ def profile(
         from edgefl.analysis.profiles.page import page
 
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
-        html.write_text(page(title, profiles, accuracy), encoding="utf-8")
+        write_text(html, page(title, profiles, accuracy))
         errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -196,9 +196,9 @@ class _Chosen:
     main_only: bool = False
 
 
-def _shown_by(status: Status, name: str) -> Callable[[str], None]:
+def _of_part(tell: Callable[[str], None], name: str, part: str) -> None:
     """Shows which part of ``name`` is being measured."""
-    return lambda part: status.update(Text(f"{name}: {part}"))
+    tell(f"{name}: {part}")
 
 
 def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:

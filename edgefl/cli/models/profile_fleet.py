@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.output import table as table_of
+from edgefl.system.files import write_text
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError, ParticipationError
 
@@ -77,8 +79,6 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
 
 
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
-    from rich.live import Live
-
     from edgefl.cli.options import address
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
@@ -102,24 +102,40 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
         repeat=options.repeat,
         timeout_s=options.timeout_s,
     )
-    with Live(console=errors, transient=True, auto_refresh=False) as live:
+    with _shown() as tell:
         profiler = FleetProfiler(
             address(options.broker, options.ca_file),
             wanted,
             signer=Signer(options.sign_key) if options.sign_key else None,
-            tell=lambda report: live.update(_progress(report), refresh=True),
+            tell=tell,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: profiler.stop())
         return profiler.run()
 
 
+@contextmanager
+def _shown() -> Iterator[Callable[[FleetReport], None]]:
+    """A table of the devices that changes; lines where there is no terminal."""
+    from rich.live import Live
+
+    if errors.is_terminal:
+        with Live(console=errors, transient=True, auto_refresh=False) as live:
+            yield lambda report: live.update(_progress(report), refresh=True)
+    else:
+        with progress() as line:
+            yield lambda report: line(_answered(report))
+
+
+def _answered(report: FleetReport) -> str:
+    return f"{len(report.answered)} of {len(report.devices)} devices answered"
+
+
 def _progress(report: FleetReport) -> Any:
     shown = report.devices[:_MOST_DEVICES_LISTED]
     more = len(report.devices) - len(shown)
-    title = f"{len(report.answered)} of {len(report.devices)} devices answered"
     listed = [{"device": row.device, "tier": row.tier, "state": row.state} for row in shown]
-    return table_of(title, listed, f"and {more} more" if more else "")
+    return table_of(_answered(report), listed, f"and {more} more" if more else "")
 
 
 def _print(report: FleetReport) -> None:
@@ -188,7 +204,7 @@ def _write_page(report: FleetReport, path: Path) -> None:
     notes = [f"{row.device}: no profile, {row.state} {row.reason}: {row.text}" for row in report.silent]
     title = f"Profile of federation {report.federation}"
     written = page(title, profiles, names=[name for name, _ in named], notes=notes)
-    path.write_text(written, encoding="utf-8")
+    write_text(path, written)
 
 
 def _nobody(report: FleetReport, options: FleetOptions) -> str:

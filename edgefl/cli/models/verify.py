@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 
-from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def verify(
 
     read = Bundle.load(bundle)
     federation = load(config, {"model.name": model} if model else {}) if config else None
-    with Progress(console=errors, transient=True) as bar:
-        graphs = bar.add_task("", total=len(read.manifest.graphs))
+    graphs, numbers = len(read.manifest.graphs), count(1)
+    with progress() as tell:
         check = read.verify(
             federation,
             model=model or "",
             seed=seed,
-            progress=lambda name: bar.update(graphs, advance=1, description=name),
+            progress=lambda name: tell(f"comparing graph {next(numbers)} of {graphs}: {name}"),
         )
     if as_json:
         print_json(_object(bundle, read.manifest, check))
