@@ -22,22 +22,22 @@ from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.outbox import Outbox, past_of
-from device_runtime.memory import peak_bytes, return_memory_early
+from device_runtime.link.surroundings import Surroundings
+from device_runtime.memory import return_memory_early
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
-from device_runtime.round.graphs import Step
 from device_runtime.round.job import Job, decode_job, encode_job
+from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Round, Status, Task, decode, encode
+from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 
-_PROGRESS_PERIOD_S = 0.2
 _WORKER_END_S = 30.0
 _LOOK_S = 0.25  # deadlines and silence wake nobody
 
@@ -103,7 +103,15 @@ class Agent:
             device=config.device,
         )
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
-        self._outbox = Outbox(self._session, self._mine, self._store, limits, self._settled)
+        self._outbox = Outbox(
+            self._session,
+            self._mine,
+            self._store,
+            limits,
+            self._settled,
+            lambda text: self._say("store", text),
+        )
+        self._progress = ProgressMessages(self._session, self._mine, self._fetcher)
         self._work = Work(
             device=config.device,
             folder=config.folder,
@@ -115,12 +123,13 @@ class Agent:
             fetcher=self._fetcher,
             store=self._store,
             begins=self._begins,
-            watch=self._watch,
+            watch=self._progress.watch,
             aborted=self._round_is_over,
             dropped=self._dropped,
         )
         measure = measure or Child(engine=engine.format, threads=config.threads).measure
         self._profiles = ProfileDesk(self._work, self._session, topics, measure, self._say)
+        self._surroundings = Surroundings(config.federation, config.device, config.broker, limits, self._say)
         self._announced: Round | None = None
         self._task: Task | None = None
         self._job: Job | None = None
@@ -130,7 +139,6 @@ class Agent:
         self._idle = threading.Event()
         self._fatal: EdgeflError | None = None
         self._stopping = threading.Event()
-        self._last_progress = 0.0
 
     # -- the inbox -------------------------------------------------------------------------------------------
 
@@ -146,6 +154,7 @@ class Agent:
             while not self._stopping.is_set() and self._fatal is None and not self._is_done():
                 self._handle_next()
                 self._advance()
+                self._surroundings.step(alone=self._session.connected and self._announced is None)
                 self._profiles.step(busy=self._worker is not None)
         finally:
             self._shut_down()
@@ -179,7 +188,7 @@ class Agent:
         if isinstance(event, Up):
             self._greet()
         elif isinstance(event, Down):
-            self._say("offline", f"{event.reason}; trying again in {event.retry_s:.1f} s")
+            self._surroundings.offline(event)
         elif isinstance(event, Incoming):
             self._route(event)
 
@@ -223,7 +232,11 @@ class Agent:
                 self._task = decode(Task, message.payload)
                 self._remind()
             elif topic == self._mine.acks:
-                self._outbox.deliver(decode(Ack, message.payload))
+                ack = decode(Ack, message.payload)
+                if ack.nonce:
+                    self._outbox.deliver(ack)
+                else:
+                    self._surroundings.answered(ack)
         except ProtocolError as error:
             self._say("refused", f"ignored a message on {topic}: {error.message}")
 
@@ -314,6 +327,8 @@ class Agent:
             self._say("aborted", error.message, round=job.round)
         except DataError as error:
             self._fatal = error
+            with suppress(StoreError):
+                self._decline(job, RoundDeclined(WRONG_DATA, error.message))
         except EdgeflError as error:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
@@ -355,6 +370,7 @@ class Agent:
 
     def _fail(self, job: Job, reason: str) -> None:
         self._failed[job.nonce] = time.monotonic() + self._config.limits.retry_pause_s
+        self._progress.failed(job, reason)
         self._say(
             "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
         )
@@ -374,25 +390,6 @@ class Agent:
         self._say("carry", text, run=carry.name.partition("/")[0], round=carry.round)
 
     # -- telling people --------------------------------------------------------------------------------------
-
-    def _watch(self, job: Job, step: Step) -> None:
-        now = time.monotonic()
-        if now - self._last_progress < _PROGRESS_PERIOD_S and step.step < step.steps:
-            return
-        self._last_progress = now
-        progress = Progress(
-            round=job.round,
-            tier=job.tier,
-            stage=step.stage,
-            step=step.step,
-            steps=step.steps,
-            loss=step.loss,
-            step_ms=step.step_ms,
-            peak_bytes=peak_bytes(),
-            down_bytes=self._fetcher.received_bytes,
-            up_bytes=0,
-        )
-        self._session.publish(self._mine.progress, encode(progress), qos=0)
 
     def _say(self, event: str, text: str, **details: str | int | float) -> None:
         """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""

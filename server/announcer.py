@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from edgefl.wire.mqtt.neighbours import Neighbours, named
 from server import events
 from server.aggregate.robust import unprotected
-from server.coordinator.attendance import Presence, presence
-from server.coordinator.states import OpenRound, Rules, State
+from server.coordinator.attendance import Presence, missing, presence
+from server.coordinator.states import OpenRound, Outcome, Rules, State
 from server.run_spec import RunSpec
 
 
@@ -20,6 +21,7 @@ class Announcer:
         self._rules = rules
         self._emit = emit
         self._waiting: Presence | None = None
+        self._strangers: dict[str, Sequence[str]] = {}
         self._newcomers: set[str] = set()
         self._unprotected: set[tuple[str, int]] = set()
 
@@ -54,6 +56,19 @@ class Announcer:
                 text = f"the rule {rule.name} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim"
                 self._emit(events.Warned(tier=tier, text=text))
 
+    def ended(self, state: State, round_: OpenRound, outcome: Outcome, text: str, now: float) -> None:
+        """``round_`` took its last update at ``now``."""
+        self._emit(
+            events.RoundEnded(
+                round=round_.number,
+                outcome=outcome,
+                reports=len(round_.with_status("accepted")),
+                missing=missing(self._rules, state, round_, now),
+                seconds=now - round_.opened,
+                text=text,
+            )
+        )
+
     def waiting(self, state: State, now: float) -> None:
         """Whenever it waits for others than before."""
         if state.phase != "waiting":
@@ -64,9 +79,28 @@ class Announcer:
             self._waiting = there
             self._emit(events.Waiting(next_round=state.next_round, **vars(there)))
 
+    @property
+    def lacks_devices(self) -> bool:
+        """Whether the next round waits for devices."""
+        return self._waiting is not None and self._waiting.known < self._waiting.needed
+
+    def neighbours(self, state: State, seen: Neighbours) -> None:
+        """Devices that no server trains may have come under a wrong name."""
+        own = self._spec.federation
+        strangers = seen.unserved(but=own)
+        if not strangers or strangers == self._strangers or state.phase != "waiting":
+            return
+        self._strangers = strangers
+        names = named([f"{name!r} ({named(devices)})" for name, devices in strangers.items()])
+        text = (
+            f"at this broker devices wait for a server of federation {names}; those that are meant for this one want "
+            f"--federation {own}"
+        )
+        self._emit(events.Warned(tier="", text=text))
+
     def newcomer(self, state: State, device: str, tier: str) -> None:
         """A device that no round will select before the method begins again."""
-        if not state.members or device in state.members or device in self._newcomers:
+        if not tier or not state.members or device in state.members or device in self._newcomers:
             return
         self._newcomers.add(device)
         text = (

@@ -67,6 +67,52 @@ class Offline(Event, frozen=True, kw_only=True):
     retry_s: float
 
 
+class DeviceJoined(Event, frozen=True, kw_only=True):
+    """A device is there, for the first time or again, and rounds may select it."""
+
+    device: str
+    tier: str
+
+
+class DeviceLost(Event, frozen=True, kw_only=True):
+    """A device went offline: it was stopped or killed, or its link broke.
+
+    Round ``round`` still wants its update and gives it until ``until`` (epoch seconds) to come back; both are 0 where none
+    does.
+    """
+
+    device: str
+    tier: str
+    round: int = 0
+    until: float = 0.0
+
+
+class DeviceFailed(Event, frozen=True, kw_only=True):
+    """A device's attempt at a round failed, in its own words; it tries again while the round is open."""
+
+    device: str
+    round: int
+    text: str
+
+
+class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a device that a round waits for: whether it is online, and what it said last, if it said anything
+    in this round. ``since`` is when it said that or went offline; 0 if it is online and silent."""
+
+    device: str
+    online: bool
+    stage: str
+    since: float
+
+
+class Awaiting(Event, frozen=True, kw_only=True):
+    """No update came for a while: the round waits for these devices, at the longest until ``until`` (epoch seconds)."""
+
+    round: int
+    devices: tuple[AwaitedDevice, ...]
+    until: float
+
+
 class RoundOpened(Event, frozen=True, kw_only=True):
     """A round began: ``goal`` updates are wanted from ``devices``."""
 
@@ -120,8 +166,22 @@ class Refused(Event, frozen=True, kw_only=True):
     text: str
 
 
+class RoundEnded(Event, frozen=True, kw_only=True):
+    """A round takes no more updates; its evaluation follows in :class:`RoundClosed`, when the next round may have begun.
+
+    ``missing``: its devices whose updates are not in it, and why.
+    """
+
+    round: int
+    outcome: str
+    reports: int
+    missing: dict[str, str]
+    seconds: float
+    text: str = ""
+
+
 class RoundClosed(Event, frozen=True, kw_only=True):
-    """A round is over. ``accuracy`` and ``loss`` are the global model's on the test set, None if not evaluated.
+    """A round is evaluated. ``accuracy`` and ``loss`` are the global model's on the test set, None if it is not its turn.
 
     ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that
     brought them blobs (by their own count) and of those that brought their updates here, second copies included (one

@@ -14,17 +14,17 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
@@ -33,6 +33,7 @@ from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
 from server.coordinator.machine import Actions, OpenRound, State
 from server.coordinator.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
+from server.device_news import MOST_TEXT, DeviceNews, ack_of, objection, printable
 from server.intake.updates import Intake
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
@@ -43,7 +44,6 @@ from server.storage.journal import Journal
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
 _MOST_ROUNDS = 2**31
-_MOST_TEXT = 1000
 _REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
 
 
@@ -52,8 +52,8 @@ class Stop:
     """Put into the inbox to end the loop; the run can be taken up later."""
 
 
-InboxEvent = broker.Event | Scored | Stop
-"""What the service waits for: news of the broker's session, of an evaluation, or that it is to stop."""
+InboxEvent = broker.Event | Scored | Neighbours | Stop
+"""What the service waits for: news of the broker's session, of an evaluation, of who else is there, or that it is to end."""
 
 
 class Service:
@@ -103,6 +103,11 @@ class Service:
         self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
+        self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
+        see = partial(
+            look, address, f"edgefl-look-server-{spec.federation}", (ALL_ROUNDS, ALL_STATUSES), spec.limits
+        )
+        self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         self._refused = ""
         self._stopped = False
         self._state = self._rounds.initial_state()
@@ -162,18 +167,26 @@ class Service:
                 self._down(event)
             case Scored():
                 self._scored(event)
+            case Neighbours():
+                self._announcer.neighbours(self._state, event)
             case Stop():
                 self._stopped = True
 
     def _timeout(self) -> float:
+        if self._down_since is not None:  # without a broker no device can meet a deadline
+            return _LONGEST_WAIT_S
         now = self._clock()
         wake = coordinator.wake_at(self._rules, self._state, now)
-        if wake is None or self._down_since is not None:  # without a broker no device can meet a deadline
-            return _LONGEST_WAIT_S
-        return min(_LONGEST_WAIT_S, max(0.0, wake - now))
+        waits = (
+            None if wake is None else wake - now,
+            self._news.step(self._state, now),
+            self._lookout.step(alone=self._announcer.lacks_devices),
+        )
+        return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
 
     def _up(self) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
+        self._news.reconnected()
         now = self._clock()
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))
@@ -187,7 +200,8 @@ class Service:
         self._announcements.publisher.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
-        self._emit(events.Offline(text=event.reason, retry_s=event.retry_s))
+        rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
+        self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -202,7 +216,8 @@ class Service:
                     came = Traffic.of(message.topic, len(message.payload), qos=1)
                     self._chunk(device, number, decode(UpdateChunk, message.payload), came)
                 case "progress", ():
-                    self._progress(device, decode(Progress, message.payload))
+                    self._alive(device)
+                    self._news.progress(device, decode(Progress, message.payload), self._clock())
                 case "hello", ():
                     self._hello(device, message.payload)
                 case "status", ():
@@ -215,24 +230,13 @@ class Service:
 
     def _hello(self, device: str, payload: bytes) -> None:
         hello = decode(Hello, payload)
+        self._news.greeted(device, self._clock())
+        if (refused := objection(self._rules, device, hello)) is not None:
+            self._emit(refused)
+            self._session.publish(self._topics.device(device).acks, encode(ack_of(refused)))
         samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
         self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=payload)
-        tier = self._state.devices[device].tier
-        if not tier:
-            text = f"device {device} fits no tier: no pattern names it and {hello.memory_bytes} bytes are too few"
-            self._emit(events.Rejected(device=device, round=0, reason="no-tier", text=text))
-        elif hello.tier not in ("", tier):
-            text = f"device {device} asks for tier {hello.tier[:64]!r} and is given {tier!r}, by its name and memory"
-            self._emit(events.Rejected(device=device, round=0, reason="wrong-tier", text=text))
-        else:
-            self._announcer.newcomer(self._state, device, tier)
-
-    def _progress(self, device: str, progress: Progress) -> None:
-        fields = msgspec.structs.asdict(progress)
-        fields.pop("v")
-        fields |= {"tier": progress.tier[:64], "stage": progress.stage[:64]}
-        self._emit(events.DeviceSeen(device=device, **fields))
-        self._alive(device)
+        self._announcer.newcomer(self._state, device, self._state.devices[device].tier)
 
     def _alive(self, device: str) -> None:
         """Whoever sends is there, whatever its last will said."""
@@ -246,6 +250,7 @@ class Service:
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
             )
         self._alive(device)
+        self._news.heard(device, "sending its update", self._clock())
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
             self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
@@ -261,13 +266,13 @@ class Service:
         try:
             task = addressed(self._state, device, decline.round, decline.nonce)
         except UpdateRejected as refusal:
-            text = refusal.message[:_MOST_TEXT]
+            text = refusal.message[:MOST_TEXT]
             self._emit(events.Rejected(device=device, round=current.number, reason=refusal.reason, text=text))
             return
         if task.status != "open":
             return
         reason = decline.reason if _REASON.fullmatch(decline.reason) else "other"
-        text = "".join(letter if letter.isprintable() else " " for letter in decline.text[:_MOST_TEXT])
+        text = printable(decline.text)
         manifest = self._spec.exchange(current.position).tiers[task.tier].bundle.manifest
         if reason == NO_CARRY and not manifest.carry_needed:
             reason, text = "other", f"{text} (it says {NO_CARRY!r}, and nothing of the kind is needed)"
@@ -282,6 +287,7 @@ class Service:
         self._state, actions = coordinator.step(self._rules, before, event, self._clock())
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
             self._journal_device(before, event.device, hello)
+            self._news.changed(before, self._state, event.device)
         self._perform(actions)
         current = self._announcements.publisher.current
         if self._state.phase == "waiting" and current is not None and current.state == "open":
@@ -323,7 +329,9 @@ class Service:
         active, self._active = self._active, None
         assert active is not None  # the coordinator ends what it has opened
         self._intake.end_round(ended)
+        now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
+        self._announcer.ended(self._state, ended, done.outcome, done.failed or text, now)
         self._scorer.submit(ended.number, due=self._spec.evaluates(ended.number, done.outcome))
         return done
 

@@ -79,5 +79,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_pause_s: Pause = 1.0
     """Pause of a device after a failed attempt at a round, before it tries again."""
 
+    notice_s: Seconds = 5.0
+    """After how long without news people are told more: a device that hears nothing of its federation, and a server that
+    lacks devices, look who else is on the broker; a server names the devices that its round waits for. Doubled each time."""
+
     history_rounds: Count = 1000
     """Past rounds a device remembers. At least one: by it the device knows that a task is done."""

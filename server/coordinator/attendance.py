@@ -107,6 +107,17 @@ def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> di
     return {name: why for name, why in reasons.items() if name not in accepted}
 
 
+def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
+    """The devices of a round that ended without their updates, and why, by name."""
+    known = lacking(rules, state, ended, now)
+    accepted = {assignment.device for assignment in ended.with_status("accepted")}
+    return {
+        name: known.get(name) or "the round had enough without it"
+        for name in sorted(ended.assignments)
+        if name not in accepted
+    }
+
+
 def without_carry(current: OpenRound) -> tuple[str, ...]:
     """The devices that declined because what they kept is lost."""
     return tuple(each.device for each in current.with_status("declined") if each.reason == NO_CARRY)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from edgefl.system.sizes import mebibytes
+
 
 @dataclass(frozen=True)
 class TierRule:
@@ -45,6 +47,16 @@ def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int) -> str:
         return max(matching, key=lambda found: found[0])[1].name
     fitting = [tier for tier in tiers if tier.memory_bytes <= memory_bytes]
     return max(fitting, key=lambda tier: tier.memory_bytes).name if fitting else ""
+
+
+def described(tiers: Sequence[TierRule]) -> str:
+    """``strong (devices strong-*), weak (32.0 MiB or more)``: the tiers there are, and who belongs to each."""
+    return ", ".join(f"{tier.name} ({_takes(tier)})" for tier in tiers)
+
+
+def _takes(tier: TierRule) -> str:
+    memory = [f"{mebibytes(tier.memory_bytes)} or more"] if tier.memory_bytes else []
+    return " or ".join([*(f"devices {pattern}" for pattern in tier.patterns), *memory]) or "every device"
 
 
 def eligible(devices: Mapping[str, Device], now: float, grace_s: float) -> list[str]:

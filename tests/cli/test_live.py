@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from edgefl.cli.federation import live
-from edgefl.config import parse
+from edgefl.config import Federation, parse
 from edgefl.lab.lab import Said
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
 from edgefl.wire.update.size import update_size
@@ -38,7 +38,8 @@ def last_lines(codec: str, form: Form, capsys: pytest.CaptureFixture[str]) -> st
             "stage": "reported",
             "round": number,
         }
-        closed = {"event": "roundclosed", "round": number, "up_bytes": up, "up_float32_bytes": 30 * 2048}
+        closed = {"event": "roundclosed", "round": number, "reports": 1, "seconds": 1.0, "down_bytes": 1}
+        closed |= {"up_bytes": up, "up_float32_bytes": 30 * 2048}
         view.take(Said(seen))
         assert view.take(Said(closed)) is not None
     view.take(Said({"event": "finished", "accuracy": 0.75, "model": "m"}))
@@ -92,3 +93,61 @@ def test_the_view_shows_declines_and_that_a_run_ends_unfinished() -> None:
     lines = [line.strip() for line in shown(view).splitlines()]
     assert "strong-0 declined round 2 (no-carry): the store is new" in lines
     assert "strong-0 declined round 2 (no-carry)" in lines and "the run ends unfinished" in lines
+
+
+LOST = {"event": "devicelost", "device": "strong-0", "tier": "strong", "round": 2, "until": 1.0}
+AWAITING = {
+    "event": "awaiting",
+    "round": 2,
+    "devices": [
+        {"device": "strong-0", "online": False, "stage": "", "since": 1.0},
+        {"device": "strong-1", "online": True, "stage": "train 3/10", "since": 1.0},
+    ],
+    "until": 1.0,
+}
+
+
+def test_the_view_names_a_device_that_is_lost_and_those_that_a_round_waits_for() -> None:
+    view = view_of(["strong-0", "strong-1"])
+    failed = {"event": "devicefailed", "device": "strong-1", "round": 2, "text": "no space"}
+    for event in (LOST, failed, AWAITING):
+        view.take(Said(event))
+
+    lines = [line.strip() for line in shown(view).splitlines()]
+    assert (
+        "strong-0 is gone: it was stopped or killed, or its link broke; round 2 waits for it to come back"
+        in lines
+    )
+    assert "strong-1 failed in round 2 and tries again: no space" in lines
+    assert "round 2 waits for strong-0 (offline), strong-1 (train 3/10)" in lines
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_off_a_terminal_each_round_is_a_line_and_so_is_whom_one_waits_for(
+    capsys: pytest.CaptureFixture[str], live: bool
+) -> None:
+    federation = parse({"tiers": {"strong": {"count": 1}}}, source="the test")
+    view = live_view(federation, live)
+    closed = {"event": "roundclosed", "round": 1, "reports": 1, "seconds": 1.0, "accuracy": 0.5}
+    for event in (
+        {"event": "exporting", "tier": "strong", "text": "strong: train"},
+        {"event": "roundopened", "round": 1, "goal": 1},
+        closed | {"down_bytes": 1024, "up_bytes": 1024},
+        AWAITING,
+        AWAITING,
+    ):
+        view.take(Said(event))
+
+    printed = capsys.readouterr()
+    lines, other = (printed.out, printed.err) if live else (printed.err, printed.out)
+    assert [line.split("  ")[0] for line in lines.splitlines()] == [
+        "exporting and checking strong",
+        "round 1 is open for 1 devices",
+        "round",
+        "round 2 waits for strong-0 (offline), strong-1 (train 3/10)",
+    ]
+    assert other == "", "with --json, standard output is the program's"
+
+
+def live_view(federation: Federation, live_: bool) -> live.View:
+    return live.View(federation, ["strong-0"], {}, live=live_)

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.cli.output import console
+from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
 from edgefl.system.sizes import KIB, MIB, size
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class View:
-    """Keeps what was last said about each device and round, and draws it if ``live``. ``updates``: sizes by tier."""
+    """Keeps what was last said about each device and round. ``updates``: sizes by tier.
+
+    If ``live`` it is drawn on a terminal, and told in lines elsewhere; if not, standard output belongs to a program, and the
+    lines go to standard error.
+    """
 
     def __init__(
         self, federation: Federation, devices: list[str], updates: Mapping[str, UpdateSize], *, live: bool
@@ -40,10 +44,11 @@ class View:
         self._notes: list[str] = []
         self._stage = "starting: exporting and checking the graphs of each tier"
         self._said_stage = ""
+        self._waits = False
         self._notes_said = 0
         self._final: dict[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
-        self._plain = live and not console.is_terminal
+        self._lines = None if self._live else console if live else errors
 
     def __enter__(self) -> View:
         if self._live:
@@ -66,23 +71,25 @@ class View:
             closed = self._said(item.event)
         if self._live:
             self._live.update(self._draw())
-        elif self._plain:
-            self._say_plainly(closed)
+        elif self._lines:
+            self._say_plainly(self._lines, closed)
         return closed
 
-    def _say_plainly(self, closed: dict[str, Any] | None) -> None:
-        """Without a terminal: each new stage of the start, then a line per round."""
+    def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
+        """Without a terminal: each new stage of the start, a line per round, and whom a round waits for."""
         if closed is not None:
-            console.print(_round_line(closed, self._coded), markup=False, soft_wrap=True)
+            lines.print(_round_line(closed, self._coded), markup=False, soft_wrap=True)
             return
         for note in self._notes[self._notes_said :]:
-            console.print(note, markup=False, style="yellow")
+            lines.print(note, markup=False, style="yellow", soft_wrap=True)
         self._notes_said = len(self._notes)
-        if not self._rounds and (stage := self._stage.partition(":")[0]) != self._said_stage:
-            console.print(stage, style="dim")
+        stage = self._stage if self._waits else self._stage.partition(":")[0]
+        if (self._waits or not self._rounds) and stage != self._said_stage:
+            lines.print(stage, markup=False, style="dim", soft_wrap=True)
             self._said_stage = stage
 
     def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        self._waits = event.get("event") == "awaiting"
         match event.get("event"):
             case "deviceseen":
                 self._devices.setdefault(event["device"], {}).update(_kept(event))
@@ -92,10 +99,9 @@ class View:
                 self._stage = f"exporting and checking {event['text']}"
             case "roundopened":
                 self._stage = f"round {event['round']} is open for {event['goal']} devices"
-            case "waiting":
-                whom = ", ".join(event.get("missing", ())) or "devices"
-                self._stage = f"waiting for {whom}: {event['known']} of {event['needed']}"
-            case "offline" | "rejected" | "declined":
+            case "waiting" | "awaiting":
+                self._stage = _waits_for(event)
+            case "offline" | "rejected" | "declined" | "devicelost" | "devicefailed":
                 self._notes.append(_note(event))
             case "refused":  # the server's last words say why
                 self._stage = "the run ends unfinished"
@@ -166,13 +172,31 @@ def _kept(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _note(event: dict[str, Any]) -> str:
-    if event["event"] == "compiled":
-        counts = {key: event[key] for key in ("compiled", "reused")}
-        return cache.told(**counts, folder=Path(event["cache"]), nbytes=event["cache_bytes"])
-    if event["event"] != "declined":
-        return str(event["text"])
-    text = f"{event['device']} declined round {event['round']} ({event['reason']})"
-    return f"{text}: {event['text']}" if event["text"] else text
+    match event["event"]:
+        case "compiled":
+            counts = {key: event[key] for key in ("compiled", "reused")}
+            return cache.told(**counts, folder=Path(event["cache"]), nbytes=event["cache_bytes"])
+        case "declined":
+            text = f"{event['device']} declined round {event['round']} ({event['reason']})"
+            return f"{text}: {event['text']}" if event["text"] else text
+        case "devicelost":
+            waits = f"; round {event['round']} waits for it to come back" if event["round"] else ""
+            return f"{event['device']} is gone: it was stopped or killed, or its link broke{waits}"
+        case "devicefailed":
+            return f"{event['device']} failed in round {event['round']} and tries again: {event['text']}"
+    return str(event["text"])
+
+
+def _waits_for(event: dict[str, Any]) -> str:
+    """Between two rounds, for devices to come; in one, for their updates."""
+    if event["event"] == "awaiting":
+        return f"round {event['round']} waits for {', '.join(map(_awaited, event['devices']))}"
+    whom = ", ".join(event.get("missing", ())) or "devices"
+    return f"waiting for {whom}: {event['known']} of {event['needed']}"
+
+
+def _awaited(device: dict[str, Any]) -> str:
+    return f"{device['device']} ({'offline' if not device['online'] else device['stage'] or 'silent'})"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.options import Engine
-from edgefl.cli.output import console, errors, print_json
+from edgefl.cli.output import console, errors, print_json, progress
 
 if TYPE_CHECKING:
     from edgefl.api.run import News, Prepared
@@ -117,7 +117,8 @@ def run(
         federation = read(chosen | {"tiers": parse_tiers(tiers, federation.model.name)})
     if engine is not None:
         federation = _run_by(completed(federation), engine)
-    prepared = prepare(federation, out, fresh=fresh)
+    with progress("reading the data and looking at the tiers"):
+        prepared = prepare(federation, out, fresh=fresh)
     if not as_json:
         made = prepared.federation
         console.print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,16 +70,9 @@ def server(
 
 
 def _say(event: Event) -> None:
-    """One line per event; progress of devices is for the live table only."""
-    import msgspec
+    """A line for each event; progress of devices is for the live table only."""
+    from edgefl.cli.federation.lines import line
 
-    fields = msgspec.to_builtins(event)
-    kind = fields.pop("event")
-    if kind == "deviceseen" and fields["stage"] != "reported":
-        return
-    text = "  ".join(f"{key} {_short(value)}" for key, value in fields.items() if value not in (None, "", ()))
-    console.print(f"{kind:<12} {text}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = line(event, time.time())
+    if text is not None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -98,7 +98,10 @@ class Task(Message, frozen=True, kw_only=True):
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """``devices/<id>/progress``, QoS 0: for people who watch; nothing depends on it."""
+    """``devices/<id>/progress``, QoS 0: for people who watch; nothing depends on it.
+
+    ``stage`` is ``forward <k>``, ``train``, or :data:`FAILED` and why.
+    """
 
     round: int
     tier: str
@@ -162,7 +165,8 @@ class UpdateChunk(Message, frozen=True, kw_only=True):
 class Ack(Message, frozen=True, kw_only=True):
     """``devices/<id>/acks``: the server's word on an update.
 
-    ``missing`` lists chunk indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains.
+    ``missing`` lists chunk indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains. One with
+    round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for.
     """
 
     round: int
@@ -182,11 +186,18 @@ NO_FORMAT = "no-format"
 NO_MEMORY = "no-memory"
 """Why a device declines: a graph of the bundle needs more memory than it offers."""
 
+WRONG_DATA = "wrong-data"
+"""Why a device declines: its local data do not fit the model. It ends, too."""
+
+FAILED = "failed: "
+"""With what a :class:`Progress`'s ``stage`` begins when an attempt at a round failed; the reason follows."""
+
 
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
 
-    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT` and :data:`NO_MEMORY`; a server takes others as they are.
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY` and :data:`WRONG_DATA`; a server takes others as
+    they are.
     """
 
     round: int

@@ -17,6 +17,7 @@ import queue
 import random
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ __all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", 
 
 _SOCKET_BUFFER = 1 << 20
 _SUBSCRIBE_BATCH = 8
+_MOMENT_S = 5.0
+_RIVAL_AFTER = 3
+"""Connections in a row that last a moment only: a link that breaks does not do that by itself so regularly."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,15 @@ class Up:
 
 @dataclass(frozen=True)
 class Down:
-    """Not connected; a new attempt follows in ``retry_s`` seconds."""
+    """Not connected; a new attempt follows in ``retry_s`` seconds.
+
+    ``rival``: connections are made and ended by the broker within moments, one after the other. MQTT 3.1.1 has no word for
+    it, but this is what happens where two clients have one id: each takes the other's place.
+    """
 
     reason: str
     retry_s: float
+    rival: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class Session:
         self._waiting: list[list[tuple[str, int]]] = []
         self._subscribing = 0
         self._refusal = ""
+        self._up_since = 0.0
         self._client = self._make_client(client_id, will, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
@@ -173,15 +183,19 @@ class Session:
 
     def _run(self) -> None:
         attempt = -1  # the first pause is the shortest, whether or not there ever was a connection
+        moments = 0
         while not self._stopping.is_set():
             reason = self._connect_and_loop()
             was_up = self._connected.is_set()
             self._connected.clear()
             if self._stopping.is_set():
                 return
-            attempt = 0 if was_up else attempt + 1
+            moments = moments + 1 if was_up and time.monotonic() - self._up_since < _MOMENT_S else 0
+            rival = moments >= _RIVAL_AFTER
+            # Whoever fights for a name at full speed leaves neither side the time to work.
+            attempt = 0 if was_up and not rival else attempt + 1
             pause = self._pause(attempt)
-            self._deliver(Down(reason, pause))
+            self._deliver(Down(reason, pause, rival))
             self._stopping.wait(pause)
 
     def _pause(self, attempt: int) -> float:
@@ -221,6 +235,7 @@ class Session:
             self._refusal = str(code)
             return
         resumed = bool(getattr(flags, "session_present", False))
+        self._up_since = time.monotonic()
         self._connected.set()
         with self._lock:
             self._waiting.clear()

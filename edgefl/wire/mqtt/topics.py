@@ -9,6 +9,9 @@ from edgefl.wire.blobs import SHA256
 from edgefl.wire.errors import ConfigError, ProtocolError
 
 ROOT = "edgefl/v1"
+ALL_ROUNDS = f"{ROOT}/+/rounds/current"
+ALL_STATUSES = f"{ROOT}/+/devices/+/status"
+"""What every federation on a broker announces, and whether its devices are there (:mod:`edgefl.wire.mqtt.neighbours`)."""
 _NUMBER = re.compile(r"[0-9]{1,18}")  # int() would also take signs, spaces and other scripts
 _NONCE = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

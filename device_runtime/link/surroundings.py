@@ -1,0 +1,70 @@
+"""What a device tells people of its place at the broker: who else is there, who takes its name, what tier it has not got."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Ack
+from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
+from edgefl.wire.mqtt.session import Address, Down
+from edgefl.wire.mqtt.topics import ALL_ROUNDS
+
+
+class Say(Protocol):
+    """Tells people of an event."""
+
+    def __call__(self, event: str, text: str, **details: str | int | float) -> None: ...
+
+
+class Surroundings:
+    """Of one device; each thing is said once for as long as it stays true."""
+
+    def __init__(self, federation: str, device: str, broker: Address, limits: Limits, say: Say) -> None:
+        self._federation = federation
+        self._device = device
+        self._broker = broker
+        self._limits = limits
+        self._say = say
+        self._lookout = Lookout(self._see, self._found, limits.notice_s)
+        self._alone = False
+        self._neighbours = ""
+        self._answer = ""
+
+    def step(self, *, alone: bool) -> None:
+        """To be called now and then; ``alone``: the broker is there, and nothing was heard of the federation."""
+        self._alone = alone
+        self._lookout.step(alone=alone)
+
+    def offline(self, event: Down) -> None:
+        """The connection ended, or there is none."""
+        again = f"trying again in {event.retry_s:.1f} s"
+        if not event.rival:
+            self._say("offline", f"{event.reason}; {again}")
+            return
+        self._say(
+            "rival",
+            f"another client takes the place of this one at {self._broker} again and again: most likely a second device of "
+            f"federation {self._federation!r} runs with --id {self._device}; give each its own name; {again}",
+        )
+
+    def answered(self, ack: Ack) -> None:
+        """The server's word on the hello: no tier, or another than was asked for."""
+        if ack.text != self._answer:  # a server that was started again answers the same hello
+            self._answer = ack.text
+            self._say("tier", ack.text, reason=ack.reason)
+
+    def _see(self) -> Neighbours:
+        client_id = f"edgefl-look-{self._federation}-{self._device}"
+        return look(self._broker, client_id, [ALL_ROUNDS], self._limits)
+
+    def _found(self, neighbours: Neighbours) -> None:
+        others = [repr(name) for name in neighbours.served(but=self._federation)]
+        text = f"nothing is heard of federation {self._federation!r} at {self._broker}"
+        if others:
+            text += f"; there is {named(others)}: name the right one by --federation"
+        else:
+            text += ", nor of another: this device waits for the server of its federation"
+        if self._alone and text != self._neighbours:
+            self._neighbours = text
+            self._say("alone", text)

@@ -1,0 +1,52 @@
+"""What a device tells of a round while it works on it: for people who watch, and nothing depends on it."""
+
+from __future__ import annotations
+
+import time
+
+from device_runtime.link.fetch import Fetcher
+from device_runtime.memory import peak_bytes
+from device_runtime.round.graphs import Step
+from device_runtime.round.job import Job
+from edgefl.wire.mqtt.messages import FAILED, Progress, encode
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import DeviceTopics
+
+_PERIOD_S = 0.2
+_MOST_REASON = 300
+
+
+class ProgressMessages:
+    """Publishes the steps of rounds, at most five a second, and attempts that failed."""
+
+    def __init__(self, session: Session, topics: DeviceTopics, fetcher: Fetcher) -> None:
+        self._session = session
+        self._topic = topics.progress
+        self._fetcher = fetcher
+        self._last = 0.0
+
+    def watch(self, job: Job, step: Step) -> None:
+        """A step was made. The last one of a stage is always told."""
+        now = time.monotonic()
+        if now - self._last >= _PERIOD_S or step.step >= step.steps:
+            self._last = now
+            self._publish(job, step)
+
+    def failed(self, job: Job, reason: str) -> None:
+        """An attempt ended; there will be another while the round is open."""
+        self._publish(job, Step(f"{FAILED}{reason[:_MOST_REASON]}", 0, 0, float("nan"), 0.0))
+
+    def _publish(self, job: Job, step: Step) -> None:
+        progress = Progress(
+            round=job.round,
+            tier=job.tier,
+            stage=step.stage,
+            step=step.step,
+            steps=step.steps,
+            loss=step.loss,
+            step_ms=step.step_ms,
+            peak_bytes=peak_bytes(),
+            down_bytes=self._fetcher.received_bytes,
+            up_bytes=0,
+        )
+        self._session.publish(self._topic, encode(progress), qos=0)

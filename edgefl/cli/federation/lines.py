@@ -1,0 +1,174 @@
+"""What the server says, as lines for people: local times, sizes with units, the first digits of digests, and names."""
+
+from __future__ import annotations
+
+import time
+from functools import singledispatch
+from pathlib import Path
+
+from edgefl.system.sizes import size
+from edgefl.wire.mqtt.neighbours import named
+from exporters.front import cache
+from server import events
+
+_DIGITS = 12
+
+
+def line(event: events.Event, now: float) -> str | None:
+    """``10:07:31  round 3 opened ...``; None for what a log need not have. ``now`` is in epoch seconds."""
+    text = text_of(event)
+    return None if text is None else f"{clock(now)}  {text}"
+
+
+def clock(when: float) -> str:
+    """Local time of day, ``HH:MM:SS``."""
+    return time.strftime("%H:%M:%S", time.localtime(when))
+
+
+@singledispatch
+def text_of(event: events.Event) -> str | None:
+    """The event in a sentence; None for one that only a table shows."""
+    return None
+
+
+@text_of.register
+def _(event: events.Started) -> str:
+    begins = f"goes on with round {event.next_round}" if event.resumed else "begins"
+    key = f", signs with the key {event.server_key}" if event.server_key else ""
+    return (
+        f"federation {event.federation!r} {begins}: run {event.run}, {_counted(event.rounds, 'round')}, model "
+        f"{event.model_version[:_DIGITS]}, updates are summed on {event.device}{key}"
+    )
+
+
+@text_of.register
+def _(event: events.Exporting) -> str:
+    return f"exporting tier {event.tier}: {event.text}"
+
+
+@text_of.register
+def _(event: events.Compiled) -> str:
+    folder, counts = Path(event.cache), {"compiled": event.compiled, "reused": event.reused}
+    return cache.told(**counts, folder=folder, nbytes=event.cache_bytes)
+
+
+@text_of.register
+def _(event: events.Warned) -> str:
+    return f"warning: {event.text}"
+
+
+@text_of.register
+def _(event: events.Noted) -> str:
+    return event.text
+
+
+@text_of.register
+def _(event: events.Waiting) -> str:
+    whom = f", missing {named(event.missing)}" if event.missing else ""
+    return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}"
+
+
+@text_of.register
+def _(event: events.Offline) -> str:
+    return f"offline: {event.text}; trying again in {event.retry_s:.1f} s"
+
+
+@text_of.register
+def _(event: events.DeviceJoined) -> str:
+    return f"{event.device} is there, as tier {event.tier}"
+
+
+@text_of.register
+def _(event: events.DeviceLost) -> str:
+    back = f"; round {event.round} gives it until {clock(event.until)} to come back" if event.round else ""
+    return f"{event.device} is gone: it was stopped or killed, or its link broke{back}"
+
+
+@text_of.register
+def _(event: events.DeviceFailed) -> str:
+    return f"{event.device} failed in round {event.round} and tries again: {event.text}"
+
+
+@text_of.register
+def _(event: events.Awaiting) -> str:
+    return (
+        f"round {event.round} waits until {clock(event.until)} for {', '.join(map(awaited, event.devices))}"
+    )
+
+
+def awaited(device: events.AwaitedDevice) -> str:
+    """``weak-1 (train 3/10 at 10:07:31)``"""
+    if not device.online:
+        return f"{device.device} (offline since {clock(device.since)})"
+    return (
+        f"{device.device} ({device.stage} at {clock(device.since)})"
+        if device.stage
+        else f"{device.device} (silent)"
+    )
+
+
+@text_of.register
+def _(event: events.RoundOpened) -> str:
+    devices = _counted(len(event.devices), "device")
+    return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {named(event.devices)}"
+
+
+@text_of.register
+def _(event: events.DeviceSeen) -> str | None:
+    if event.stage != "reported":
+        return None
+    return (
+        f"{event.device} reported for round {event.round}: loss {event.loss:.4g}, step {event.step_ms:.0f} ms, "
+        f"peak {size(event.peak_bytes)}, down {size(event.down_bytes)}, up {size(event.up_bytes)}"
+    )
+
+
+@text_of.register
+def _(event: events.Rejected) -> str:
+    where = f" in round {event.round}" if event.round else ""
+    return f"{event.device} was refused{where} ({event.reason}): {event.text}"
+
+
+@text_of.register
+def _(event: events.Declined) -> str:
+    return f"{event.device} declined round {event.round} ({event.reason}): {event.text}".removesuffix(": ")
+
+
+@text_of.register
+def _(event: events.Refused) -> str:
+    return f"the run ends unfinished: {event.text}"
+
+
+@text_of.register
+def _(event: events.RoundEnded) -> str:
+    missing = ", ".join(f"{name} ({why})" for name, why in event.missing.items())
+    tail = f": {event.text}" if event.text else f", without {missing}" if missing else ""
+    reports = _counted(event.reports, "update")
+    return f"round {event.round} {event.outcome} after {event.seconds:.1f} s with {reports}{tail}"
+
+
+@text_of.register
+def _(event: events.RoundClosed) -> str | None:
+    scores = _scores(event)
+    if event.outcome != "closed" and not scores:
+        return None  # its end said all there is
+    failed = f": {event.text}" if event.outcome == "closed" and event.text else ""
+    return (
+        f"round {event.round} {'evaluated' if scores else 'not evaluated'}{scores}, down {size(event.down_bytes)}, "
+        f"up {size(event.up_bytes)}, weights {event.weights_sha256[:_DIGITS]}{failed}"
+    )
+
+
+@text_of.register
+def _(event: events.Finished) -> str:
+    rounds = _counted(event.rounds, "round")
+    return f"finished {rounds}{_scores(event)}, model {event.model} ({event.weights_sha256[:_DIGITS]})"
+
+
+def _scores(event: events.RoundClosed | events.Finished) -> str:
+    accuracy = "" if event.accuracy is None else f", accuracy {event.accuracy:.1%}"
+    return accuracy + ("" if event.loss is None else f", loss {event.loss:.4g}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

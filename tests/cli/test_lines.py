@@ -1,0 +1,164 @@
+"""The server's log for people: local times, short digests, sizes with units, names."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.cli.federation.lines import line, text_of
+from exporters.front import cache
+from server import events
+from server.events import AwaitedDevice
+
+NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
+SHA = "a1b2c3d4e5f60789" * 4
+
+
+def closed(
+    outcome: str = "closed", accuracy: float | None = None, loss: float | None = None, text: str = ""
+) -> events.RoundClosed:
+    return events.RoundClosed(
+        round=2,
+        outcome=outcome,
+        accuracy=accuracy,
+        loss=loss,
+        train_loss=1.0,
+        seconds=1.0,
+        reports=1,
+        rejected=0,
+        weights_sha256=SHA,
+        down_bytes=3 << 20,
+        up_bytes=2048,
+        server_down_bytes=1,
+        text=text,
+    )
+
+
+LINES: list[tuple[events.Event, str | None]] = [
+    (
+        events.Started(
+            federation="demo",
+            run="r1",
+            rounds=2,
+            next_round=1,
+            resumed=False,
+            model_version=SHA,
+            device="cpu",
+        ),
+        "federation 'demo' begins: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
+    ),
+    (events.Exporting(tier="weak", text="step"), "exporting tier weak: step"),
+    (
+        events.Compiled(compiled=1, reused=2, cache="c", cache_bytes=3 << 20),
+        cache.told(compiled=1, reused=2, folder=Path("c"), nbytes=3 << 20),
+    ),
+    (events.Warned(tier="weak", text="look out"), "warning: look out"),
+    (events.Noted(text="by the way"), "by the way"),
+    (
+        events.Waiting(next_round=2, known=1, needed=3, missing=("a", "b")),
+        "round 2 waits for devices: 1 of 3 are there, missing a, b",
+    ),
+    (events.Offline(text="no route", retry_s=0.25), "offline: no route; trying again in 0.2 s"),
+    (events.DeviceJoined(device="weak-0", tier="weak"), "weak-0 is there, as tier weak"),
+    (
+        events.DeviceLost(device="weak-0", tier="weak", round=3, until=NOON + 61),
+        "weak-0 is gone: it was stopped or killed, or its link broke; round 3 gives it until 12:01:01 to come back",
+    ),
+    (
+        events.DeviceLost(device="weak-0", tier="weak"),
+        "weak-0 is gone: it was stopped or killed, or its link broke",
+    ),
+    (
+        events.DeviceFailed(device="weak-0", round=3, text="no space"),
+        "weak-0 failed in round 3 and tries again: no space",
+    ),
+    (
+        events.Awaiting(
+            round=3,
+            devices=(
+                AwaitedDevice(device="a", online=False, stage="", since=NOON),
+                AwaitedDevice(device="b", online=True, stage="train 3/10", since=NOON + 1),
+                AwaitedDevice(device="c", online=True, stage="", since=0.0),
+            ),
+            until=NOON + 3600,
+        ),
+        "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), c (silent)",
+    ),
+    (
+        events.RoundOpened(round=1, goal=1, devices=("a",), deadline=NOON + 120),
+        "round 1 opened for 1 device until 12:02:00: a",
+    ),
+    (events.DeviceSeen(device="a", tier="weak", round=1, stage="train"), None),
+    (
+        events.DeviceSeen(
+            device="a", tier="weak", round=1, stage="reported", loss=0.51234, step_ms=12.3, peak_bytes=5 << 20
+        ),
+        "a reported for round 1: loss 0.5123, step 12 ms, peak 5.0 MiB, down 0.0 KiB, up 0.0 KiB",
+    ),
+    (
+        events.Rejected(device="a", round=2, reason="not-finite", text="NaN"),
+        "a was refused in round 2 (not-finite): NaN",
+    ),
+    (
+        events.Rejected(device="a", round=0, reason="no-tier", text="fits none"),
+        "a was refused (no-tier): fits none",
+    ),
+    (
+        events.Declined(device="a", round=2, reason="no-memory", text="64 MiB"),
+        "a declined round 2 (no-memory): 64 MiB",
+    ),
+    (events.Declined(device="a", round=2, reason="other", text=""), "a declined round 2 (other)"),
+    (events.Refused(text="lacks a"), "the run ends unfinished: lacks a"),
+    (
+        events.RoundEnded(
+            round=2, outcome="closed", reports=1, missing={"a": "it declined (x)"}, seconds=1.26
+        ),
+        "round 2 closed after 1.3 s with 1 update, without a (it declined (x))",
+    ),
+    (
+        events.RoundEnded(
+            round=2, outcome="abandoned", reports=0, missing={"a": "b"}, seconds=1.0, text="too few"
+        ),
+        "round 2 abandoned after 1.0 s with 0 updates: too few",
+    ),
+    (
+        closed(accuracy=0.5, loss=1.25),
+        "round 2 evaluated, accuracy 50.0%, loss 1.25, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6",
+    ),
+    (
+        closed(text="evaluation failed: no data"),
+        "round 2 not evaluated, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6: evaluation failed: no data",
+    ),
+    (closed(outcome="abandoned", text="too few"), None),
+    (
+        events.Finished(
+            rounds=1, model="out/model.safetensors", weights_sha256=SHA, accuracy=0.75, loss=None
+        ),
+        "finished 1 round, accuracy 75.0%, model out/model.safetensors (a1b2c3d4e5f6)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), LINES, ids=[type(event).__name__ for event, _ in LINES])
+def test_each_event_is_a_sentence(event: events.Event, text: str | None) -> None:
+    assert text_of(event) == text
+    assert line(event, NOON + 5) == (None if text is None else f"12:00:05  {text}")
+    assert not re.search(r"[0-9a-f]{13}|[0-9]{9}", text or ""), (
+        "neither whole digests nor epoch seconds or bytes"
+    )
+
+
+def test_every_event_has_a_sentence() -> None:
+    kinds = {
+        each for each in vars(events).values() if isinstance(each, type) and issubclass(each, events.Event)
+    }
+    assert kinds - {events.Event} == {type(event) for event, _ in LINES}
+
+
+def test_programs_get_whole_values() -> None:
+    told = msgspec.json.decode(msgspec.json.encode(closed()))
+    assert told["weights_sha256"] == SHA and told["down_bytes"] == 3 << 20 and told["event"] == "roundclosed"

@@ -1,0 +1,132 @@
+"""What a device says where it would else wait without a word: a wrong federation, a rival, a tier it has not got."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.wire.errors import DataError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.messages import FAILED, Ack, Progress
+from edgefl.wire.mqtt.session import Incoming
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.device_runtime.agent.agents import StartAgent
+from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer
+from tests.device_runtime.tiny import World
+from tests.wire.mqtt.events import wait_for, wait_up
+from tests.wire.mqtt.test_neighbours import announce
+
+
+@pytest.fixture
+def soon(limits: Limits) -> Limits:
+    return msgspec.structs.replace(limits, notice_s=0.05)
+
+
+def test_a_device_with_another_federation_s_name_tells_who_is_there(
+    own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, soon: Limits
+) -> None:
+    session = connect(own_mosquitto.address)
+    wait_up(session)
+    announce(session, "b", "open")
+    agent = RunningAgent("a", own_mosquitto.address, tmp_path, soon)
+    try:
+        place = f"127.0.0.1:{own_mosquitto.port}"
+        told = (
+            f"nothing is heard of federation 'a' at {place}; there is 'b': name the right one by --federation"
+        )
+        assert agent.event("alone").text == told
+    finally:
+        agent.stop()
+
+
+def test_where_nobody_is_the_device_says_that_it_waits_and_works_once_its_server_is_there(
+    own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, soon: Limits, world: World
+) -> None:
+    server = ScriptedServer(connect(own_mosquitto.address), "lonely")
+    agent = RunningAgent("lonely", own_mosquitto.address, tmp_path, soon)
+    try:
+        text = agent.event("alone").text
+        assert (
+            "nothing is heard of federation 'lonely'" in text and "this device waits for the server" in text
+        )
+
+        server.open(world)
+        update = server.update()
+        server.ack(update)
+        seen = agent.event("accepted", "alone")
+        assert seen.event == "accepted", "said once, and not at all in company"
+    finally:
+        agent.stop()
+
+
+@on_both_brokers
+def test_two_devices_of_one_name_say_what_happens_and_what_to_do(
+    broker: BrokerProcess, federation: str, tmp_path: Path, limits: Limits
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    agents = [RunningAgent(federation, broker.address, folder, limits) for folder in folders]
+    try:
+        for agent in agents:
+            text = agent.event("rival").text
+            assert "another client takes the place of this one" in text
+            assert f"--id {DEVICE}; give each its own name" in text
+    finally:
+        for agent in agents:
+            agent.stop()
+
+
+def test_the_server_s_word_on_the_tier_is_told_once(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    agent = start()
+    server.hello()
+    text = "no tier is called 'weka'; there are strong, weak"
+    for _ in range(2):
+        ack = Ack(round=0, nonce="", status="rejected", reason="unknown-tier", text=text)
+        server.publish(server.mine.acks, messages.encode(ack))
+    server.open(world)
+
+    told = agent.event("tier", "round")
+    assert (told.event, told.text, told.details["reason"]) == ("tier", text, "unknown-tier")
+    assert agent.event("tier", "round").event == "round", "and the device takes what it is given"
+    assert server.update().nonce == "n1", "an update that waits is none of its business"
+
+
+def test_an_attempt_that_fails_is_told_to_the_server_with_its_reason(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    start()
+    server.hello()
+    server.publish_blobs(world)
+    damaged = server.topics.blob_chunk(world.unit_refs["mid"][0].sha256, 0)
+    server.publish(damaged, b"damaged", retain=True)
+    server.announce(world.announcement())
+    server.assign(world.task())
+
+    def failed(event: Incoming) -> bool:
+        if event.topic != server.mine.progress:
+            return False
+        return messages.decode(Progress, event.payload).stage.startswith(FAILED)
+
+    progress = messages.decode(Progress, wait_for(server.session, Incoming, failed).payload)
+    assert "wrong digest" in progress.stage and (progress.round, progress.tier) == (1, "weak")
+
+
+def test_data_that_do_not_fit_are_declined_before_the_device_ends(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 9), np.float32), y=np.zeros(4, np.int64))
+    agent = start(data=tmp_path / "wide.npz")
+
+    server.open(world)
+
+    decline = server.decline()
+    assert (decline.round, decline.nonce, decline.reason) == (1, "n1", "wrong-data")
+    assert "shape (9,), the model takes (3,)" in decline.text
+    assert isinstance(agent.ended(), DataError)
