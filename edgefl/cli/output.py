@@ -51,8 +51,8 @@ def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
 
 @contextmanager
 def progress(first: str = "") -> Iterator[Callable[[str], None]]:
-    """What a command is doing and since when, on standard error: one line that changes on a terminal, elsewhere a line now and
-    then.
+    """What a command is doing and for how long, on standard error: one line that changes on a terminal, elsewhere a line now
+    and then.
 
     What is yielded takes the newest text, as often as there is one. A command that ends at once leaves no line.
     """
