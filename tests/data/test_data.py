@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -124,11 +120,7 @@ def test_files_are_looked_for_where_the_user_said_and_in_the_cache(
     assert datasets.places(Path("/mine")) == (Path("/mine"),)
 
 
-def test_the_digits_are_those_of_scikit_learn_whose_import_a_run_does_without() -> None:
-    script = (
-        "import sys; from edgefl.data import datasets; datasets.digits(); sys.exit('sklearn' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+def test_the_digits_are_those_of_scikit_learn() -> None:
     theirs, ours = load_digits(), datasets.digits()
 
     def rows(x: np.ndarray, y: np.ndarray) -> list[bytes]:
@@ -144,23 +136,12 @@ def test_the_digits_are_those_of_scikit_learn_whose_import_a_run_does_without() 
 def test_digits_that_cannot_be_read_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes] | None
 ) -> None:
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None and found.origin is not None
-    file = Path("datasets", "data", "digits.csv.gz")
-    (tmp_path / file).parent.mkdir(parents=True)
+    file = tmp_path / "digits.csv.gz"
     if damage is not None:
-        (tmp_path / file).write_bytes(damage((Path(found.origin).parent / file).read_bytes()))
-    elsewhere = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: elsewhere)
+        file.write_bytes(damage(datasets.DIGITS.read_bytes()))
+    monkeypatch.setattr(datasets, "DIGITS", file)
 
     with pytest.raises(DataError, match=r"digits\.csv\.gz cannot be read"):
-        datasets.digits()
-
-
-def test_without_scikit_learn_there_are_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
-    with pytest.raises(DataError, match=r"pip install 'edgefl\[server\]'"):
         datasets.digits()
 
 
