@@ -1,8 +1,11 @@
-# `make demo` needs Python 3.11 and nothing else, `make test` also g++ and chromium; the rest is set up in .venv.
+# `make demo` needs Python 3.11 and nothing else, `make test` also g++ and chromium; the rest is set up in .venv: for the
+# demo what a server and its devices need, for tests and checks all else beside it.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
-STAMP := $(VENV)/.installed
-RUN := $(VENV)/bin/edgefl
+BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
+TESTS := $(VENV)/.tests
+ENVIRONMENT := $(PYTHON) tools/environment.py
 # Test processes side by side: some wait for brokers. One shows prints and stops in a debugger.
 WORKERS ?= 3
 
@@ -14,58 +17,60 @@ endif
 
 .PHONY: setup demo test test-all test-slow coverage lint facts wheel check clean
 
-setup: $(STAMP)
+setup: $(TESTS)
 
-# torch first, by its exact version: the other packages must find it installed.
-$(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "edgefl needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install "torch==2.13.0"
-	$(VENV)/bin/python -m pip install --quiet --editable ".[server,dev,bench,executorch]"
+$(DEMO): pyproject.toml tools/environment.py
+	@$(ENVIRONMENT) $(VENV) --torch --editable ".[server]"
 	@touch $@
 
-demo: $(STAMP)
-	$(RUN) run --out runs/demo --fresh --download
+$(TESTS): pyproject.toml tools/environment.py
+	@$(ENVIRONMENT) $(VENV) --torch --editable ".[dev]"
+	@touch $(DEMO) $@
+
+demo: $(DEMO)
+	$(BIN)/edgefl run --out runs/demo --fresh --download
 
 # One thread for each: torch's own pools would fight over the cores. Whole files go to a worker, the longest first.
-RING := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+RING := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test test-all test-slow coverage: export OMP_NUM_THREADS := 1
-test: $(STAMP)
+test: $(TESTS)
 	$(RING) -m "not slow" --record build/test-times.json
 
 # Writes .ci/full-run.json where everything passes on a clean checkout: commit it.
-test-all: $(STAMP)
+test-all: $(TESTS)
 	$(RING) --hypothesis-profile all --record .ci/full-run.json
 
 # The slow tests of rooms that changed since all tests last passed, as far as the seconds of one core go.
 SLOW_SECONDS ?= 300
-test-slow: $(STAMP)
-	@chosen=$$($(VENV)/bin/python -m tests.rings.changed --seconds $(SLOW_SECONDS)) && \
+test-slow: $(TESTS)
+	@chosen=$$($(BIN)/python -m tests.rings.changed --seconds $(SLOW_SECONDS)) && \
 	  if [ -n "$$chosen" ]; then $(RING) -m slow $$chosen; fi
 
 # Branches that tests reach, in the processes that they start too: make coverage, or RING_OPTIONS= for all tests.
 RING_OPTIONS ?= -m "not slow"
-coverage: $(STAMP)
+coverage: $(TESTS)
 	$(RING) $(RING_OPTIONS) --cov --cov-report=
 
-lint: $(STAMP)
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
-	$(VENV)/bin/deptry .
+lint: $(TESTS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
 
 # What `edgefl ls` and `edgefl validate` know of the catalogs, written anew after one of these changed.
-facts: $(STAMP)
-	$(VENV)/bin/python -m edgefl.cli.catalog.live
+facts: $(TESTS)
+	$(BIN)/python -m edgefl.cli.catalog.live
 
-wheel: $(STAMP)
+# A source distribution and the wheel from it; what each side installs from the wheel trains with the other.
+wheel: $(TESTS)
 	rm -rf build/wheel
-	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	$(VENV)/bin/python -m tests.rings.wheel build/wheel
+	$(BIN)/python -m build --outdir build/wheel . >/dev/null
+	$(BIN)/python -m tests.rings.wheel files build/wheel
+	@$(ENVIRONMENT) build/wheel/device "$$(echo build/wheel/*.whl)[device]"
+	@$(ENVIRONMENT) build/wheel/server --torch "$$(echo build/wheel/*.whl)[server]"
+	$(BIN)/python -m tests.rings.wheel trains build/wheel/device build/wheel/server
 
 check: lint wheel test-all
 

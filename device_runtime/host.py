@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 from device_runtime.memory import resident_bytes
+from edgefl.system.distribution import version
 
 
 def physical_memory() -> int:
@@ -17,8 +17,5 @@ def physical_memory() -> int:
 
 
 def agent_version() -> str:
-    """``edgefl/`` and the installed version, as a device names itself to the server."""
-    try:
-        return f"edgefl/{version('edgefl')}"
-    except PackageNotFoundError:
-        return "edgefl/source"
+    """``edgefl/`` and its version, as a device names itself to the server."""
+    return f"edgefl/{version()}"

@@ -286,9 +286,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from edgefl.system.distribution import version
 
-        value: Any = version("edgefl")
+        value: Any = version()
     elif name in _FROM:
         module, _, attribute = _FROM[name].partition(":")
         value = getattr(importlib.import_module(module), attribute)

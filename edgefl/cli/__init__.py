@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgefl.cli.device import isolated
+from edgefl.system.distribution import install
 from edgefl.system.parent import end_by_signal
 from edgefl.wire.errors import EdgeflError
 
@@ -51,12 +52,10 @@ def main() -> None:
     except OSError as error:
         _fail(_told(error))
     except ModuleNotFoundError as error:
-        extra = (
-            "secure" if error.name == "cryptography" else "server" if error.name in _SERVER_MODULES else ""
-        )
-        if not extra:
+        extra = _EXTRAS.get(error.name or "")
+        if extra is None:
             raise
-        _fail(f"this command needs {error.name}: pip install 'edgefl[{extra}]'")
+        _fail(f"this command needs {error.name}: {install(extra)}")
 
 
 def _told(error: OSError) -> str:
@@ -94,4 +93,9 @@ def _fail(message: str, code: int = 1) -> None:
     sys.exit(code)
 
 
-_SERVER_MODULES = {"torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "sklearn"}
+_EXTRAS = {
+    **dict.fromkeys(("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil"), "server"),
+    "cryptography": "secure",
+    "scipy": "analysis",
+}
+"""Which extra brings a module."""

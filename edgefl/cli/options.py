@@ -18,7 +18,7 @@ from edgefl.wire.mqtt.address import Address
 
 
 class Engine(StrEnum):
-    """What --engine, --format and --target take. Typer before 0.19, which flwr asks for, knows no Literal."""
+    """What --engine, --format and --target take."""
 
     onnx = "onnx"
     executorch = "executorch"

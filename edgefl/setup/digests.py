@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from importlib import metadata
 
 from edgefl.config import Federation
 from edgefl.models.user_factory import source_of
 from edgefl.system.digests import digest_of
+from edgefl.system.distribution import version
 
 
 def run_digest(federation: Federation) -> str:
@@ -35,12 +35,8 @@ def run_digest(federation: Federation) -> str:
 def code_of(federation: Federation) -> list[str]:
     """The code that a run comes from: edgefl's version, and the digests of the files of a model's and of a program's
     factory outside it. What these files import is not among them."""
-    try:
-        version = metadata.version("edgefl")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        version = ""
     own = {"model": federation.model.name, "program": federation.program.name}
     return [
-        version,
+        version(),
         *(hashlib.sha256(source_of(name, what)).hexdigest() for what, name in own.items() if ":" in name),
     ]

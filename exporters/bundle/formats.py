@@ -18,6 +18,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from edgefl.contract.program import Function
+from edgefl.system.distribution import install
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import ConfigError
@@ -135,7 +136,7 @@ class ExecuTorch:
             self.version = metadata.version("executorch")
         except metadata.PackageNotFoundError as error:
             raise ConfigError(
-                "graphs in format 'executorch' need the package executorch: pip install 'edgefl[executorch]', or choose "
+                f"graphs in format 'executorch' need the package executorch: {install('executorch')}, or choose "
                 "format 'onnx'",
                 format=self.name,
             ) from error

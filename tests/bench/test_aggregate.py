@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from edgefl.bench.aggregate.on_device import row_of
 from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.aggregate.rows import AggregateSettings, build, measure, too_large
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
+from edgefl.bench.common.peers import make, peers
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ConfigError
@@ -29,9 +29,6 @@ FIELDS = [
     "copy_fraction",
 ]
 SMALL = build_model("mlp", size=4, hidden=[9])
-with_flower = pytest.mark.skipif(
-    importlib.util.find_spec("flwr") is None, reason="needs flwr: pip install 'edgefl[bench]'"
-)
 
 
 @pytest.fixture(scope="module")
@@ -52,23 +49,23 @@ def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(
     arguments = ["--model", "mlp", "--option", "size=4", "--codec", "fedbat", "--clients", "3"]
     code, told, problem = invoke(*arguments, "--repeat", "1", "--threads", "1", "--flower", str(bare))
 
-    assert code == 0 and "pip install 'edgefl[bench]'" in problem
+    assert code == 0 and "`edgefl bench peer flower` makes an environment" in problem
     assert told["bench"] == "aggregate" and "packages" in told["machine"]  # type: ignore[operator]
     [row] = told["results"]  # type: ignore[misc]
     assert list(row)[: len(FIELDS)] == FIELDS
     assert (row["codec"], row["device"], row["clients"], row["threads"]) == ("fedbat", "cpu", 3, 1)
     assert row["flower_updates_per_s"] is row["ratio"] is row["round_ratio"] is row["difference"] is None
-    assert "No module named 'flwr'" in row["flower_error"] and "edgefl[bench]" in row["flower_error"]
+    assert "No module named 'flwr'" in row["flower_error"] and "edgefl bench peer" in row["flower_error"]
     assert row["round_updates_per_s"] == pytest.approx(3 / row["round_s"], rel=1e-2)
     assert 0 < row["round_s_min"] <= row["round_s"] and 0 < row["seconds_min"] <= row["seconds"]
     assert row["seconds"] < row["round_s"] and row["copy_fraction"] > 0
 
 
 @pytest.mark.slow
-@with_flower
 @pytest.mark.parametrize("codec", ["dense", "fedbat"])
 def test_beside_flower_both_make_the_same_weights(codec: str) -> None:
-    row = measure(SMALL, codec, AggregateSettings(clients=9, threads=2, repeat=2))
+    flower = make(peers()["flower"])
+    row = measure(SMALL, codec, AggregateSettings(clients=9, threads=2, repeat=2, flower=flower))
 
     assert row.flower_error is None and row.flower_s_min is not None and row.flower_s is not None
     assert row.flower_updates_per_s == pytest.approx(9 / row.flower_s, rel=1e-2)

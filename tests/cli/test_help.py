@@ -10,7 +10,10 @@ from tests.cli.runner import runner
 
 @pytest.mark.parametrize(
     ("command", "texts"),
-    [("run", ["'edgefl[executorch]'", "my/file.py:mine:lr=0.1"]), ("profile", ["needs edgefl[server]"])],
+    [
+        ("run", ["'edgefl-tiers[executorch]'", "my/file.py:mine:lr=0.1"]),
+        ("profile", ["needs edgefl-tiers[server]"]),
+    ],
 )
 def test_examples_are_shown_as_they_are_typed(command: str, texts: list[str]) -> None:
     """Nothing of them is taken for markup or an emoji."""

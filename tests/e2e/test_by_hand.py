@@ -169,7 +169,7 @@ def test_nothing_that_a_device_does_not_declare_is_there(python: Path, tmp_path:
 
     assert there.stdout.strip() == "[]"
     assert ran.returncode == 1 and "Traceback" not in ran.stderr
-    assert "pip install 'edgefl[server]'" in ran.stderr
+    assert "pip install 'edgefl-tiers[server]'" in ran.stderr
 
 
 def test_devices_without_torch_train_a_program_that_they_have_never_heard_of(by_hand: ByHand) -> None:

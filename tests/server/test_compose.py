@@ -267,7 +267,7 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     assert before == run_digest(own)
     source.write_text("def make(): return 1\n")
     changed = run_digest(own)
-    monkeypatch.setattr("edgefl.setup.digests.metadata.version", lambda _: "999")
+    monkeypatch.setattr("edgefl.setup.digests.version", lambda: "999")
     assert len({before, changed, run_digest(own)}) == 3
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from edgefl.system.distribution import install
 from edgefl.wire.errors import ConfigError
 
 try:
@@ -43,7 +44,7 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", *(f"-D{name}" for name in _DE
 _SOURCE = Path(__file__).with_name("native.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _MOST_TEXT = 400
-_INSTALL = "install it by `pip install 'edgefl[executorch]'`, or use --engine onnx"
+_INSTALL = f"install it by `{install('executorch')}`, or use --engine onnx"
 _HELP = (
     "install a C++ compiler (Debian: `apt install g++`) or name one in $CXX; or run `edgefl device build-engine --into "
     "FOLDER` on a like machine and put the file beside {place}; or use --engine onnx"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
 from edgefl.data.dataset import Array
 from edgefl.wire.errors import DataError
@@ -93,8 +94,6 @@ def wasserstein_1d(values: Array, owner: Array) -> Array:
 
 def _matched(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
     """W1 in all dimensions from the best one-to-one matching of a user's samples with as many of the other users."""
-    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
-
     own = x[mine][:MATCHED]
     others = x[~mine]
     if not len(others):

@@ -12,7 +12,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +35,7 @@ __all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]
 
 PER_BLOCK = 3
 """Of our aggregations in a block with one of Flower's."""
-_INSTALL = (
-    "it is not installed there; pip install 'edgefl[bench]', or name an interpreter that has it by --flower"
-)
+_INSTALL = "`edgefl bench peer flower` makes an environment that has it"
 
 
 class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +79,8 @@ class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class AggregateSettings:
-    """What is measured. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none.
+    """What is measured. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none
+    (:mod:`edgefl.bench.common.peers` makes one).
 
     Raises ConfigError for a device that is not there or an interpreter that does not exist.
     """
@@ -91,7 +89,7 @@ class AggregateSettings:
     threads: int = 0
     device: str = "cpu"
     repeat: int = 5
-    flower: str = sys.executable
+    flower: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +100,7 @@ class AggregateSettings:
             )
         if self.flower and shutil.which(self.flower) is None:
             raise ConfigError(
-                f"there is no Python interpreter {self.flower!r} for Flower; give the path of one that has flwr",
+                f"there is no Python interpreter {self.flower!r} for Flower; {_INSTALL}",
                 flower=self.flower,
             )
 
@@ -183,7 +181,7 @@ def _flower(
 ) -> tuple[Worker | None, str | None]:
     """The worker, after a first average that is not counted; or None and why."""
     if not settings.flower:
-        return None, "it was not asked for"
+        return None, f"no interpreter of an environment with flwr was named; {_INSTALL}"
     if problem := too_large(ours.layout.size, settings.clients, psutil.virtual_memory().available):
         return None, problem
     path = stack.enter_context(import_path())
@@ -231,4 +229,4 @@ def _missing(python: str, environment: Mapping[str, str]) -> str | None:
     if process.returncode == 0:
         return None
     last = (process.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return f"{last}: {_INSTALL}"
+    return f"{last}: it is not installed there; {_INSTALL}"

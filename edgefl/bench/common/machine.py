@@ -6,9 +6,10 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from edgefl.system.distribution import NAME
 from edgefl.wire.mqtt.messages import VERSION
 
-_PACKAGES = ("edgefl", "torch", "onnxruntime", "executorch", "numpy", "paho-mqtt", "amqtt", "flwr")
+_PACKAGES = (NAME, "torch", "onnxruntime", "executorch", "numpy", "paho-mqtt", "amqtt", "flwr")
 
 
 def machine() -> dict[str, object]:

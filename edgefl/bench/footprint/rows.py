@@ -30,7 +30,7 @@ DEVICE = (
     "typer",
     "rich",
 )
-"""What ``pip install edgefl`` asks for: `pyproject.toml`'s dependencies."""
+"""What ``pip install edgefl-tiers`` asks for: `pyproject.toml`'s dependencies."""
 
 
 class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +87,12 @@ def measure(
     flower: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> list[FootprintRow]:
-    """A row for each of KINDS; ``python`` and ``flower`` are interpreters of the environments that are measured."""
+    """A row for each of KINDS. ``python`` and ``flower`` are interpreters of the environments that are measured; without
+    ``flower`` its row says how to get one."""
     rows = []
     for kind in KINDS:
         say(f"{kind.what}: {repeat} processes, one after the other")
-        rows.append(_row(kind, python if kind.ours else flower or python, repeat))
+        rows.append(_row(kind, python if kind.ours else flower, repeat))
     return rows
 
 
@@ -101,12 +102,16 @@ def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
     packages: footprint_installed.Found = {}
     whole: footprint_installed.Found = {}
     try:
+        if not python:
+            raise EdgeflError(
+                "no interpreter was named; `edgefl bench peer flower-torch` makes an environment"
+            )
         packages = installed(python, kind.packages)
         whole = installed(python, kind.as_pip_installs or kind.packages)
     except EdgeflError as error:
         problems.append(error.message)
     try:
-        runs = list(kind.clients(python, repeat))
+        runs = list(kind.clients(python, repeat)) if python else []
     except EdgeflError as error:
         problems.append(error.message)
     own = own_bytes() if kind.ours else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -36,17 +35,14 @@ bytes moves 2 n. Times are medians; --json has the minima, too.
 With --device cuda the sums are on the GPU, and the updates' way there is a part of the time; with --on-device they are
 made there, one bit per entry, and only the kernel's own time counts.
 
-Flower runs in a process of its own. Where it is not installed its columns are empty, and nothing else changes:
-
-  python3.11 -m venv flower
-
-  flower/bin/pip install flwr
+Flower runs in a process and an environment of its own, which `edgefl bench peer flower` makes once. Without one its
+columns are empty, and nothing else changes.
 
 Examples:
 
   edgefl bench aggregate --json
 
-  edgefl bench aggregate --codec fedbat --codec fedpaq:bits=2 --clients 64 --threads 4 --flower flower/bin/python
+  edgefl bench aggregate --codec fedbat --codec fedpaq:bits=2 --clients 64 --threads 4
 
   edgefl bench aggregate --device cuda --on-device --parameters 1000000000 --clients 64
 """
@@ -106,12 +102,16 @@ def aggregate(
     ] = 5,
     flower: Annotated[
         str,
-        typer.Option(metavar="PYTHON", help="interpreter of an environment with flwr; default: this one"),
+        typer.Option(
+            metavar="PYTHON",
+            help="interpreter of an environment with flwr; default: the one of `edgefl bench peer`",
+        ),
     ] = "",
     option: _Options = None,
     as_json: _Json = False,
 ) -> None:
     from edgefl.bench.aggregate.rows import CODECS, AggregateSettings, build, measure
+    from edgefl.bench.common.peers import interpreter, peers
     from edgefl.cli.options import model_options
 
     if on_device:
@@ -122,7 +122,7 @@ def aggregate(
         threads=threads,
         device=device.value,
         repeat=repeat,
-        flower=flower or sys.executable,
+        flower=flower or interpreter(peers()["flower"]) or "",
         options=model_options(option or ()),
     )
     spec = build(model, parameters, settings)

@@ -26,7 +26,9 @@ Examples:
 
   edgefl bench footprint --json
 
-  edgefl bench footprint --python device/bin/python --flower flower/bin/python
+  edgefl bench peer flower-torch
+
+  edgefl bench footprint --python device/bin/python --repeat 10
 """
 
 
@@ -42,11 +44,13 @@ def footprint(
     flower: Annotated[
         str,
         typer.Option(
-            metavar="PYTHON", help="interpreter of an environment with flwr and torch; default: this"
+            metavar="PYTHON",
+            help="interpreter of an environment with flwr and torch; default: the one of `edgefl bench peer`",
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    from edgefl.bench.common.peers import interpreter, peers
     from edgefl.bench.footprint.rows import measure
     from edgefl.cli.bench.report import print_rows
 
@@ -54,7 +58,7 @@ def footprint(
         rows = measure(
             repeat,
             python or sys.executable,
-            flower or sys.executable,
+            flower or interpreter(peers()["flower-torch"]) or "",
             tell,
         )
     for row in rows:

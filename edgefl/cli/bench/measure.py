@@ -11,6 +11,7 @@ import typer
 
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import footprint as bench_footprint
+from edgefl.cli.bench import peer as bench_peer
 from edgefl.cli.bench import programs as bench_programs
 from edgefl.cli.bench.report import print_rows
 from edgefl.cli.options import Engine, model_options
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from edgefl.bench.submodels import SubmodelRow
     from edgefl.bench.train_step.rows import StepRow
 
-# typer before 0.19, which flwr asks for, knows no Literal.
 Match = StrEnum("Match", ["parameters", "macs"])
 
 _HELP = """
@@ -45,6 +45,8 @@ Examples:
   edgefl bench programs --json
 
   edgefl bench footprint --json
+
+  edgefl bench peer flower
 """
 _SUBMODELS = """
 What each kind of submodel costs a device at matched parameter counts.
@@ -67,11 +69,7 @@ model as people write it: torch's own layers, `backward`, `torch.optim.SGD`. Tim
 counted steps. Memory is the peak of resident memory over the same process with its library imported and nothing run:
 what torch or onnxruntime load when they are first used counts as what training takes. A model's row is told on stderr
 as soon as it is measured. The numbers can stand beside the retired onnxruntime-training, which needs an environment of
-its own:
-
-  python3.11 -m venv ort-training
-
-  ort-training/bin/pip install onnxruntime-training==1.19.2 onnx==1.16.2 torch==2.13.0
+its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
 
 With `--et-training` they can stand beside ExecuTorch's own, experimental training export (loss and gradients only), too: it
 takes minutes to export and, with convolutions, many seconds a step, of which two are timed after the others are done.
@@ -86,7 +84,7 @@ Examples:
 
   edgefl bench train-step --model resnet20 --target executorch --et-training --json
 
-  edgefl bench train-step --model cnn --model bert --threads 2 --ort-training ort-training/bin/python
+  edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
 """
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
@@ -99,6 +97,7 @@ def register(app: typer.Typer) -> None:
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
     bench_footprint.register(group)
+    bench_peer.register(group)
     bench_programs.register(group)
     app.add_typer(group, name="bench")
 

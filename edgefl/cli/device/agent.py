@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -13,9 +13,6 @@ from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
 from edgefl.cli.options import Engine, address, checked_key, default_folder, parse_bytes, parse_limits
 from edgefl.wire.mqtt.topics import checked_name
-
-if TYPE_CHECKING:
-    import click  # newest typer brings none
 
 _EXAMPLES = """
 Run a device agent: take tasks, train on local data, send updates. Needs no torch.
@@ -33,7 +30,7 @@ Examples:
 class _AgentOrCommand(TyperGroup):
     """Runs the agent, for which the options are; where a command is named first, it needs none of them."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         needed = (
             [param for param in self.params if param.required] if args and args[0] in self.commands else []
         )

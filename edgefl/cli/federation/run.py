@@ -38,7 +38,7 @@ Examples:
 
   edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
-  edgefl run --engine executorch --out runs/phones      (pip install 'edgefl\\[executorch]'; per tier: engine in the file)
+  edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
 
   edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """

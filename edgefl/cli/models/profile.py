@@ -36,7 +36,7 @@ Examples:
 
   edgefl profile bundles/*.efl --repeat 50 --html report.html --run runs/first
 
-  edgefl profile resnet20 --batch 8 --tier weak --json      (exports on the fly; needs edgefl\\[server])
+  edgefl profile resnet20 --batch 8 --tier weak --json      (exports on the fly; needs edgefl-tiers\\[server])
 
   edgefl profile federation.toml --engine executorch
 

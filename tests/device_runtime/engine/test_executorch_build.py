@@ -189,7 +189,7 @@ def test_without_the_package_the_engine_says_what_to_install(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
     with pytest.raises(
-        ConfigError, match=r"not installed: install it by `pip install 'edgefl\[executorch\]'`"
+        ConfigError, match=r"not installed: install it by `pip install 'edgefl-tiers\[executorch\]'`"
     ):
         build.find_wheel()
 

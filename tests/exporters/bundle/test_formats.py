@@ -222,7 +222,7 @@ def test_a_format_whose_package_is_missing_says_what_to_install(monkeypatch: pyt
     monkeypatch.setattr("exporters.bundle.formats.metadata.version", missing)
 
     check_installed(["onnx"])
-    with pytest.raises(ConfigError, match=r"pip install 'edgefl\[executorch\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[executorch\]'"):
         check_installed(["onnx", "executorch"])
 
 

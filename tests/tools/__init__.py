@@ -1,0 +1,1 @@
+"""The environment that make works in."""
