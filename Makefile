@@ -66,7 +66,7 @@ facts: $(TESTS)
 # A source distribution and the wheel from it; what each side installs from the wheel trains with the other.
 wheel: $(TESTS)
 	rm -rf build/wheel
-	$(BIN)/python -m build --outdir build/wheel . >/dev/null
+	$(BIN)/python -m build --quiet --outdir build/wheel .
 	$(BIN)/python -m tests.rings.wheel files build/wheel
 	@$(ENVIRONMENT) build/wheel/device "$$(echo build/wheel/*.whl)[device]"
 	@$(ENVIRONMENT) build/wheel/server --torch "$$(echo build/wheel/*.whl)[server]"
