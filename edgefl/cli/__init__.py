@@ -93,8 +93,9 @@ def _fail(message: str, code: int = 1) -> None:
     sys.exit(code)
 
 
+_SERVER = ("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "exporters", "server")
 _EXTRAS = {
-    **dict.fromkeys(("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil"), "server"),
+    **dict.fromkeys(_SERVER, "server"),
     "cryptography": "secure",
     "scipy": "analysis",
 }
