@@ -286,9 +286,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from edgefl.system.distribution import version
-
-        value: Any = version()
+        value: Any = importlib.import_module("edgefl.system.distribution").version()
     elif name in _FROM:
         module, _, attribute = _FROM[name].partition(":")
         value = getattr(importlib.import_module(module), attribute)
