@@ -15,7 +15,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all test-slow coverage lint facts wheel check clean
+.PHONY: setup demo test test-all test-slow coverage lint facts wheel docs check clean
 
 setup: $(TESTS)
 
@@ -72,7 +72,18 @@ wheel: $(TESTS)
 	@$(ENVIRONMENT) build/wheel/server --torch "$$(echo build/wheel/*.whl)[server]"
 	$(BIN)/python -m tests.rings.wheel trains build/wheel/device build/wheel/server
 
-check: lint wheel test-all
+# The documents as a site in build/site: a dead link is an error. Its tools have an environment of their own.
+DOCS := .venv-docs
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS)/bin/python -m pip install --quiet --group docs
+	@touch $@
+
+check: lint wheel docs test-all
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -79,8 +79,10 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How to personalize. ``alpha`` None: the round's own. ``test``: samples to judge by, beside the local data.
+    """How to personalize: ``steps`` of size ``alpha`` (None: the round's own), and after how many to judge (``curve``).
 
+    ``protocol``, of ``train_support``, ``split_test`` and ``paper_literal``, says what is adapted to and what judges
+    (per_fedavg.md 2.6). ``seed`` decides splits and batches. ``test``: samples to judge by, beside the local data.
     ConfigError for values out of range.
     """
 
@@ -101,6 +103,7 @@ class Wanted:
 
     @property
     def stops(self) -> tuple[int, ...]:
+        """After how many steps it judges, ascending: before the first, after the last, and along the curve."""
         return tuple(sorted({0, self.steps, *self.curve}))
 
 

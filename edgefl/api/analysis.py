@@ -54,7 +54,7 @@ def heterogeneity(
     progress: Callable[[str], None] = _silent,
 ) -> tuple[str, HeterogeneityReport]:
     """How different the users of a federation are, at one model: in labels, inputs, gradients and Hessians (Per-FedAvg,
-    docs/specs/per_fedavg.md). Gives a title and the report.
+    per_fedavg.md 6.6). Gives a title and the report.
 
     Args:
         source: a run or its folder, for its trained model; a federation or its file, for the initial one; None: the demo.
@@ -155,8 +155,8 @@ def reproduce(
 ) -> ReproductionReport:
     """Run a result of a paper again: every number beside the one it should be, and charts.
 
-    ``steps`` bounds every run, and numbers that need more are left out; ``quick``: the same in small. ConfigError, with
-    what exists, for a wrong name, and where there is no quick form.
+    ``steps`` bounds every run, and numbers that need more are left out; ``quick``: the same in small; ``progress`` is
+    told what is done. ConfigError, with what exists, for a wrong name, and where there is no quick form.
     """
     reproduction = catalog.named(name, reproductions())
     if not quick:

@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 class Agent:
     """One device of a federation. ``run`` serves until the training is done (``until_done``), or :meth:`stop`.
 
-    ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.samples.load`). ``folder`` keeps
-    what outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
-    bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal. ``engine`` is
-    ``onnx`` or ``executorch``. ``report`` is told what happens, from the threads of the agent.
+    ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.samples.load`). ``broker`` is
+    ``host:port`` or ``user:password@host:port``, ``federation`` the name of the one to join; ``ca_file``, the
+    certificate of the broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides.
+    ``folder`` keeps what outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device
+    offers to training, bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed,
+    hexadecimal. ``engine`` is ``onnx`` or ``executorch``, with that many ``threads``. ``limits`` are sizes and
+    timeouts. ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
     """

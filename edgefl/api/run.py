@@ -115,7 +115,8 @@ def load_run(folder: str | Path) -> Run:
 def load_federation(
     path: str | Path | None = None, settings: Mapping[str, object] | None = None
 ) -> Federation:
-    """The federation in a file (None: the defaults), with ``settings`` by dotted key over it (``{"program.lr": 0.1}``).
+    """The federation in the file ``path`` (None: the defaults), with ``settings`` by dotted key over it
+    (``{"program.lr": 0.1}``).
 
     ConfigError lists every problem.
     """
@@ -152,7 +153,8 @@ class Prepared:
 
 
 def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool = False) -> Prepared:
-    """The folder of a run: its configuration and each device's data. What cannot be trained leaves none behind.
+    """The folder of a run of ``federation``: its configuration and each device's data. What cannot be trained leaves
+    none behind.
 
     ConfigError if ``out`` holds another run (``fresh`` discards it), ModelError where model and tiers do not fit.
     """
@@ -196,9 +198,10 @@ class Server:
     """A federation's server for devices elsewhere. ``run`` returns when all rounds are over, or after ``stop``.
 
     Made, it has compiled the tiers' bundles into ``out/bundles``. ``emit`` is told what happens. ``broker`` is
-    ``host:port`` or an address; by default the one of the federation. ``database``: SQLAlchemy URL of the journal, by
-    default SQLite in ``out``. ``device``: where updates are summed and the model is evaluated, ``auto``, ``cpu`` or
-    ``cuda``. ``sign_key``: file with the key that signs bundles, made if there is none.
+    ``host:port`` or an address; by default the one of the federation. ``ca_file``, the certificate of the broker's
+    authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
+    where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
+    that signs bundles, made if there is none.
     """
 
     def __init__(

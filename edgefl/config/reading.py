@@ -24,8 +24,8 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
 
 
 def checked(path: Path) -> Federation:
-    """:func:`load`, with every name and option in the file held against the catalogs as they were shipped: nothing is
-    built. ConfigError lists every problem."""
+    """The federation in the file ``path``, with every name and option in it held against the catalogs as they were
+    shipped: nothing is built. ConfigError lists every problem."""
     tables = _read(path)
     return parse(tables, source=str(path), problems=name_problems(tables))
 

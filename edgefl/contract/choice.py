@@ -37,7 +37,13 @@ class Choice:
 
 
 class ProgramChoice(Choice):
-    """A local training: what devices do in a round."""
+    """A local training: what devices do in a round.
+
+    Options that most have: ``batch`` samples per local step, ``steps`` local steps per round (both fixed in the
+    graphs), ``lr``, the learning rate (a scalar that the server announces), ``momentum`` and ``weight_decay`` (on
+    kernels only) of the local optimizer, ``masked_loss`` (logits of classes that the device has no sample of are 0),
+    and ``eval_batch`` samples per batch of the evaluation (None: ``batch``). ConfigError for numbers out of range.
+    """
 
     def personal(self, alpha: float) -> Self:
         """With a graph that adapts the model to one user by steps of size ``alpha``."""
@@ -45,7 +51,12 @@ class ProgramChoice(Choice):
 
 
 class CodecChoice(Choice):
-    """How an update becomes bytes."""
+    """How an update becomes bytes.
+
+    Options that most have: ``statistics``, bits per entry of moving statistics (32: float32), ``binarize_1d``, whether
+    biases and norms are coded like the rest, and ``sign0``, what an entry that did not change becomes (``random``,
+    ``plus``). ConfigError for numbers out of range.
+    """
 
 
 class SubmodelChoice(Choice):

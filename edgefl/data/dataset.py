@@ -21,7 +21,9 @@ _FACTS: dict[str, Callable[[Any], Any]] = {"scale": float, "shift": float, "top"
 class Dataset:
     """Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats a model reads. Labels are int64, (n,).
 
-    ``name`` says exactly which data these are, for results and logs.
+    ``train_x`` and ``train_y`` are what devices train on, ``test_x`` and ``test_y`` what the server evaluates on.
+    ``classes`` is the number of classes, ``top`` the largest value a pixel can have. ``name`` says exactly which data these
+    are, for results and logs. DataError for arrays of another shape or dtype.
     """
 
     name: str

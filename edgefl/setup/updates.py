@@ -51,7 +51,7 @@ def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
 
 
 def update_sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
-    """:func:`tier_sizes` of the federation's own model and tiers."""
+    """What an update of each tier takes (:func:`tier_sizes`), of the federation's own model and tiers on ``dataset``."""
     spec = federation_model(federation, dataset)
     return tier_sizes(
         federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}

@@ -102,7 +102,7 @@ def test_a_wrong_name_or_option_is_told_with_its_key(tables: dict[str, Any], tol
         {"model": {"name": "mlp", "options": {"hidden": [8, 4]}}, "tiers": {"a": {"cut": 2}}},
         {"program": {"name": "per_fedavg", "mode": "hf", "personal": 0.1}},
         {"program": {"name": "examples/feddyn.py:feddyn", "alpha": 0.1}},
-        {"program": {"name": "docs.examples.feddyn:feddyn", "alpha": 0.1}},
+        {"program": {"name": "examples.feddyn:feddyn", "alpha": 0.1}},
         {"codec": {"name": "fedbat"}, "program": {"batch": 8, "rho": 3.0}},
         {"codec": {"name": "zerofl", "options": {"sparse_training": False}}, "program": {"name": "fafed"}},
         {"tiers": {"a": {"kind": "width", "options": {"gamma": 0.5, "rolling": True}}}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,11 @@ def test_the_page_of_commands_has_them_all() -> None:
     assert [name for name in command.commands if f"edgefl {name}" not in page] == []
     benches = command.commands["bench"].commands
     assert [name for name in benches if f"bench {name}" not in page and f"... {name}" not in page] == []
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+)(?: [a-z -]+)?:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[0] for page in DOCUMENTS for words in commands(page, "make") if words}
+    prose = {name for page in DOCUMENTS for name in re.findall(r"`make ([a-z-]+)`", page.read_text())}
+
+    assert named | prose <= targets

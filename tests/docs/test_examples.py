@@ -1,0 +1,59 @@
+"""The files in ``examples`` and the federation files in documents can be used as they are."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from edgefl.cli.models.fit import read_device
+from edgefl.config import Federation, load
+from edgefl.config.reading import parse
+from edgefl.data.datasets import digits
+from edgefl.setup.model import federation_model, submodel_of
+from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks
+
+EXAMPLES = ROOT / "examples"
+FILES = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in DOCUMENTS
+    for number, block in enumerate(blocks(page, "toml"))
+]
+
+
+def test_the_federation_trains_what_it_says() -> None:
+    federation = load(EXAMPLES / "federation.toml")
+    spec = federation_model(federation, digits())
+    tiers = {name: submodel_of(spec, name, table) for name, table in federation.tiers.items()}
+
+    assert sum(table.count for table in federation.tiers.values()) == 4
+    assert len(tiers["weak"].prefix) == federation.tiers["weak"].chunks == 2
+    assert tiers["strong"].prefix == ()
+
+
+def test_the_phone_is_a_device_file() -> None:
+    device = read_device(EXAMPLES / "phone.toml").device
+
+    assert (device.memory, device.downlink, device.uplink) == (64 << 20, 1e6, 200e3)
+
+
+def test_every_example_is_shown_or_named_in_a_document() -> None:
+    text = "\n".join(page.read_text() for page in DOCUMENTS)
+
+    assert [file.name for file in EXAMPLES.iterdir() if file.is_file() and file.name not in text] == []
+
+
+@pytest.mark.parametrize("block", FILES)
+def test_a_federation_file_in_a_document_has_no_wrong_key(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    tables = tomllib.loads(block.text)
+
+    assert isinstance(parse(tables, source="the document"), Federation)
+
+
+def test_a_wrong_key_would_be_seen(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="aggregat"):
+        parse({"aggregat": {"rule": "mean"}}, source="the document")

@@ -1,0 +1,90 @@
+"""The device of the tutorial: four packages and nothing of edgefl, and the same updates as our own agent, bit for bit."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl.data.dataset import write_client
+from edgefl.data.datasets import digits
+from tests.conftest import BrokerProcess
+from tests.docs.documents import DOCS, ROOT, blocks, content
+
+PAGE = DOCS / "tutorials" / "own-device.md"
+EXAMPLE = ROOT / "examples" / "small_device.py"
+PACKAGES = {"msgspec", "numpy", "onnxruntime", "paho"}
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    shown = "\n".join(block.text for block in blocks(PAGE, "python"))
+
+    assert [line for line in shown.splitlines() if line] == [
+        line for line in EXAMPLE.read_text().splitlines() if line
+    ]
+
+
+def test_it_imports_four_packages_and_nothing_of_ours() -> None:
+    imports = [node for node in ast.walk(ast.parse(EXAMPLE.read_text())) if isinstance(node, ast.Import)]
+    names = {alias.name.partition(".")[0] for node in imports for alias in node.names}
+
+    assert names - set(sys.stdlib_module_names) == PACKAGES
+    assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(ast.parse(EXAMPLE.read_text())))
+
+
+def trained(folder: Path, broker: str, small: bool) -> edgefl.Run:
+    """The federation of the page with a codec that draws noise; the weak device is the small one, or ours."""
+    (block,) = [block for block in blocks(PAGE) if block.file == "federation.toml"]
+    name = f"small-{small}"
+    folder.mkdir()
+    file = folder / "federation.toml"
+    file.write_text(content(block).replace('"small"', f'"{name}"') + '[codec]\nname = "fedpaq"\n')
+    data = digits()
+    for device, rows in (("strong-0", slice(0, 40)), ("weak-0", slice(40, 90))):
+        write_client(folder / f"{device}.npz", data.train_x[rows], data.train_y[rows])
+    server = edgefl.Server(file, folder / "out", broker=broker)
+    threading.Thread(target=agent(folder, broker, name, "strong-0").run, daemon=True).start()
+    if not small:
+        threading.Thread(target=agent(folder, broker, name, "weak-0").run, daemon=True).start()
+        server.run()
+        return edgefl.Run(folder / "out")
+    options = ["--id", "weak-0", "--data", "weak-0.npz", "--broker", broker, "--federation", name]
+    with subprocess.Popen(
+        [sys.executable, "-I", EXAMPLE, *options], cwd=folder, stdout=subprocess.PIPE
+    ) as device:
+        try:
+            server.run()
+            said, _ = device.communicate(timeout=60)
+        finally:
+            device.kill()
+    assert said.count(b"accepted") == 2, said
+    return edgefl.Run(folder / "out")
+
+
+def agent(folder: Path, broker: str, federation: str, name: str) -> edgefl.Agent:
+    return edgefl.Agent(
+        name,
+        folder / f"{name}.npz",
+        broker=broker,
+        federation=federation,
+        folder=folder / name,
+        until_done=True,
+    )
+
+
+@pytest.mark.e2e
+def test_it_trains_beside_our_agent_and_its_updates_are_equal_in_every_bit(
+    tmp_path: Path, mosquitto: BrokerProcess
+) -> None:
+    small, ours = (trained(tmp_path / str(each), str(mosquitto.address), each) for each in (True, False))
+
+    assert [row.reports for row in small.history] == [2, 2]
+    assert small.model.keys() == ours.model.keys()
+    assert all(np.array_equal(small.model[name], ours.model[name]) for name in ours.model)
+    assert small.history[-1].train_loss == pytest.approx(ours.history[-1].train_loss)

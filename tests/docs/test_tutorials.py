@@ -1,0 +1,97 @@
+"""The tutorials and the README do what they show: their blocks of code run as they stand, in the order of the page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import DOCS, ROOT, blocks, content
+
+OWN_MODEL = DOCS / "tutorials" / "own-model.md"
+
+
+def run_page(page: Path, folder: Path, beside: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Write the page's files into ``folder`` and run the rest of its Python there as one program."""
+    program = []
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(content(block))
+        elif block.language == "python":
+            program.append(block.text)
+    (folder / "page.py").write_text("\n".join(program))
+    paths = [str(ROOT), *(() if beside is None else (str(beside),))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(
+        [sys.executable, "page.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.e2e
+def test_own_model_and_data(tmp_path: Path) -> None:
+    done = run_page(OWN_MODEL, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pictures.onnx").is_file()
+
+
+def test_the_tutorial_shows_the_example_model_and_its_file_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgefl.config import load
+    from edgefl.models.zoo.catalog import build_model
+
+    files = {block.file: content(block) for block in blocks(OWN_MODEL) if block.file}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    assert files["mymodel.py"] == (ROOT / "examples" / "mymodel.py").read_text()
+    federation = load(Path("federation.toml"))
+    spec = build_model(federation.model.name, classes=4, sample_shape=(1, 16, 16))
+    assert spec.units == ("stem", "blocks_0", "blocks_1", "blocks_2", "head")
+
+
+def test_a_new_method(tmp_path: Path) -> None:
+    """Its first block is the example's file, which another test compares; here it is imported."""
+    done = run_page(DOCS / "tutorials" / "new-method.md", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.e2e
+def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
+    page = ROOT / "README.md"
+    (lines,) = [block.text for block in blocks(page, "python")]
+    done = run_page(page, tmp_path)
+
+    assert len(lines.split("\n\n")[1].splitlines()) <= 10
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.onnx").is_file() and (tmp_path / "quarter.efl").is_file()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "api.md",
+        pytest.param("compiler.md", marks=pytest.mark.slow),
+        pytest.param("compiler-inside.md", marks=pytest.mark.slow),
+    ],
+)
+def test_the_python_of_other_pages_runs(page: str, tmp_path: Path) -> None:
+    done = run_page(DOCS / page, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_page_with_python_is_run_somewhere() -> None:
+    """The new method's and the small device's have tests of their own; a page that joins them needs one."""
+    pages = {path.name for path in [ROOT / "README.md", *DOCS.rglob("*.md")] if any(blocks(path, "python"))}
+
+    assert pages == {
+        *("README.md", "api.md", "compiler.md", "compiler-inside.md"),
+        *("own-model.md", "new-method.md", "own-device.md"),
+    }
