@@ -75,7 +75,7 @@ class Assembly:
             raise _malformed("its chunks hold more bytes than it has")
         if len(partial.pieces) == chunk.count:
             return self._complete(device, partial)
-        self._make_room(device)
+        self._make_room()
         return Missing(_gaps(chunk.count, partial.pieces)) if chunk.index == chunk.count - 1 else None
 
     def drop(self, device: str) -> None:
@@ -116,10 +116,10 @@ class Assembly:
             raise _malformed(f"its {len(data)} bytes do not have the digest {head.sha256[:12]}")
         return Missing(_gaps(head.count, {}))
 
-    def _make_room(self, device: str) -> None:
+    def _make_room(self) -> None:
+        """Forget those that were fed longest ago; the device that was fed last is the last of them."""
         while self.held_bytes > self._most_bytes and len(self._partial) > 1:
-            oldest = next(iter(self._partial))
-            self.drop(oldest if oldest != device else next(reversed(self._partial)))
+            self.drop(next(iter(self._partial)))
 
 
 def _same(one: UpdateChunk, other: UpdateChunk) -> bool:

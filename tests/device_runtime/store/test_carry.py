@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_runtime.store.carry_choice import RoundToBegin, choose
+from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from tests.device_runtime import tiny
@@ -42,6 +44,19 @@ def begun(store: Store) -> Store:
     compute(store, "n0", b"e0")
     hear(store, "n0", "accepted")
     return store
+
+
+def test_a_carry_that_is_of_no_use_is_told_with_the_reason() -> None:
+    foreign = StoredCarry(1, "other/ef/weak", "n0", 2, False)
+    lost = StoredCarry(2, NAME, "n1", 5, False)
+
+    choice = choose([foreign, lost], RoundToBegin("run", NAME, 7, 3), 0)
+
+    assert choice.carry is None
+    assert [(each.carry, each.why) for each in choice.void] == [
+        (foreign, "it belongs to another run, run goes on now"),
+        (lost, "round 5 was abandoned"),
+    ]
 
 
 def kept(store: Store) -> list[bytes]:

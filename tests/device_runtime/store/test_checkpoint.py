@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_runtime.store.checkpoint_rows import Checkpoint
 from device_runtime.store.database import Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Array
@@ -22,6 +23,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened = open_store(tmp_path)
     yield opened
     opened.close()
+
+
+def test_a_checkpoint_comes_back_as_it_was_kept(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.open_job(b"job")
+    store.save_checkpoint("n1", Checkpoint(3, {"loss": 0.5}, TENSORS.items(), "12 rows, carry n0"))
+
+    saved = store.checkpoint("n1")
+
+    assert saved is not None
+    assert (saved.step, saved.sums, saved.basis) == (3, {"loss": 0.5}, "12 rows, carry n0")
+    store.close()
 
 
 def test_a_checkpoint_comes_back_with_every_tensor_as_it_was(store: Store) -> None:

@@ -68,6 +68,14 @@ def changed(chunk: UpdateChunk, **changes: Any) -> UpdateChunk:
     return UpdateChunk(**{**{name: getattr(chunk, name) for name in chunk.__struct_fields__}, **changes})
 
 
+def test_an_update_over_the_limit_is_refused_with_both_sizes_and_the_remedy() -> None:
+    (first, *_) = chunks_of(bytes(1001), "n", 100)
+    with pytest.raises(
+        UpdateRejected, match=r"1001 bytes, more than the limit of 1000: raise limits\.max_update"
+    ):
+        assembly(update_bytes=1000).add("d", first)
+
+
 def test_a_device_may_not_cut_its_update_into_crumbs() -> None:
     parts = Assembly(update_bytes=1 << 30, most_bytes=1 << 30)
     honest = chunks_of(bytes(1000), "n", 300)[0]

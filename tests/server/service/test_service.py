@@ -153,6 +153,9 @@ def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -
     assert server.wait_for(RoundOpened).devices == ("strong-0", "weak-0")
     seen = server.wait_for(DeviceSeen, lambda event: event.device == "weak-0")
     assert (seen.tier, seen.stage, seen.loss) == ("weak", "reported", 1.5) and seen.up_bytes > 0
+    # As the device's own profile has it (tests/server/fleet.py), and what the broker's packets took.
+    assert (seen.forward_ms, seen.step_ms, seen.idle_bytes, seen.peak_bytes) == (1, 1, 1, 2)
+    assert (seen.down_bytes, seen.down_wire_bytes) == (3, 0) and seen.up_wire_bytes > seen.up_bytes
     server.wait_for(Finished)
 
 

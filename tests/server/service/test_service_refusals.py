@@ -81,8 +81,8 @@ def test_a_bad_update_is_refused_and_recorded_and_the_round_goes_on(
     server.join()
 
     ack = culprit.acks.get(timeout=PATIENCE_S)
-    assert (refused.device, refused.reason) == ("strong-1", reason)
-    assert (ack.status, ack.reason) == ("rejected", reason) and ack.text == refused.text
+    assert (refused.device, refused.round, refused.reason) == ("strong-1", 1, reason)
+    assert (ack.status, ack.reason, ack.round) == ("rejected", reason, 1) and ack.text == refused.text
     assert (closed.outcome, closed.reports, closed.rejected) == ("closed", 1, 1)
     model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
     np.testing.assert_array_equal(
@@ -107,6 +107,34 @@ def test_a_second_copy_is_acknowledged_and_counted_once(device: MakeDevice, serv
     server.join()
     assert statuses == ["accepted", "accepted"]
     assert (closed.reports, closed.rejected) == (2, 0)
+
+
+def test_a_second_copy_of_a_refused_update_is_refused_once_more_and_recorded_once(
+    device: MakeDevice, serve: Any
+) -> None:
+    culprit = device("strong-1", silent)
+    device("strong-0", silent)
+    server = serve(rounds=1, min_devices=2)
+    opened = culprit.wait_open()
+    task = culprit.tasks.get(timeout=PATIENCE_S)
+    for _ in range(2):
+        culprit.report(task, opened, tier="weak")
+    first, again = (culprit.acks.get(timeout=PATIENCE_S) for _ in range(2))
+
+    assert (first.reason, again.reason) == ("wrong-tier", "already-rejected")
+    assert (again.status, again.round, again.nonce) == ("rejected", 1, task.nonce)
+    assert "refused already; wait for the next round" in again.text
+    assert server.wait_for(Rejected).reason == "wrong-tier"
+
+
+def test_a_refusal_says_what_the_update_said_of_itself_and_what_was_wanted(
+    device: MakeDevice, serve: Any
+) -> None:
+    culprit = device("strong-0", changed(codec="fedpaq", codec_version=7))
+    serve(rounds=1)
+
+    text = culprit.acks.get(timeout=PATIENCE_S).text
+    assert "coded by 'fedpaq' version 7, its tier by 'dense' version 1; fetch the tier's bundle again" in text
 
 
 def test_a_copy_of_an_accepted_update_after_the_round_is_still_good_news(
