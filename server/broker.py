@@ -210,7 +210,7 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[
     if program is None:
         raise BrokerError(
             "mosquitto is not installed: install it (Debian: apt-get install mosquitto), or use the embedded "
-            "broker with --kind amqtt"
+            "broker with `kind` amqtt"
         )
     check_port(host, port)
     lines = [

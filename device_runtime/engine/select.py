@@ -17,7 +17,7 @@ def open_engine(name: str, threads: int = 1) -> Engine:
     """The engine ``name`` with so many threads; ConfigError if there is none, or what it needs is not installed."""
     if not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(
-            f"an engine cannot work with {threads} threads: choose 1 to {_MOST_THREADS} by --threads",
+            f"an engine cannot work with {threads} threads: choose 1 to {_MOST_THREADS} by `threads`",
             threads=threads,
         )
     if name == "onnx":
@@ -26,7 +26,7 @@ def open_engine(name: str, threads: int = 1) -> Engine:
         except ImportError as error:
             raise ConfigError(
                 f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
-                "`pip install onnxruntime`, or use --engine executorch"
+                "`pip install onnxruntime`, or use `engine` executorch"
             ) from error
         return OnnxEngine(threads)
     if name == "executorch":

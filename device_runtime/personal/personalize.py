@@ -215,7 +215,7 @@ class Personalizer:
     def _alpha(self, job: Job, wanted: Wanted) -> float:
         known = {**self._manifest.hyper, **job.hyper}
         if wanted.alpha is None and ALPHA not in known:
-            raise ConfigError("neither the bundle nor the round says how large a step is; give it by --alpha")
+            raise ConfigError("neither the bundle nor the round says how large a step is; give it by `alpha`")
         return known[ALPHA] if wanted.alpha is None else wanted.alpha
 
     @contextmanager

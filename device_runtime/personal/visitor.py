@@ -110,7 +110,7 @@ def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
     if not offered and others:
         raise ConfigError(
             f"round {announced.round} offers nothing in format {format}, but in {', '.join(others)}: choose another "
-            f'--engine, or have the server export it (formats = ["{format}"] in [export])',
+            f'`engine`, or have the server export it (formats = ["{format}"] in [export])',
             format=format,
             offered=others,
         )
@@ -119,7 +119,7 @@ def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
         problem = f"no tier {tier!r}" if tier else "several tiers"
         raise ConfigError(
             f"round {announced.round} offers {problem} in format {format}: choose one of {', '.join(offered) or 'none'} by "
-            "--tier",
+            "`tier`",
             tier=tier,
             offered=offered,
         )

@@ -72,7 +72,7 @@ def _wait(process: subprocess.Popen[bytes], aborted: Callable[[], bool], until: 
         if aborted():
             raise RoundAborted("a round began while a bundle was profiled")
         if time.monotonic() > until:
-            raise RoundDeclined(LATE, "the profile was not done in time: ask with a longer --timeout")
+            raise RoundDeclined(LATE, "the profile was not done in time: ask with a longer `timeout`")
         time.sleep(_POLL_S)
 
 

@@ -196,7 +196,7 @@ class ProfileDesk:
             if entry.gone or (not entry.offered and now > min(entry.until, entry.came + patience)):
                 self._leave(entry)
             elif now > entry.until:
-                text = "rounds or other requests left no time for it: ask again later, or with a longer --timeout"
+                text = "rounds or other requests left no time for it: ask again later, or with a longer `timeout`"
                 self._settle(entry, declined(entry.nonce, BUSY, text))
 
     def _make_room(self) -> None:
@@ -263,7 +263,7 @@ class ProfileDesk:
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
-            raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer --timeout")
+            raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer `timeout`")
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
         write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)

@@ -78,8 +78,8 @@ def _engine(manifest: Manifest, wanted: str) -> str:
         raise BundleError(f"a bundle has one format, this one has {', '.join(formats)}; export it again")
     if wanted and wanted != formats[0]:
         raise BundleError(
-            f"the bundle holds {formats[0]} graphs, engine {wanted!r} does not run them: leave out --engine, or export "
-            f"with --format {wanted}",
+            f"the bundle holds {formats[0]} graphs, engine {wanted!r} does not run them: leave out `engine`, or export "
+            f"with `format` {wanted}",
             format=formats[0],
             engine=wanted,
         )
@@ -121,7 +121,7 @@ def _ended(
             words = process.communicate(timeout=settings.limit_s)[1]
         except subprocess.TimeoutExpired as error:
             raise BundleError(
-                f"{part} was not measured within {settings.limit_s:g} s; choose a smaller --repeat"
+                f"{part} was not measured within {settings.limit_s:g} s; choose a smaller `repeat`"
             ) from error
         finally:
             process.kill()

@@ -158,6 +158,6 @@ def _check(manifest: Manifest, graphs: Sequence[Graph], held: set[str], source: 
             raise BundleError(
                 f"graph {graph.name!r} reads {missing[0]!r}, which {source} does not hold: the server cuts the weights of "
                 f"tier {manifest.tier!r} out of the model. Take what it cuts (a compiled bundle's `share`, or over the "
-                "broker, whose --out can be used here), or the bundle of a tier that trains whole units",
+                "broker, whose `out` can be used here), or the bundle of a tier that trains whole units",
                 missing=missing,
             )

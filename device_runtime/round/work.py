@@ -83,7 +83,7 @@ class Work:
                 NO_FORMAT,
                 f"tier {job.tier!r} is offered in format {job.format}, and this device's engine runs {self.engine.format}: "
                 f'have the server export that too (formats = ["{job.format}", "{self.engine.format}"] in [export]), or '
-                "start the device with another --engine",
+                "start the device with another `engine`",
                 offered=job.format,
                 format=self.engine.format,
             )
@@ -102,7 +102,7 @@ class Work:
             raise RoundDeclined(
                 NO_MEMORY,
                 f"graph {largest.name!r} of tier {manifest.tier!r} needs {mebibytes(largest.planned_bytes)}, and this "
-                f"device offers {mebibytes(self.memory_bytes)}: give it a smaller tier, or more by --memory",
+                f"device offers {mebibytes(self.memory_bytes)}: give it a smaller tier, or more by `memory`",
                 needs_bytes=largest.planned_bytes,
                 offers_bytes=self.memory_bytes,
             )

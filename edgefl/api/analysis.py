@@ -162,7 +162,7 @@ def reproduce(
     if not quick:
         return reproduction.run(steps, progress)
     if reproduction.quick is None:
-        raise ConfigError(f"{name} has no quick form; bound it with `steps` (--steps)", name=name)
+        raise ConfigError(f"{name} has no quick form; bound it with `steps`", name=name)
     return reproduction.quick(steps, progress)
 
 

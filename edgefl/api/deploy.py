@@ -95,7 +95,7 @@ def _opened(
     if path is None:
         raise ConfigError(
             f"there is no {CONFIG_NAME} in the folder of {source}: name the federation that the model was trained with "
-            "(`federation`, --config)",
+            "(`federation`)",
             weights=str(source),
         )
     return weights, without_devices(load(path, given))

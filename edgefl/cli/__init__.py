@@ -48,7 +48,7 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except EdgeflError as error:
-        _fail(error.message, error.exit_code)
+        _fail(_in_flags(error.message), error.exit_code)
     except OSError as error:
         _fail(_told(error))
     except ModuleNotFoundError as error:
@@ -84,6 +84,19 @@ def _device() -> typer.Typer:
     alone = bare_app()
     device.register(alone)
     return alone
+
+
+def _in_flags(message: str) -> str:
+    """As :func:`edgefl.cli.flags.in_flags`; only a message that names an argument loads the commands."""
+    if "`" not in message:
+        return message
+    import typer
+
+    from edgefl.cli.flags import in_flags
+
+    arguments = sys.argv[1:]
+    known = _device() if arguments[:1] == ["device"] else __getattr__("app")
+    return in_flags(message, typer.main.get_command(known), arguments)
 
 
 def _fail(message: str, code: int = 1) -> None:

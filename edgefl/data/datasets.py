@@ -85,7 +85,7 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
     if not download:
         searched = ", ".join(str(place) for place in places(directory))
         raise DataError(
-            f"{source.name} was not found in {searched}: name the folder of its four idx files with --data or "
+            f"{source.name} was not found in {searched}: name the folder of its four idx files with `data` or "
             "EDGEFL_DATA, or allow the download",
             dataset=source.name,
             searched=searched,

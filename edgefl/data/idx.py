@@ -144,7 +144,7 @@ def _fetch(source: IdxSource, target: Path, md5: str, progress: Progress, timeou
             return
     raise DataError(
         f"cannot download {target.name} of {source.name} ({'; '.join(problems)}). Put the four official .gz files into "
-        f"{target.parent} or name their folder with --data or EDGEFL_DATA",
+        f"{target.parent} or name their folder with `data` or EDGEFL_DATA",
         file=target.name,
         problems=problems,
     )

@@ -71,10 +71,10 @@ class Lab:
         wanted = dump(self.federation)
         if path.exists() and load(path) != self.federation:
             raise ConfigError(
-                f"{self.folder} holds a run with another configuration: use --fresh or another --out"
+                f"{self.folder} holds a run with another configuration: use `fresh` or another `out`"
             )
         if (self.folder / "model.safetensors").exists():
-            raise ConfigError(f"{self.folder} holds a finished run: use --fresh or another --out")
+            raise ConfigError(f"{self.folder} holds a finished run: use `fresh` or another `out`")
         from edgefl.data.dataset import write_client
 
         for name, rows in zip(self.devices, parts, strict=True):
@@ -155,7 +155,7 @@ def discard(folder: Path) -> None:
     if not (folder / CONFIG_NAME).exists():
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
-                f"{folder} is not the folder of a run (no {CONFIG_NAME}); it is left alone, use another --out"
+                f"{folder} is not the folder of a run (no {CONFIG_NAME}); it is left alone, use another `out`"
             )
         return
     for name in _LEFT_BY_A_RUN:

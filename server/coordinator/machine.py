@@ -55,18 +55,18 @@ __all__ = [
 
 
 _COME_BACK = (
-    "bring them back and start the server again with the same --out, or start over in another with a longer "
+    "bring them back and start the server again with the same `out`, or start over in another with a longer "
     "limits.round_deadline_s, or with round.absent set to wait or partial"
 )
 
 _OF_NO_USE = (
     f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
-    "--out with what the reason asks for, or start the server again with the same --out to go on trying"
+    "`out` with what the reason asks for, or start the server again with the same `out` to go on trying"
 )
 
 
 _NO_MODEL = (
-    f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another --out"
+    f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another `out`"
 )
 
 
@@ -235,7 +235,7 @@ def _without(
     if _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
     remedy = (
-        "what they lost cannot be made again, so no round can be completed; start over with another --out"
+        "what they lost cannot be made again, so no round can be completed; start over with another `out`"
     )
     return _refused(state, current, text, remedy, now)
 
@@ -303,7 +303,7 @@ def _nothing_trained(rules: Rules) -> str:
     begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
     return (
         f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
-        "start over in another --out with more rounds, or with what the abandoned ones lacked"
+        "start over in another `out` with more rounds, or with what the abandoned ones lacked"
     )
 
 

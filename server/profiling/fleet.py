@@ -236,7 +236,7 @@ class FleetProfiler:
             return
         wish = f"it is of tier {_clean(hello.tier, 64)!r}" if hello.tier else "it names no tier"
         offered = ", ".join(self._wanted.offered)
-        row.now(state="skipped", reason="no-tier", text=f"{wish}, offered are {offered}: name one by --tier")
+        row.now(state="skipped", reason="no-tier", text=f"{wish}, offered are {offered}: name one by `tier`")
 
     def _answer(self, row: Row, answer: ProfileAnswer) -> None:
         if answer.nonce != self._nonce or row.final:
@@ -312,7 +312,7 @@ class FleetProfiler:
                     state="late", text="it took the request, and the command was stopped before it was done"
                 )
             elif row.heard:
-                text = f"it took the request and was not done in {wanted.timeout_s:g} s: ask with a longer --timeout"
+                text = f"it took the request and was not done in {wanted.timeout_s:g} s: ask with a longer `timeout`"
                 row.now(state="late", text=text)
             else:
                 text = (

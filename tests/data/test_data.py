@@ -60,7 +60,7 @@ def test_a_changed_file_is_refused_and_leaves_nothing_behind(
 ) -> None:
     source, server = published
     (server / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
-    with pytest.raises(DataError, match=r"MD5.*--data or EDGEFL_DATA"):
+    with pytest.raises(DataError, match=r"MD5.*`data` or EDGEFL_DATA"):
         idx.download(source, tmp_path / "data", lambda *_: None)
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
 

@@ -34,7 +34,7 @@ class ExecuTorchEngine:
             self._native.set_threads(threads)
         except NativeError as error:
             raise ConfigError(
-                f"executorch {self.version} cannot work with {threads} threads: {error}; choose others by --threads",
+                f"executorch {self.version} cannot work with {threads} threads: {error}; choose others by `threads`",
                 threads=threads,
             ) from error
 

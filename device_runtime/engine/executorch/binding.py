@@ -46,7 +46,7 @@ class Native:
         except OSError as error:
             raise ConfigError(
                 f"executorch {wheel.version} at {wheel.root} cannot be loaded: {error}; install it again for this machine, "
-                "or use --engine onnx"
+                "or use `engine` onnx"
             ) from error
         self.calls = load(wheel, say)
         self.opened = 0
@@ -85,7 +85,7 @@ def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
     except OSError as error:
         raise ConfigError(
             f"the ExecuTorch binding {path} cannot be loaded: {error}; delete the file and install executorch again, "
-            "or use --engine onnx"
+            "or use `engine` onnx"
         ) from error
 
 

@@ -44,10 +44,10 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", *(f"-D{name}" for name in _DE
 _SOURCE = Path(__file__).with_name("native.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _MOST_TEXT = 400
-_INSTALL = f"install it by `{install('executorch')}`, or use --engine onnx"
+_INSTALL = f"install it by `{install('executorch')}`, or use `engine` onnx"
 _HELP = (
     "install a C++ compiler (Debian: `apt install g++`) or name one in $CXX; or run `edgefl device build-engine --into "
-    "FOLDER` on a like machine and put the file beside {place}; or use --engine onnx"
+    "FOLDER` on a like machine and put the file beside {place}; or use `engine` onnx"
 )
 
 
@@ -113,7 +113,7 @@ def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
     except OSError as error:
         raise ConfigError(
             f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, name a folder "
-            "that is (--into of `edgefl device build-engine`, else $XDG_CACHE_HOME), or use --engine onnx"
+            "that is (`edgefl device build-engine --into FOLDER`, else $XDG_CACHE_HOME), or use `engine` onnx"
         ) from error
     return target
 
@@ -181,7 +181,7 @@ def _cache() -> Path:
         return (Path(cache) if cache else Path.home() / ".cache") / "edgefl"
     except RuntimeError as error:
         raise ConfigError(
-            f"there is no folder for the ExecuTorch binding: {error}; set $XDG_CACHE_HOME, or use --engine onnx"
+            f"there is no folder for the ExecuTorch binding: {error}; set $XDG_CACHE_HOME, or use `engine` onnx"
         ) from error
 
 

@@ -78,7 +78,7 @@ class Finished:
         if not np.array_equal(np.sort(own.y), np.sort(self.dataset.train_y[part])):
             raise DataError(
                 f"the data of device {name} are not those that {CONFIG_NAME} describes ({self.dataset.name}): its test "
-                "shard would be of other classes. Name the folder that the run's dataset came from by --data",
+                "shard would be of other classes. Name the folder that the run's dataset came from by `data`",
                 device=name,
             )
         return User.of(

@@ -61,7 +61,7 @@ def test_a_guest_is_told_in_which_formats_there_is_a_model(world: World) -> None
     announced = only_in_executorch(world.announcement())
 
     with pytest.raises(
-        ConfigError, match=r"nothing in format onnx, but in executorch: choose another --engine"
+        ConfigError, match=r"nothing in format onnx, but in executorch: choose another `engine`"
     ):
         job_of(announced, "weak", "onnx")
     with pytest.raises(ConfigError, match=r"no tier 'strong' in format executorch: choose one of weak"):

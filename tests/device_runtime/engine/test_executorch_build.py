@@ -147,7 +147,7 @@ def test_without_a_compiler_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, 
     no_compiler(monkeypatch, tmp_path)
 
     with pytest.raises(
-        ConfigError, match=r"install a C[+][+] compiler .* build-engine --into .* --engine onnx"
+        ConfigError, match=r"install a C[+][+] compiler .* build-engine --into .* `engine` onnx"
     ):
         build.binding(WHEEL, lambda _: None)
 
@@ -198,7 +198,7 @@ def test_without_onnxruntime_the_engine_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.delitem(sys.modules, "device_runtime.engine.onnx", raising=False)
 
-    with pytest.raises(ConfigError, match=r"pip install onnxruntime.*--engine executorch"):
+    with pytest.raises(ConfigError, match=r"pip install onnxruntime.*`engine` executorch"):
         open_engine("onnx")
 
 

@@ -194,7 +194,7 @@ def test_of_several_tiers_one_has_to_be_named(
     options = publish(tier, _announcement(tier, others=["other"]))
     data = str(_samples(tmp_path / "data.npz", tier, 40))
 
-    with pytest.raises(ConfigError, match="one of other, tier by --tier"):
+    with pytest.raises(ConfigError, match="one of other, tier by `tier`"):
         _run(options, tmp_path, "--data", data)
     with pytest.raises(ConfigError, match="no tier 'weak'"):
         _run(options, tmp_path, "--data", data, "--tier", "weak")
