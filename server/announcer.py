@@ -94,7 +94,7 @@ class Announcer:
         names = named([f"{name!r} ({named(devices)})" for name, devices in strangers.items()])
         text = (
             f"at this broker devices wait for a server of federation {names}; those that are meant for this one want "
-            f"--federation {own}"
+            f"`edgefl device --federation {own}`"
         )
         self._emit(events.Warned(tier="", text=text))
 

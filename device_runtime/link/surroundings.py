@@ -45,7 +45,7 @@ class Surroundings:
         self._say(
             "rival",
             f"another client takes the place of this one at {self._broker} again and again: most likely a second device of "
-            f"federation {self._federation!r} runs with --id {self._device}; give each its own name; {again}",
+            f"federation {self._federation!r} runs as {self._device!r} too (`edgefl device --id`); give each its own name; {again}",
         )
 
     def answered(self, ack: Ack) -> None:
@@ -62,7 +62,7 @@ class Surroundings:
         others = [repr(name) for name in neighbours.served(but=self._federation)]
         text = f"nothing is heard of federation {self._federation!r} at {self._broker}"
         if others:
-            text += f"; there is {named(others)}: name the right one by --federation"
+            text += f"; there is {named(others)}: name the right one (`edgefl device --federation`)"
         else:
             text += ", nor of another: this device waits for the server of its federation"
         if self._alone and text != self._neighbours:

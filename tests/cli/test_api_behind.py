@@ -42,6 +42,7 @@ API = {
     "bench submodels": "edgefl.bench.submodels.measure",
     "bench aggregate": "edgefl.bench.aggregate.rows.measure",
     "bench encode": "edgefl.bench.encode.rows.measure",
+    "bench peer": "edgefl.bench.common.peers.make",
     "bench programs": "edgefl.bench.programs.rows.measure",
     "bench footprint": "edgefl.bench.footprint.rows.measure",
 }

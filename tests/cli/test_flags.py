@@ -23,7 +23,11 @@ FLAG = re.compile(r"(?<![\w`-])--[a-z]")
         (["run", "--fresh"], "use `fresh` or another `out`", "use --fresh or another --out"),
         (["device", "--id", "x"], "choose other `threads`, `device_id`", "choose other --threads, --id"),
         (["device", "personalize"], "give it by `alpha`", "give it by --alpha"),
-        (["bench", "memory"], "a smaller `repeat`, see `edgefl export`", "a smaller --repeat, see `edgefl export`"),
+        (
+            ["bench", "memory"],
+            "a smaller `repeat`, see `edgefl export`",
+            "a smaller --repeat, see `edgefl export`",
+        ),
         (["plan"], "`out` is no option of it", "`out` is no option of it"),
     ],
 )
@@ -39,7 +43,8 @@ def test_messages_of_the_library_name_arguments_and_no_flags() -> None:
         f"{path.relative_to(ROOT)}:{line}: {text.strip()[:80]}"
         for room in ("edgefl", "exporters", "device_runtime", "server")
         for path in sorted((ROOT / room).rglob("*.py"))
-        if not path.is_relative_to(ROOT / "edgefl" / "cli") and not path.is_relative_to(ROOT / "edgefl" / "bench")
+        if not path.is_relative_to(ROOT / "edgefl" / "cli")
+        and not path.is_relative_to(ROOT / "edgefl" / "bench")
         for line, text in _messages(path)
         if FLAG.search(re.sub(r"`[^`]*`", "", text))
     ]

@@ -75,7 +75,7 @@ def test_two_devices_of_one_name_say_what_happens_and_what_to_do(
         for agent in agents:
             text = agent.event("rival").text
             assert "another client takes the place of this one" in text
-            assert f"--id {DEVICE}; give each its own name" in text
+            assert f"as {DEVICE!r} too (`edgefl device --id`); give each its own name" in text
     finally:
         for agent in agents:
             agent.stop()

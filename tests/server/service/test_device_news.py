@@ -200,7 +200,7 @@ def test_two_devices_of_one_name_are_told_by_the_server_too(device: MakeDevice, 
     server = serve(rounds=1)
 
     warned = server.wait_for(Warned, lambda event: "two devices run under this name" in event.text)
-    assert "strong-0" in warned.text and "its own --id" in warned.text
+    assert "strong-0" in warned.text and "its own name (`edgefl device --id`)" in warned.text
     server.stop()
 
 
