@@ -82,7 +82,8 @@ class DeviceNews:
         if len(times) == _GREETINGS and now - times[0] <= _GREETINGS_S:
             text = (
                 f"device {device} connected {_GREETINGS} times within {now - times[0]:.0f} s: either two devices run under "
-                "this name and take each other's place at the broker, or its link breaks; give each its own name (`edgefl device --id`)"
+                "this name and take each other's place at the broker, or its link breaks; "
+                "give each its own name (`edgefl device --id`)"
             )
             self._emit(events.Warned(tier="", text=text))
         elif len(times) == _GREETINGS:

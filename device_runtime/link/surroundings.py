@@ -45,7 +45,8 @@ class Surroundings:
         self._say(
             "rival",
             f"another client takes the place of this one at {self._broker} again and again: most likely a second device of "
-            f"federation {self._federation!r} runs as {self._device!r} too (`edgefl device --id`); give each its own name; {again}",
+            f"federation {self._federation!r} runs as {self._device!r} too (`edgefl device --id`); give each "
+            f"its own name; {again}",
         )
 
     def answered(self, ack: Ack) -> None:

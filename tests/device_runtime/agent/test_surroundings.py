@@ -36,7 +36,8 @@ def test_a_device_with_another_federation_s_name_tells_who_is_there(
     try:
         place = f"127.0.0.1:{own_mosquitto.port}"
         told = (
-            f"nothing is heard of federation 'a' at {place}; there is 'b': name the right one by --federation"
+            f"nothing is heard of federation 'a' at {place}; there is 'b': name the right one "
+            "(`edgefl device --federation`)"
         )
         assert agent.event("alone").text == told
     finally:
