@@ -94,10 +94,12 @@ def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
                     "new value",
                     function=function.name,
                 )
+    before = len(module.graph.nodes)
     for node in reversed(list(module.graph.nodes)):
         if node in writes or (_is_view(node) and not node.users):
             module.graph.erase_node(node)
-    module.recompile()
+    if len(module.graph.nodes) < before:
+        module.recompile()
 
 
 def _is_only_written(node: fx.Node, writes: set[fx.Node]) -> bool:

@@ -1,92 +1,41 @@
-"""What a function computes, as a digest: of the ops that it runs on its example, found without making a graph of them.
+"""What a function computes, as a digest: that of its first graph, before anything is rewritten.
 
-Capturing records the same ops in the same order (:mod:`exporters.capture.trace`), and all else that the compiler makes
-follows from them and from the ports. So one digest means one graph, wherever the code stands that it comes from; a run
-costs a small part of what capturing does.
+All that the compiler makes of a function follows from that graph and from the ports. So one digest means one artifact,
+wherever the code stands that the function comes from.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor, fx
 
 from edgefl.contract.program import Function
-from edgefl.submodels.channels.trace import plain_attention
-from exporters.capture.patches import patched
+from exporters.capture.trace import joint_graph
 
 
 def fingerprint(function: Function) -> str:
     """SHA-256 of the function's name and ports, of every op that it runs with what that reads, and of its results.
 
-    Constants count with their values, inputs by their names alone. Raises whatever the function raises.
+    Constants count with their values, inputs by their names alone. ExportError for a function that cannot be traced.
     """
-    example, recorder = function.example(0), _Recorder()
-    with patched(), plain_attention(), recorder:
-        recorder.write(function.name, [(name, spec) for name, spec in function.inputs.items()])
-        tensors = {name: tensor.clone() for name, tensor in example.items()}
-        for tensor in tensors.values():
-            recorder.number(tensor)
-        results = function(tensors)
-        recorder.write("returns", results)
-    return recorder.digest()
+    graph, outputs = joint_graph(function)
+    ports = [(name, spec) for named in (function.inputs, outputs) for name, spec in named.items()]
+    lines = [repr((function.name, ports)), *(_line(graph, node) for node in graph.graph.nodes)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-class _Recorder(TorchDispatchMode):
-    """Writes each op into a digest. A tensor is known by its number, counted in the order in which tensors come up."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._sum = hashlib.sha256()
-        self._numbers: dict[int, int] = {}
-        self._alive: list[Tensor] = []  # so that no id is given to a second tensor
-
-    def digest(self) -> str:
-        return self._sum.hexdigest()
-
-    def write(self, *values: object) -> None:
-        self._sum.update(f"{self._plain(values)}\n".encode())
-
-    def number(self, tensor: Tensor) -> int:
-        """The number of ``tensor``, a new one where it has none."""
-        if id(tensor) not in self._numbers:
-            self._numbers[id(tensor)] = len(self._alive)
-            self._alive.append(tensor)
-        return self._numbers[id(tensor)]
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.write(str(func), args, kwargs or {})
-        results = func(*args, **(kwargs or {}))
-        for result in results if isinstance(results, tuple | list) else [results]:
-            if isinstance(result, Tensor):
-                self.number(result)
-        return results
-
-    def _plain(self, value: Any) -> object:
-        """``value`` as something whose text is the same in each process."""
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, dict):
-            return [(key, self._plain(item)) for key, item in value.items()]
-        if isinstance(value, tuple | list):
-            return [self._plain(item) for item in value]
-        if isinstance(value, torch.Generator):
-            return "generator"
-        return repr(value)
-
-    def _tensor(self, tensor: Tensor) -> object:
-        if id(tensor) in self._numbers:
-            return ("tensor", self.number(tensor))
-        # Nothing made it here: a constant of the function, or a weight of a skeleton, which has no values.
-        about = ("constant", self.number(tensor), tuple(tensor.shape), str(tensor.dtype), str(tensor.device))
-        return about if tensor.is_meta else (*about, _values(tensor))
+def _line(module: fx.GraphModule, node: fx.Node) -> str:
+    """A node with all that it reads, in words that are the same in each process."""
+    constant = _about(getattr(module, str(node.target))) if node.op == "get_attr" else ""
+    return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {constant}"
 
 
-def _values(tensor: Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous()
-    return hashlib.sha256(plain.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+def _about(value: Tensor) -> str:
+    """A constant with its values; a weight of a skeleton has none."""
+    about = f"{tuple(value.shape)} {value.dtype} {value.device}"
+    if value.is_meta:
+        return about
+    entries = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return f"{about} {hashlib.sha256(entries.numpy().tobytes()).hexdigest()}"

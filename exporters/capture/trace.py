@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -27,7 +26,6 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.program import INPUT_ROLES, OUTPUT_ROLES, Function
@@ -35,6 +33,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
 from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
+from exporters.capture.graph import Table, graph_of
 from exporters.capture.nodes import copy_of, fake_value, results
 from exporters.capture.patches import patched
 from exporters.decompositions import HIDDEN_MUTATIONS, core_table
@@ -50,6 +49,9 @@ _SAME_VALUE = frozenset(
         _aten.lift_fresh_copy.default,
     }
 )
+
+
+_Flat = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -76,34 +78,18 @@ class Captured:
         return dict(zip(self.outputs, results, strict=True))
 
 
-def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]] | None = None) -> Captured:
+def capture(function: Function, table: Table | None = None) -> Captured:
     """Trace ``function`` on its example; ExportError says which part of the contract it breaks.
 
     ``table`` has the rules of the second pass, :func:`exporters.decompositions.core_table` if none are given.
     """
-    example = function.example(0)
-    outputs: dict[str, TensorSpec] = {}
-
-    def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
-        # Copies, so that a module that updates a buffer in place never reaches a graph input.
-        result = function({name: value.clone() for name, value in zip(example, arguments, strict=True)})
-        outputs.update(_checked_outputs(function, result))
-        return tuple(result.values())
-
-    arguments = tuple(example.values())
-    with patched(), plain_attention():
-        joint = _trace(function, flat, arguments, tracing_mode="real", decomposition_table=HIDDEN_MUTATIONS)
+    joint, outputs = joint_graph(function)
     check_ops(function, joint)
     drop_outside_writes(function, joint)
     _name_what_was_pooled(joint)
-    core = _trace(
-        function,
-        torch.func.functionalize(joint),
-        arguments,
-        tracing_mode="fake",
-        decomposition_table=core_table() if table is None else dict(table),
-        _allow_non_fake_inputs=True,
-    )
+    table = core_table() if table is None else table
+    arguments = tuple(function.example(0).values())
+    core = _trace(function, torch.func.functionalize(joint), arguments, table, fake=True)
     _drop_copies(core)
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
@@ -117,6 +103,25 @@ def capture(function: Function, table: Mapping[OpOverload, Callable[..., object]
         outputs=outputs,
         unused=tuple(name for name in function.inputs if name not in used),
     )
+
+
+def joint_graph(function: Function) -> tuple[fx.GraphModule, dict[str, TensorSpec]]:
+    """The first pass: forward, backward and update as they run on the function's example, and its outputs.
+
+    ExportError as :func:`capture`.
+    """
+    example = function.example(0)
+    outputs: dict[str, TensorSpec] = {}
+
+    def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
+        # Copies, so that a module that updates a buffer in place never reaches a graph input.
+        result = function({name: value.clone() for name, value in zip(example, arguments, strict=True)})
+        outputs.update(_checked_outputs(function, result))
+        return tuple(result.values())
+
+    with patched(), plain_attention():
+        joint = _trace(function, flat, tuple(example.values()), HIDDEN_MUTATIONS, fake=False)
+    return joint, outputs
 
 
 def exported_program(captured: Captured) -> ExportedProgram:
@@ -178,10 +183,10 @@ def _constants_to_placeholders(graph: fx.Graph, module: fx.GraphModule) -> dict[
 
 
 def _trace(
-    function: Function, traced: object, arguments: tuple[Tensor, ...], **options: object
+    function: Function, traced: _Flat, arguments: tuple[Tensor, ...], table: Table, *, fake: bool
 ) -> fx.GraphModule:
     try:
-        return make_fx(traced, **options)(*arguments)  # type: ignore[arg-type]
+        return graph_of(traced, arguments, table, fake=fake)
     except EdgeflError:
         raise
     except Exception as error:
@@ -213,14 +218,14 @@ def _name_what_was_pooled(joint: fx.GraphModule) -> None:
     torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
     that finds the maxima again, so that nobody needs positions, must see the tensor itself.
     """
-    for node in joint.graph.nodes:
-        if node.target is not _aten.max_pool2d_with_indices_backward.default:
-            continue
+    gradients = [n for n in joint.graph.nodes if n.target is _aten.max_pool2d_with_indices_backward.default]
+    for node in gradients:
         positions = node.args[-1]
         pooling = positions.args[0] if positions.target is operator.getitem else positions
         if pooling.target is _aten.max_pool2d_with_indices.default:
             node.update_arg(1, pooling.args[0])
-    joint.recompile()
+    if gradients:
+        joint.recompile()
 
 
 def _drop_copies(module: fx.GraphModule) -> None:
