@@ -48,7 +48,9 @@ class OnnxEngine:
         options.enable_mem_reuse = False
         # The pattern planned from the first run would be one more block beside what that run took.
         options.enable_mem_pattern = False
-        options.log_severity_level = 3
+        options.log_severity_level = (
+            4  # what fails is raised, too: said on standard error it would come twice
+        )
         return options
 
     def read_state(self, state: State) -> Arrays:

@@ -137,7 +137,7 @@ def _relative(error: ExportError) -> float:
 
 def _load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails is raised, too
     options.intra_op_num_threads = max(1, torch.get_num_threads())
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -295,7 +295,8 @@ class RunningServer:
     def wait_for(self, kind: type, condition: Callable[[Any], bool] = lambda _: True) -> Any:
         """The next event of ``kind`` for which ``condition`` holds."""
         while True:
-            assert self.error is None, self.error
+            if self.events.empty():  # else there is more to hear of a server that has ended
+                assert self.error is None, self.error
             event = self.events.get(timeout=PATIENCE_S)
             self.seen.append(event)
             if isinstance(event, kind) and condition(event):

@@ -181,7 +181,9 @@ def _measured(
                 errors.print(line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other codecs are worth measuring all the same
                 failed.append(error)
-                errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+                errors.print(
+                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
     return rows, failed
 
 

@@ -194,7 +194,9 @@ def train_step(
                 errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other models are worth measuring all the same
                 failed.append(error)
-                errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+                errors.print(
+                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
     for row in rows:
         if row.ort_training_error:
             text = f"{row.model}: onnxruntime-training did not run: {row.ort_training_error}"
@@ -249,7 +251,9 @@ def submodels(
                     errors.print(_submodel_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
                 except EdgeflError as error:  # the other sizes are worth measuring all the same
                     failed.append(error)
-                    errors.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+                    errors.print(
+                        f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                    )
     if as_json:
         print_rows("submodels", rows, as_json)
     else:

@@ -72,7 +72,9 @@ def programs(
             except EdgeflError as error:  # the other programs are worth measuring all the same
                 failed += [error] if program else []  # of all programs, some are for other models
                 word = "error" if program else f"left out {name}"
-                errors.print(f"{word}: {error.message}", style="red", markup=False, highlight=False)
+                errors.print(
+                    f"{word}: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
                 continue
             rows += program_rows
             for row in program_rows:
