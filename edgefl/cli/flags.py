@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from click import Command
-
+Command = Any
+"""One of typer's commands; the module of their type differs between releases."""
 _ARGUMENT = re.compile(r"`([a-z][a-z_]*)`")
 
 

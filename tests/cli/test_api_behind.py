@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import typer
-from click import Command, Group
 
 import edgefl
 from edgefl.cli.commands import app
@@ -48,8 +47,8 @@ API = {
 }
 
 
-def _commands(command: Command, name: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
-    if isinstance(command, Group):
+def _commands(command: Any, name: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    if hasattr(command, "commands"):
         if name and command.callback and command.invoke_without_command:
             yield name, command.callback
         for child, each in command.commands.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import Result
+from typer.testing import Result
 
 from device_runtime.profile import whole
 from device_runtime.profile.measure.folder import BundleFolder

@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from click.testing import Result
 from onnx import numpy_helper
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from edgefl.cli import app
 from edgefl.contract.program import Function, Phase, Program
