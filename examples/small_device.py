@@ -32,8 +32,8 @@ class Link:
         )
         self.client.on_connect, self.client.on_message = self.connected, self.arrived
         host, _, port = broker.partition(":")
-        self.client.connect(host, int(port or 1883), keepalive=20)
-        self.client.loop_start()
+        self.client.connect_async(host, int(port or 1883), keepalive=20)
+        self.client.loop_start()  # which connects, and connects again, for as long as it takes
 
     def connected(self, client, *_):
         """After every CONNACK, whether or not the broker remembers the session."""
