@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from edgefl.config import Federation, load
+from edgefl.config.text import dump
 from edgefl.data.dataset import Dataset
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard
@@ -19,6 +20,7 @@ from edgefl.models.user_factory import absolute
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.setup.updates import update_sizes
+from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
@@ -234,6 +236,9 @@ class Server:
             device=device,
             signer=Signer(Path(sign_key)) if sign_key else None,
         )
+        written = folder / CONFIG_NAME
+        if not written.exists():  # else `edgefl run` wrote it, or this server when it was started first
+            write_text(written, dump(_found_from_anywhere(read)))
 
     def run(self) -> None:
         """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""

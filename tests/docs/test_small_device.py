@@ -53,7 +53,7 @@ def trained(folder: Path, broker: str, small: bool) -> edgefl.Run:
     if not small:
         threading.Thread(target=agent(folder, broker, name, "weak-0").run, daemon=True).start()
         server.run()
-        return edgefl.Run(folder / "out")
+        return edgefl.load_run(folder / "out")
     options = ["--id", "weak-0", "--data", "weak-0.npz", "--broker", broker, "--federation", name]
     with subprocess.Popen(
         [sys.executable, "-I", EXAMPLE, *options], cwd=folder, stdout=subprocess.PIPE
@@ -64,7 +64,7 @@ def trained(folder: Path, broker: str, small: bool) -> edgefl.Run:
         finally:
             device.kill()
     assert said.count(b"accepted") == 2, said
-    return edgefl.Run(folder / "out")
+    return edgefl.load_run(folder / "out")
 
 
 def agent(folder: Path, broker: str, federation: str, name: str) -> edgefl.Agent:
