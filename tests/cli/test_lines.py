@@ -105,7 +105,7 @@ LINES: list[tuple[events.Event, str | None]] = [
     ),
     (
         events.Rejected(device="a", round=0, reason="no-tier", text="fits none"),
-        "a was refused (no-tier): fits none",
+        "a, no-tier: fits none",
     ),
     (
         events.Declined(device="a", round=2, reason="no-memory", text="64 MiB"),

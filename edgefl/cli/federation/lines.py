@@ -125,8 +125,9 @@ def _(event: events.DeviceSeen) -> str | None:
 
 @text_of.register
 def _(event: events.Rejected) -> str:
-    where = f" in round {event.round}" if event.round else ""
-    return f"{event.device} was refused{where} ({event.reason}): {event.text}"
+    if not event.round:  # of its hello, or of a message that cannot be read
+        return f"{event.device}, {event.reason}: {event.text}"
+    return f"{event.device} was refused in round {event.round} ({event.reason}): {event.text}"
 
 
 @text_of.register
