@@ -73,9 +73,10 @@ wheel: $(TESTS)
 	$(BIN)/python -m tests.rings.wheel trains build/wheel/device build/wheel/server
 
 # The documents as a site in build/site: a dead link is an error. Its tools have an environment of their own.
+# Never --quiet: mkdocs then counts no warnings, and strict mode finds none.
 DOCS := .venv-docs
 docs: $(DOCS)/.installed
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)

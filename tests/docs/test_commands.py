@@ -63,3 +63,10 @@ def test_targets_of_make_exist() -> None:
     prose = {name for page in DOCUMENTS for name in re.findall(r"`make ([a-z-]+)`", page.read_text())}
 
     assert named | prose <= targets
+
+
+def test_a_dead_link_ends_make_docs() -> None:
+    """mkdocs counts the warnings that it shows, so a quiet build is never strict."""
+    (build,) = re.findall(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())
+
+    assert build.split() == ["--strict"]
