@@ -137,6 +137,10 @@ def read_weights(path: Path) -> Arrays:
         raise DataError(
             f"there is no file {path}; a run leaves model.safetensors in its folder", path=str(path)
         ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}; name a file of weights", path=str(path)
+        ) from error
     except ProtocolError as error:
         raise DataError(f"{path} holds no weights: {error.message}", path=str(path)) from error
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from device_runtime.data.support import checked_protocol
+from device_runtime.round.offline import read_weights
 from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import Setting
@@ -30,8 +31,7 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 
 PROTOCOLS = ("train_support", "split_test", "paper_literal")
@@ -71,7 +71,7 @@ def heterogeneity(
     """
     federation, own, where = _source(source, data)
     if weights is not None:
-        own, where = _read(Path(weights)), str(weights)
+        own, where = read_weights(Path(weights)), str(weights)
     count = devices or len(device_names(completed(federation)))
     dataset = open_data(federation)
     spec = federation_model(federation, dataset)
@@ -174,7 +174,8 @@ def _source(
     if source is None:
         return demo_federation(given), None, "initial weights"
     if isinstance(source, Federation):
-        return source, None, "initial weights"
+        table = source.data.model_copy(update={"dir": given["data.dir"]} if given else {})
+        return source.model_copy(update={"data": table}), None, "initial weights"
     if not isinstance(source, Run) and not Path(source).is_dir():
         return load_federation(source, given), None, "initial weights"
     run = source if isinstance(source, Run) else load_run(source)
@@ -194,15 +195,6 @@ def _setting(federation: Federation, program: Program, alpha: float | None, user
         fraction=federation.round.fraction,
         users=users,
     )
-
-
-def _read(path: Path) -> Arrays:
-    try:
-        return tensors.load(path.read_bytes())
-    except (FileNotFoundError, ProtocolError) as error:
-        raise ConfigError(
-            f"{path} holds no weights ({error}); a run leaves model.safetensors in its folder", path=str(path)
-        ) from error
 
 
 def _tensors(initial: dict[str, Tensor], arrays: Arrays | None, where: str) -> dict[str, Tensor]:

@@ -15,11 +15,13 @@ from typing import Any
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import (
     CodecChoice,
+    Named,
     OptimizerChoice,
     ProgramChoice,
     SubmodelChoice,
     built_alone,
     built_upon,
+    chosen,
 )
 from edgefl.optimizers import adaptive as server_adaptive
 from edgefl.optimizers.momentum import server_momentum
@@ -125,3 +127,11 @@ def address_of(factory: Callable[..., Any], what: str) -> str:
             factory=repr(factory),
         )
     return f"{Path(file).resolve()}:{name}"
+
+
+def codec_choice(value: object) -> CodecChoice:
+    """The codec that the argument ``codec`` names; a program that is a codec of its own, too, such as FedBAT."""
+    made = value() if isinstance(value, Named) else value
+    if isinstance(made, ProgramChoice) and made.name in codecs.CODECS:
+        return CodecChoice(made.name, made.options, made.label)
+    return chosen("codec", CodecChoice, made)

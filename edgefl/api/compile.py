@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from edgefl.api.bundle import Bundle
-from edgefl.api.choices import SGD, Dense, OutputSide
+from edgefl.api.choices import SGD, Dense, OutputSide, codec_choice
 from edgefl.api.model import Model, Sample, data_spec, model_spec
 from edgefl.codecs import catalog as codecs
-from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice
+from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
 from edgefl.data.dataset import Dataset
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 from exporters.bundle.formats import check_installed, format_of
 from exporters.front.cache import BundleCache
@@ -27,10 +28,10 @@ Target = Literal["onnx", "executorch"]
 def compile(
     model: Model,
     *,
-    submodel: SubmodelChoice = OutputSide(),
-    program: ProgramChoice = SGD(),
-    codec: CodecChoice = Dense(),
-    optimizer: OptimizerChoice | None = None,
+    submodel: SubmodelChoice | str = OutputSide(),
+    program: ProgramChoice | str = SGD(),
+    codec: CodecChoice | ProgramChoice | str = Dense(),
+    optimizer: OptimizerChoice | str | None = None,
     target: Target = "onnx",
     memory_budget: str | int = "",
     data: Dataset | None = None,
@@ -48,12 +49,15 @@ def compile(
     Every graph is run once in the runtime of its format and compared with torch before the bundle exists. What was compiled
     before, of the same things by the same versions, comes out of the cache.
 
+    Choices are objects such as ``edgefl.OutputSide(cut=3)``, or their names where the defaults will do.
+
     Args:
         model: a model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory of one, or a
             ``ModelSpec``.
         submodel: what the tier holds and trains; by default the whole model.
         program: the local training; by default SGD.
-        codec: how the update becomes bytes; by default float32 weights.
+        codec: how the update becomes bytes; by default float32 weights. FedBAT, which is a training too, takes the place of
+            SGD.
         optimizer: the server's; by default what the program says.
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
         memory_budget: peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
@@ -78,6 +82,12 @@ def compile(
     ('fedprox', 'half')
     """
     check_installed([target])
+    submodel, program = (
+        chosen("submodel", SubmodelChoice, submodel),
+        chosen("program", ProgramChoice, program),
+    )
+    codec = codec_choice(codec)
+    optimizer = None if optimizer is None else chosen("optimizer", OptimizerChoice, optimizer)
     spec = model_spec(model, data=data, sample=sample, classes=classes, seed=seed, options=options)
     cut = submodels.build(spec, submodel.name, **submodel.options)
     training = coded_program(
@@ -103,7 +113,13 @@ def compile(
     return Bundle(found.bundle, (made, which), found.compiled)
 
 
-def _budget(amount: str | int) -> Budget | None:
+def _budget(amount: object) -> Budget | None:
     if not amount:
         return None
-    return Budget(float(amount)) if isinstance(amount, int) else Budget.parse(amount)
+    if isinstance(amount, int):
+        return Budget(float(amount))
+    if not isinstance(amount, str):
+        raise ConfigError(
+            f'argument `memory_budget` is {amount!r}; give bytes, "64MiB" or "60%"', argument="memory_budget"
+        )
+    return Budget.parse(amount)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from device_runtime.round.offline import read_weights
 from edgefl.api.run import Run, load_run
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
@@ -18,8 +19,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.submodels.compaction.compact import compact as without_zeros
-from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 
 
@@ -66,6 +66,8 @@ def deploy(
     dataset = open_data(settings)
     spec = federation_model(settings, dataset)
     own = {**(submodel.options if submodel else {}), **(options or {})}
+    if gamma is not None and own.get("gamma", gamma) != gamma:
+        raise ConfigError(f"`gamma` is {gamma:g}, and {submodel!r} has another; leave one out", gamma=gamma)
     size = own.pop("gamma", gamma)
     kind = submodel.name if submodel else None
     cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
@@ -81,7 +83,7 @@ def _opened(
     given = {"data.dir": str(Path(data).resolve())} if data else {}
     if isinstance(place, Path) and not place.is_dir():
         weights, folders = (
-            _read(place),
+            read_weights(place),
             list(place.resolve().parents)[:2],
         )  # checkpoints have a folder of their own
     else:
@@ -99,17 +101,6 @@ def _opened(
             weights=str(source),
         )
     return weights, without_devices(load(path, given))
-
-
-def _read(path: Path) -> Arrays:
-    try:
-        return tensors.load(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no file {path}; a run leaves model.safetensors in its folder", path=str(path)
-        ) from error
-    except ProtocolError as error:
-        raise ConfigError(f"{path} holds no weights: {error.message}", path=str(path)) from error
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:

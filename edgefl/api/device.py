@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,7 +151,7 @@ def broker_address(broker: str | Address, ca_file: str = "") -> Address:
     """``host:port`` or ``user:password@host:port`` as an address; ``ca_file`` switches TLS on. BrokerError for another
     text."""
     if isinstance(broker, Address):
-        return broker
+        return replace(broker, ca_file=ca_file) if ca_file else broker
     parsed = Address.parse(broker)
     return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
 

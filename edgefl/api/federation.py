@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefl.api.choices import address_of
+from edgefl.api.choices import address_of, codec_choice
 from edgefl.config import DataTable, Federation, parse
 from edgefl.config.tables import (
     AggregateTable,
@@ -17,10 +17,11 @@ from edgefl.config.tables import (
     RoundTable,
     Table,
 )
-from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice
+from edgefl.contract.choice import Choice, CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
 from edgefl.models.user_factory import absolute
 from edgefl.optimizers.catalog import NONE
 from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.errors import ConfigError
 
 _OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")
 """Options of a submodel that stand in the tier's table itself."""
@@ -35,7 +36,7 @@ class Tier:
     the peak of training over the idle process, like ``64MiB`` or ``60%``; ``engine`` what these devices run graphs with.
     """
 
-    submodel: SubmodelChoice | None = None
+    submodel: SubmodelChoice | str | None = None
     count: int = 1
     devices: tuple[str, ...] = ()
     memory_bytes: int = 0
@@ -54,9 +55,10 @@ class Tier:
         }
         if self.submodel is None:
             return others
-        options = dict(self.submodel.options)
+        submodel = chosen("submodel", SubmodelChoice, self.submodel)
+        options = dict(submodel.options)
         own: dict[str, Any] = {name: options.pop(name) for name in _OWN_KEYS if name in options}
-        return {"kind": self.submodel.name, **own, "options": options, **others}
+        return {"kind": submodel.name, **own, "options": options, **others}
 
 
 def federation(
@@ -66,9 +68,9 @@ def federation(
     rounds: int = 10,
     seed: int = 0,
     tiers: Mapping[str, Tier] | None = None,
-    program: ProgramChoice | None = None,
-    codec: CodecChoice | None = None,
-    optimizer: OptimizerChoice | None = None,
+    program: ProgramChoice | str | None = None,
+    codec: CodecChoice | ProgramChoice | str | None = None,
+    optimizer: OptimizerChoice | str | None = None,
     data: DataTable | str | Path | None = None,
     round: RoundTable | None = None,
     aggregate: AggregateTable | None = None,
@@ -87,7 +89,8 @@ def federation(
         name: of the federation; part of every MQTT topic.
         rounds: to train.
         seed: decides initial weights, partition, batches and noise.
-        tiers: by name; by default the model's own, two devices each.
+        tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong`` for a
+            :class:`edgefl.Server`.
         program: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the program says.
@@ -116,10 +119,12 @@ def federation(
         "limits": dict(limits or {}),
     }
     if program is not None:
+        program = chosen("program", ProgramChoice, program)
         tables["program"] = {"name": absolute(program.name), **program.options}
-    for key, choice in (("codec", codec), ("optimizer", optimizer)):
-        if choice is not None:
-            tables[key] = {"name": choice.name, "options": dict(choice.options)}
+    if codec is not None:
+        tables["codec"] = _named(codec_choice(codec))
+    if optimizer is not None:
+        tables["optimizer"] = _named(chosen("optimizer", OptimizerChoice, optimizer))
     if data is not None:
         tables["data"] = _settings(data) if isinstance(data, DataTable) else _data(data)
     given = {"round": round, "aggregate": aggregate, "downlink": downlink, "broker": broker, "export": export}
@@ -127,8 +132,17 @@ def federation(
     return parse(tables, source="the federation")
 
 
-def _data(data: str | Path) -> dict[str, Any]:
+def _named(choice: Choice) -> dict[str, Any]:
+    return {"name": choice.name, "options": dict(choice.options)}
+
+
+def _data(data: object) -> dict[str, Any]:
     """A dataset's table from its name, or from its file."""
+    if not isinstance(data, str | Path):
+        raise ConfigError(
+            f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
+            argument="data",
+        )
     if isinstance(data, Path) or data.endswith(".npz"):
         return {"name": "file", "file": str(Path(data).resolve())}
     return {"name": data}

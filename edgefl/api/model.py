@@ -39,6 +39,7 @@ def model_spec(
     that edgefl brings has its own. ``options`` go to the model's factory. ConfigError, naming the argument, for one that
     is missing; ModelError for a model that cannot be built or cut.
     """
+    _check_used(model, data, {"sample": sample, "classes": classes, "options": options or None})
     if isinstance(model, str) and data is not None:
         return fitted_model(model, data, seed=seed, options=options)
     if isinstance(model, str) and ":" not in model:
@@ -72,6 +73,24 @@ def data_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
         )
     dtype = str(spec.sample.dtype).removeprefix("torch.")
     return DataSpec(shape=spec.sample.shape, dtype=dtype, classes=spec.classes)
+
+
+def _check_used(model: Model, data: Dataset | None, given: Mapping[str, object]) -> None:
+    """ConfigError for an argument that would have no effect."""
+    reasons: dict[str, str] = {}
+    if data is not None:
+        reasons |= dict.fromkeys(("sample", "classes"), "`data` says that")
+    if isinstance(model, str) and ":" not in model:
+        reasons.setdefault(
+            "sample", f"model {model!r} brings its own: give `data`, or `options` of the model"
+        )
+    if isinstance(model, ModelSpec):
+        reasons |= dict.fromkeys(("sample", "classes"), "the ModelSpec says that")
+    if isinstance(model, nn.Module | ModelSpec):
+        reasons["options"] = "they go to a factory, and the model is made already"
+    for name, reason in reasons.items():
+        if given[name] is not None:
+            raise ConfigError(f"argument `{name}` has no effect here: {reason}; leave it out", argument=name)
 
 
 def _shape_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edgefl.api.choices import SGD, TCBGD, Dense
+from edgefl.api.choices import SGD, TCBGD, Dense, codec_choice
 from edgefl.api.model import Model, Sample, model_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice
@@ -26,7 +26,7 @@ def plan(
     device: Device = Device(),
     *,
     program: ProgramChoice | Callable[[Submodel], ProgramChoice] | None = None,
-    codec: CodecChoice = Dense(),
+    codec: CodecChoice | ProgramChoice | str = Dense(),
     optimizer: OptimizerChoice | None = None,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
@@ -56,7 +56,8 @@ def plan(
     'width'
     """
     spec = model_spec(model, data=data, sample=sample, classes=classes, options=options)
-    coder = codecs.build(codec.name, **codec.options)
+    coding = codec_choice(codec)
+    coder = codecs.build(coding.name, **coding.options)
 
     def functions(submodel: Submodel) -> tuple[Program, Sequence[Prefix]]:
         own = program if isinstance(program, ProgramChoice) else (program or suited)(submodel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from device_runtime.round.offline import read_weights
 from edgefl.config import Federation, load
 from edgefl.config.text import dump
 from edgefl.data.dataset import Dataset
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard
-from edgefl.models.user_factory import absolute
+from edgefl.models.user_factory import absolute, refuse_while_loading
 from edgefl.setup.data import open_data, partition
-from edgefl.setup.tiers import completed
+from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import write_text
-from edgefl.wire import tensors
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.size import UpdateSize
@@ -59,7 +59,7 @@ class Run:
     @property
     def weights(self) -> Path:
         """The file of the trained model; of a run that goes on, the newest checkpoint. ConfigError if there is none yet."""
-        checkpoints = sorted((self.folder / "checkpoints").glob("*.safetensors"))
+        checkpoints = sorted((self.folder / "checkpoints").glob("*.safetensors"), key=_number)
         if self.finished:
             return self.folder / MODEL_NAME
         if not checkpoints:
@@ -70,8 +70,11 @@ class Run:
 
     @cached_property
     def model(self) -> Arrays:
-        """The weights of that file, float arrays by global name."""
-        return tensors.load(self.weights.read_bytes())
+        """The weights of that file, float arrays by global name, without what the server keeps beside the model."""
+        held = read_weights(self.weights)
+        return {
+            name: array for name, array in held.items() if "/" not in name
+        }  # c/head.weight is the server's
 
     @property
     def finished(self) -> bool:
@@ -97,6 +100,11 @@ class Run:
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}, {len(self.history)} rounds, {state})"
+
+
+def _number(checkpoint: Path) -> int:
+    """The round of a checkpoint's file."""
+    return int("".join(filter(str.isdigit, checkpoint.stem)) or 0)
 
 
 def load_run(folder: str | Path) -> Run:
@@ -151,7 +159,14 @@ class Prepared:
             self.lab.finish()
         finally:
             self.lab.supervisor.stop()
-        return Run(self.lab.folder)
+        run = Run(self.lab.folder)
+        if not run.finished:
+            raise ParticipationError(
+                f"the server ended before all rounds were over; what was trained is in {run.folder}, and the "
+                "same call goes on",
+                folder=str(run.folder),
+            )
+        return run
 
 
 def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool = False) -> Prepared:
@@ -160,17 +175,19 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
 
     ConfigError if ``out`` holds another run (``fresh`` discards it), ModelError where model and tiers do not fit.
     """
+    refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = _found_from_anywhere(completed(read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
     folder = Path(out).resolve()
+    dataset = open_data(whole)
+    updates = update_sizes(whole, dataset)
+    parts = partition(whole, dataset, len(device_names(whole)))
     if fresh:
         discard(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    dataset = open_data(whole)
-    updates = update_sizes(whole, dataset)
     lab = Lab(whole, folder)
-    lab.prepare(dataset, partition(whole, dataset, len(lab.devices)))
+    lab.prepare(dataset, parts)
     return Prepared(lab, dataset, updates)
 
 
@@ -218,14 +235,16 @@ class Server:
         sign_key: str | Path | None = None,
         emit: Callable[[Event], None] = lambda _: None,
     ) -> None:
+        refuse_while_loading("start a server")
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         history = History(folder)
 
         def told(event: Event) -> None:
-            history.take(event)
             emit(event)
+            if (problem := history.take(event)) is not None:
+                emit(problem)
 
         self._service = Service(
             compose(read, open_data(read), folder, emit=told, device=device),
@@ -236,9 +255,7 @@ class Server:
             device=device,
             signer=Signer(Path(sign_key)) if sign_key else None,
         )
-        written = folder / CONFIG_NAME
-        if not written.exists():  # else `edgefl run` wrote it, or this server when it was started first
-            write_text(written, dump(_found_from_anywhere(read)))
+        _write_down(read, folder / CONFIG_NAME)
 
     def run(self) -> None:
         """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""
@@ -251,8 +268,9 @@ class Server:
 
 def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
     if isinstance(broker, Address):
-        return broker
+        return replace(broker, ca_file=ca_file) if ca_file else broker
     table = federation.broker
+    ca_file = ca_file or table.ca_file
     address = Address.parse(broker or f"{table.host}:{table.port or 1883}")
     user = address.username or table.username, address.password or table.password
     return Address(address.host, address.port, *user, ca_file)
@@ -260,12 +278,24 @@ def _address(federation: Federation, broker: str | Address, ca_file: str) -> Add
 
 def _found_from_anywhere(federation: Federation) -> Federation:
     """The server is another process, and the run may be taken up from another folder."""
-    model, program, data = federation.model, federation.program, federation.data
-    file = str(Path(data.file).resolve()) if data.file else ""
+    model, program, data, broker = federation.model, federation.program, federation.data, federation.broker
+    places = {"file": _resolved(data.file), "dir": _resolved(data.dir)}
     return federation.model_copy(
         update={
             "model": model.model_copy(update={"name": absolute(model.name)}),
             "program": program.model_copy(update={"name": absolute(program.name)}),
-            "data": data.model_copy(update={"file": file}),
+            "data": data.model_copy(update={key: place for key, place in places.items() if place}),
+            "broker": broker.model_copy(update={"ca_file": _resolved(broker.ca_file)}),
         }
     )
+
+
+def _resolved(path: str) -> str:
+    return str(Path(path).resolve()) if path else ""
+
+
+def _write_down(federation: Federation, path: Path) -> None:
+    """What a server trains, for :func:`load_run`, without the broker's password; a run of one machine has its own file."""
+    if not path.exists():
+        silent = federation.broker.model_copy(update={"password": ""})
+        write_text(path, dump(_found_from_anywhere(federation.model_copy(update={"broker": silent}))))

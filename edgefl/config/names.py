@@ -28,8 +28,8 @@ def name_problems(tables: Mapping[str, Any]) -> list[str]:
 def _model(tables: Mapping[str, Any]) -> Iterator[str]:
     table, facts = _table(tables, "model"), shipped()
     name, options = _name(table, "resnet8"), _table(table, "options")
-    if ":" in name:
-        yield from _missing_module("model.name", "model", name.partition(":")[0])
+    if place := name.rpartition(":")[0]:
+        yield from _missing("model", place)
         return
     if name not in facts.models:
         known = ", ".join(facts.models)
@@ -45,12 +45,8 @@ def _program(tables: Mapping[str, Any]) -> Iterator[str]:
     name = _name(table, "sgd")
     options = {key: value for key, value in table.items() if key not in _OWN_FIELDS}
     place = name.rpartition(":")[0]
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            yield f"program.name: there is no file {place}; give its path from the working directory, or absolute"
-        return
     if place:
-        yield from _missing_module("program.name", "program", place)
+        yield from _missing("program", place)
         return
     if name in facts.optimizers:
         yield (
@@ -142,6 +138,14 @@ def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[
             yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}"
         elif problem := problem_of(accepted[name], value):
             yield f"{key}.{name}: {problem} (found {value!r})"
+
+
+def _missing(what: str, place: str) -> Iterator[str]:
+    """The file or the module of a model or a program of the user's own, if it is not there."""
+    if not place.endswith(".py"):
+        yield from _missing_module(f"{what}.name", what, place)
+    elif not Path(place).is_file():
+        yield f"{what}.name: there is no file {place}; give its path from the working directory, or absolute"
 
 
 def _missing_module(key: str, what: str, module: str) -> Iterator[str]:

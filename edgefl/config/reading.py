@@ -23,17 +23,17 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
     return parse(tables, source=str(path) if path else "the built-in defaults")
 
 
-def checked(path: Path) -> Federation:
+def checked(path: str | Path) -> Federation:
     """The federation in the file ``path``, with every name and option in it held against the catalogs as they were
     shipped: nothing is built. ConfigError lists every problem."""
-    tables = _read(path)
+    tables = _read(Path(path))
     return parse(tables, source=str(path), problems=name_problems(tables))
 
 
 def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = ()) -> Federation:
     """Check plain tables; ConfigError names each wrong key and what it should be, and all other ``problems``."""
     try:
-        federation = Federation.model_validate(tables)
+        federation = Federation.model_validate(_plain(tables))
         lines, cause = list(problems), None
     except ValidationError as error:
         lines, cause = [*map(_explain, error.errors()), *problems], error
@@ -42,6 +42,15 @@ def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = (
             f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
         ) from cause
     return federation
+
+
+def _plain(value: Any) -> Any:
+    """As a file would say it: lists for tuples, text for paths, and nothing for None."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _explain(problem: Any) -> str:

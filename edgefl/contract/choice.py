@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from edgefl.contract.options import check_options
+from edgefl.wire.errors import ConfigError
 
 P = ParamSpec("P")
 C = TypeVar("C", bound="Choice")
@@ -92,6 +93,20 @@ class Named(Generic[P, C]):
     def __repr__(self) -> str:
         parameters = self.__signature__.replace(return_annotation=inspect.Signature.empty)
         return f"{self.label}{parameters}"
+
+
+def chosen(argument: str, kind: type[C], value: object) -> C:
+    """What an argument names: a choice as it is, an entry of a catalog with its defaults, or a name.
+
+    ConfigError, naming the argument, for anything else.
+    """
+    made = value() if isinstance(value, Named) else kind(value) if isinstance(value, str) else value
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"argument `{argument}` is {value!r}; give a choice such as those that `import edgefl` has, or its name",
+            argument=argument,
+        )
+    return made
 
 
 def built_upon(

@@ -45,6 +45,7 @@ class Dataset:
                     f"{x.dtype} {x.shape} and {y.dtype} {y.shape}",
                     part=part,
                 )
+        self._check_alike()
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class Dataset:
     ) -> Self:
         """Images uint8, (n, C, H, W) or grey (n, H, W), and whole numbers (n,); normalised to mean 0 and deviation 1 over
         the training images. ``classes``: by default one more than the largest label. DataError for anything else."""
+        train_x, train_y, test_x, test_y = map(np.asarray, (train_x, train_y, test_x, test_y))
         x = [each[:, None] if each.ndim == 3 else each for each in (train_x, test_x)]
         y = [each.astype(np.int64) for each in (train_y, test_y) if np.issubdtype(each.dtype, np.integer)]
         if len(y) != 2 or not all(map(len, (*x, *y))):
@@ -98,13 +100,29 @@ class Dataset:
             ) from error
         except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
             raise DataError(f"{path} cannot be read as a dataset: {error}", path=str(path)) from error
-        made = cls.of(
-            *arrays,
-            name=str(parts.get("name", Path(path).name)),
-            classes=int(parts["classes"]) if "classes" in parts else None,
-        )
-        given = {key: kind(parts[key]) for key, kind in _FACTS.items() if key in parts}
+        try:
+            given = {key: kind(parts[key]) for key, kind in _FACTS.items() if key in parts}
+            classes = int(parts["classes"]) if "classes" in parts else None
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}: scale, shift, classes and top are single numbers: {error}", path=str(path)
+            ) from error
+        made = cls.of(*arrays, name=str(parts.get("name", Path(path).name)), classes=classes)
         return replace(made, **given)
+
+    def _check_alike(self) -> None:
+        if self.train_x.shape[1:] != self.test_x.shape[1:]:
+            raise DataError(
+                f"{self.name}: training images have shape {self.train_x.shape[1:]}, test images {self.test_x.shape[1:]}: "
+                "bring them to one"
+            )
+        labels = np.concatenate([self.train_y, self.test_y])
+        if len(labels) and not 0 <= labels.min() <= labels.max() < self.classes:
+            raise DataError(
+                f"{self.name}: labels go from {labels.min()} to {labels.max()}, and {self.classes} classes are 0 to "
+                f"{self.classes - 1}",
+                classes=self.classes,
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
+_loading: ContextVar[str] = ContextVar("loading", default="")
 _ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "program": ConfigError}
 
 
@@ -95,12 +97,25 @@ def _of_file(path: Path, source: bytes) -> ModuleType:
     assert spec is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and type hints look a module up by its name
+    outer = _loading.set(str(path))
     try:
         exec(loader.source_to_code(source, str(path)), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _loading.reset(outer)
     return module
+
+
+def refuse_while_loading(what: str) -> None:
+    """ConfigError if a file of the user's own is being loaded for its factory: it would do ``what`` in every process."""
+    if path := _loading.get():
+        raise ConfigError(
+            f"{path} is loaded for a factory in it, and would {what} again in every process that loads it: put that call "
+            'below `if __name__ == "__main__":`',
+            path=path,
+        )
 
 
 def _defined_by(module: ModuleType, thing: object) -> bool:

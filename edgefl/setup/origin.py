@@ -49,6 +49,12 @@ def origin(tier: Tier, exchange: Exchange) -> Origin:
 
 def _told(manifest: Manifest) -> Federation:
     """The settings that a manifest tells, and defaults."""
+    if manifest.codec != "dense":
+        raise ConfigError(
+            f"the bundle's updates are coded by {manifest.codec!r}, whose options it does not tell: name the federation "
+            "that it was exported with",
+            codec=manifest.codec,
+        )
     settings: dict[str, object] = {
         "model.name": manifest.model,
         "program.name": manifest.program,

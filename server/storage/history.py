@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from server.events import Event, RoundClosed
+from server.events import Event, RoundClosed, Warned
 
 NAME = "history.jsonl"
 
@@ -18,11 +19,21 @@ class History:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
 
-    def take(self, event: Event) -> None:
-        """Write a closed round down; other events are not for it."""
-        if isinstance(event, RoundClosed):
+    def take(self, event: Event) -> Warned | None:
+        """Write a closed round down; other events are not for it. What cannot be written is told."""
+        if not isinstance(event, RoundClosed):
+            return None
+        try:
             with self._path.open("ab") as file:
                 file.write(b"\n" + msgspec.json.encode(event) + b"\n")  # begins anew behind half a line
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            text = (
+                f"round {event.round} is missing in {self._path} ({error.strerror or error}): free some space"
+            )
+            return Warned(tier="", text=text)
+        return None
 
 
 def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
@@ -33,7 +44,7 @@ def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
     path = folder / NAME
     rounds: dict[int, RoundClosed] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(msgspec.DecodeError):
+        with suppress(ValueError):
             row = msgspec.json.decode(line, type=RoundClosed)
             rounds.setdefault(row.round, row)
     return tuple(rounds[number] for number in sorted(rounds))

@@ -15,7 +15,7 @@ from edgefl.cli import app
 from edgefl.config import load
 from edgefl.config.text import dump
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.wire.errors import ConfigError, DataError, EdgeflError
 from tests.cli.runner import runner
 
 CONFIG = """
@@ -124,7 +124,7 @@ def test_a_run_s_folder_gives_its_trained_model(config: Path, tmp_path: Path) ->
 def test_what_cannot_be_measured_is_told(config: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the folder of a run"):
         edgefl(tmp_path)
-    with pytest.raises(ConfigError, match="holds no weights"):
+    with pytest.raises(DataError, match="there is no file"):
         edgefl(config, "--weights", tmp_path / "none.safetensors")
     save_file(
         {name: tensor.numpy() for name, tensor in build_model("elu_mlp", size=8, hidden=[7]).weights.items()},

@@ -26,7 +26,7 @@ from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
+from edgefl.wire.errors import ConfigError, DataError, EdgeflError, ExportError, ModelError
 from edgefl.wire.tensors import Array, Arrays
 from exporters.deploy import _compared, deploy, grouped
 from tests.pairs import slow
@@ -304,7 +304,7 @@ def command(folder: Path, *options: str) -> str:
     if isinstance(ran.exception, EdgeflError):
         raise ran.exception
     assert ran.exit_code == 0, ran.output
-    return ran.output
+    return ran.stdout
 
 
 def trained(folder: Path, config: str = MLP) -> Path:
@@ -367,13 +367,13 @@ def test_options_that_cannot_be_used_are_told(
 def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     weights = trained(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"there is no file .*; a run leaves model\.safetensors in its folder"
+        DataError, match=r"there is no file .*; a run leaves model\.safetensors in its folder"
     ):
         command(tmp_path, "--weights", str(tmp_path / "other.safetensors"))
     (tmp_path / "run.toml").rename(tmp_path / "elsewhere.toml")
     with pytest.raises(ConfigError, match=r"there is no run\.toml in the folder"):
         command(tmp_path, "--weights", str(weights))
-    with pytest.raises(ConfigError, match="holds no weights"):
+    with pytest.raises(DataError, match="holds no weights"):
         command(tmp_path, "--weights", str(tmp_path / "elsewhere.toml"))
     (tmp_path / "run.toml").write_text(RESNET)
     with pytest.raises(ModelError, match="the weights are not those of resnet8"):

@@ -1,0 +1,152 @@
+"""What the API refuses, by the name of the argument; and what it takes although it could be said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from torch import nn
+
+import edgefl
+from edgefl.api.run import Run, _address
+from edgefl.config.text import dump
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, DataError, ModelError
+from edgefl.wire.mqtt.address import Address
+from server.events import RoundClosed, Warned
+from server.storage.history import History, rounds_of
+
+CLOSED = RoundClosed(
+    **{"round": 1, "outcome": "closed", "accuracy": 0.5, "loss": 1.0, "train_loss": 1.0, "seconds": 2.0},
+    **{"reports": 2, "rejected": 0, "weights_sha256": "0" * 64},
+    **{"down_bytes": 1, "up_bytes": 2, "server_down_bytes": 3},
+)
+
+
+def test_names_and_entries_without_options_stand_for_choices() -> None:
+    made = edgefl.federation(
+        program="fedprox",
+        codec=edgefl.FedPAQ,
+        optimizer="fedadam",
+        tiers={"half": edgefl.Tier(submodel="width")},
+    )
+    assert (made.program.name, made.codec.name, made.optimizer.name) == ("fedprox", "fedpaq", "fedadam")
+    assert made.tiers["half"].kind == "width"
+    assert edgefl.federation(codec=edgefl.FedBAT(rho=5.0)).codec.options == {"rho": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"codec": edgefl.OutputSide()}, "argument `codec` is OutputSide"),
+        ({"program": edgefl.Dense()}, "argument `program` is Dense"),
+        ({"memory_budget": 0.6}, "argument `memory_budget` is 0.6"),
+        ({"sample": (1, 2, 2)}, "argument `sample` has no effect here: model 'mlp' brings its own"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        edgefl.compile("mlp", **arguments)  # type: ignore[arg-type]
+
+
+def test_options_of_a_model_that_is_made_already_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`options` has no effect here: they go to a factory"):
+        edgefl.compile(nn.Flatten(), sample=(1, 2, 2), classes=4, options={"hidden": 3})
+
+
+def test_what_a_federation_is_made_of_reads_back_from_its_file(tmp_path: Path) -> None:
+    made = edgefl.federation("mlp", options={"hidden": (4, 3)}, codec=edgefl.FedBAT(alpha_range=None))
+    (tmp_path / "f.toml").write_text(dump(made))
+
+    assert edgefl.load_federation(tmp_path / "f.toml") == made
+    assert edgefl.validate(str(tmp_path / "f.toml")) == made
+
+
+def test_a_model_in_a_file_is_valid_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def model(): ...\n")
+    for name, problem in (("mine.py", ""), ("other.py", "there is no file")):
+        text = dump(edgefl.federation(f"{tmp_path / name}:model"))
+        (tmp_path / "f.toml").write_text(text)
+        if problem:
+            with pytest.raises(ConfigError, match=problem):
+                edgefl.validate(tmp_path / "f.toml")
+        else:
+            assert edgefl.validate(tmp_path / "f.toml").model.name.endswith("mine.py:model")
+
+
+def test_a_script_that_would_start_itself_again_says_how_not_to(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import edgefl\nfrom torch import nn\n\n"
+        "def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n\n"
+        f"edgefl.run(edgefl.federation(make, data='digits'), {str(tmp_path / 'out')!r})\n"
+    )
+    with pytest.raises(ConfigError, match='below `if __name__ == "__main__":`'):
+        edgefl.run(edgefl.federation(f"{script}:make", data="digits"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_trained_leaves_the_run_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("")
+    (tmp_path / "model.safetensors").write_bytes(b"trained")
+    wrong = edgefl.federation(
+        "mlp", data="digits", tiers={"a": edgefl.Tier(submodel=edgefl.OutputSide(cut=99))}
+    )
+    with pytest.raises(ModelError, match="a cut of mlp lies in"):
+        edgefl.run(wrong, tmp_path, fresh=True)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"trained"
+
+
+def test_the_broker_s_authority_is_not_lost_on_the_way() -> None:
+    federation = edgefl.federation(broker=edgefl.Broker(host="broker.lan", port=8883, ca_file="ca.pem"))
+
+    assert _address(federation, "", "").ca_file == "ca.pem"
+    assert _address(federation, "other:1884", "own.pem") == Address("other", 1884, ca_file="own.pem")
+    assert _address(federation, Address("x"), "own.pem").ca_file == "own.pem"
+
+
+def test_the_model_of_a_run_that_goes_on_is_its_newest_checkpoint_without_the_server_s_state(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for number in (9999, 10000):
+        arrays = {"head.bias": np.full(2, number, np.float32), "c/head.bias": np.zeros(2, np.float32)}
+        (tmp_path / "checkpoints" / f"round-{number}.safetensors").write_bytes(tensors.dump(arrays))
+
+    run = Run(tmp_path)
+    assert {name: float(array[0]) for name, array in run.model.items()} == {"head.bias": 10000.0}
+
+
+def test_a_history_with_a_damaged_line_tells_the_others_and_a_full_disk_is_told(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    assert history.take(CLOSED) is None
+    with (tmp_path / "history.jsonl").open("ab") as file:
+        file.write(b'{"event": "roundclosed", "text": "\xff')
+    history.take(msgspec.structs.replace(CLOSED, round=2))
+    assert [row.round for row in rounds_of(tmp_path)] == [1, 2]
+
+    problem = History(tmp_path / "gone").take(CLOSED)
+    assert isinstance(problem, Warned) and "history.jsonl" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test_x": np.zeros((2, 3, 4, 4), np.uint8)}, "training images have shape"),
+        ({"train_y": np.array([0, 7])}, "labels go from 0 to 7, and 2 classes are 0 to 1"),
+        ({"train_y": np.array([0, -1])}, "labels go from -1"),
+    ],
+)
+def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
+    x, y = np.zeros((2, 1, 4, 4), np.uint8), np.array([0, 1])
+    whole = edgefl.Dataset.of(x, y, x, y, classes=2)
+    with pytest.raises(DataError, match=message):
+        replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def test_a_folder_in_place_of_a_file_of_weights_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be read: .*directory"):
+        edgefl.train_round(edgefl.compile("mlp"), tmp_path, np.zeros((2, 1), np.uint8), np.zeros(2, np.int64))
