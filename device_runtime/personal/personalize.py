@@ -81,8 +81,8 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
 class Wanted:
     """How to personalize: ``steps`` of size ``alpha`` (None: the round's own), and after how many to judge (``curve``).
 
-    ``protocol``, of ``train_support``, ``split_test`` and ``paper_literal``, says what is adapted to and what judges
-    (per_fedavg.md 2.6). ``seed`` decides splits and batches. ``test``: samples to judge by, beside the local data.
+    ``protocol``, of ``train_support``, ``split_test`` and ``paper_literal``, says what is adapted to and what judges.
+    ``seed`` decides splits and batches. ``test``: samples to judge by, beside the local data.
     ConfigError for values out of range.
     """
 

@@ -13,7 +13,6 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from edgefl.cli import app
 from edgefl.config import load
@@ -29,6 +28,7 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError, EdgeflError, ExportError, ModelError
 from edgefl.wire.tensors import Array, Arrays
 from exporters.deploy import _compared, deploy, grouped
+from tests.cli.runner import runner
 from tests.pairs import slow
 
 CONFIG = """
@@ -300,7 +300,7 @@ def test_batch_statistics_need_a_batch_and_a_norm_that_takes_them(data: Dataset)
 
 def command(folder: Path, *options: str) -> str:
     """What the command prints; raises what it raises."""
-    ran = CliRunner().invoke(app, ["deploy", *options, "--out", str(folder / "phone.onnx")])
+    ran = runner().invoke(app, ["deploy", *options, "--out", str(folder / "phone.onnx")])
     if isinstance(ran.exception, EdgeflError):
         raise ran.exception
     assert ran.exit_code == 0, ran.output
