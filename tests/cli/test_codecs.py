@@ -98,7 +98,7 @@ def test_a_run_with_a_codec_that_does_not_exist_starts_nothing(
     file = written(tmp_path, SMALL)
     with pytest.raises(ConfigError, match=words):
         edgefl("run", file, "--out", tmp_path / "run", "--codec", codec)
-    assert not list((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_downlink_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -108,7 +108,7 @@ def test_without_a_run_the_page_says_what_memory_stands_against(profiles: list[B
 
 def test_accuracy_goes_from_0_to_1_and_memory_from_0(profiles: list[BundleProfile]) -> None:
     told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
-    picture = re.search(r'<figure class="tiers">(.*?)</figure>', told)
+    picture = re.search(r'<figure class="tiers">(.*?)</figure>', told, re.DOTALL)
     assert picture is not None
     assert re.findall(r'text-anchor="end">([^<]*)<', picture[1]) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
     assert re.findall(r'class="small"[^>]*text-anchor="middle">([^<]*)<', picture[1])[0] == "0"
