@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tiny_wheel import tiny_wheel
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "environment.py"
@@ -37,6 +39,7 @@ def test_an_environment_is_made_in_four_lines(tmp_path: Path) -> None:
     subprocess.run([tmp_path / "env" / "bin" / "python", "-c", "import neighbour"], check=True)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_is_told_with_the_installer_s_last_words(tmp_path: Path) -> None:
     done = made(tmp_path / "env", tmp_path / "nobody-1.0-py3-none-any.whl")
 

@@ -22,6 +22,7 @@ from exporters.decompositions import core_table
 from exporters.executorch.rules import table as executorch_table
 from exporters.front.program import coded_program
 from tests.exporters.examples import pointwise, small_net, step_of
+from tests.pairs import slow
 
 CONSTANT = torch.tensor([1.0, -2.0, 3.0])
 
@@ -87,7 +88,8 @@ def by_make_fx(
     return make_fx(fn, dict(table), **options)(*arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", CASES)
+# The recurrent step is a long graph: make_fx alone takes most of a minute.
+@pytest.mark.parametrize("case", [slow(case) if case == "lstm" else case for case in CASES])
 def test_what_is_captured_is_what_make_fx_would_have_traced(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

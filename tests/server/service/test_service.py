@@ -77,7 +77,7 @@ def test_a_round_with_too_few_reports_is_abandoned_and_the_model_unchanged(
 ) -> None:
     device("strong-0")
     device("strong-1", silent)
-    server = serve(rounds=1, min_devices=2, min_reports=2, deadline_s=0.3)
+    server = serve(rounds=1, min_devices=2, min_reports=2, deadline_s=2.0)
     closed = server.wait_for(RoundClosed)
     server.join()
     model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
