@@ -37,6 +37,7 @@ def test_an_environment_has_what_was_asked_for_and_is_made_once(cache: Path) -> 
     assert peers.interpreter(replace(peer, requirements=("another",))) is None
 
 
+@pytest.mark.slow
 def test_half_an_environment_is_none_and_the_installer_s_last_words_are_told(cache: Path) -> None:
     peer = Peer("nobody", "edgefl bench nothing", (str(cache / "nobody-1.0-py3-none-any.whl"),))
 
