@@ -19,7 +19,6 @@ from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
-from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import replaced_program
@@ -222,22 +221,6 @@ def test_the_seed_decides_the_initial_weights(plan: RunSpec) -> None:
     assert any(not torch.equal(same[name], other[name]) for name in same)
 
 
-def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> None:
-    digest = run_digest(federation())
-    assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 4096}))
-    assert digest == run_digest(federation(downlink={"compression": "none"}))
-    assert digest != run_digest(federation(downlink={"encoding": "int8"}))
-    assert digest != run_digest(federation(program={"lr": 0.3}))
-    assert digest != run_digest(federation(federation={"rounds": 11}))
-
-
-def test_a_key_that_is_added_with_its_default_leaves_a_run_as_it_is() -> None:
-    digest = run_digest(federation())
-    assert digest == run_digest(federation(downlink={"encoding": "float32"}, aggregate={"rule": "mean"}))
-    bare = parse({"model": {"name": "mlp"}}, source="the test")
-    assert run_digest(bare) == run_digest(parse({"model": {"name": "mlp"}, "round": {}}, source="the test"))
-
-
 @pytest.mark.parametrize("encoding", ["float16", "int8"])
 def test_a_model_that_is_not_float32_cannot_be_rounded_on_its_way_down(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,37 +236,6 @@ def test_what_counts_changes_and_rounds_tiers_apart_is_refused_before_anything_r
     tiers = {"half": {"kind": "width", "gamma": 0.5, "devices": ["half-*"]}}
     with pytest.raises(ConfigError, match="rounds each tier's own part by itself"):
         compose(federation(downlink={"encoding": "int8"}, tiers=tiers), DATASET, tmp_path)
-
-
-def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "own_model_for_digests.py"
-    source.write_text("def make(): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    own = federation(model={"name": "own_model_for_digests:make", "options": {}})
-
-    before = run_digest(own)
-    assert before == run_digest(own)
-    source.write_text("def make(): return 1\n")
-    changed = run_digest(own)
-    monkeypatch.setattr("edgefl.setup.digests.version", lambda: "999")
-    assert len({before, changed, run_digest(own)}) == 3
-
-
-@pytest.mark.parametrize("form", ["module", "file"])
-def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "own_program_for_digests.py"
-    source.write_text("def make(): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    named = federation(program={"name": f"{source if form == 'file' else source.stem}:make"})
-
-    before = run_digest(named)
-    assert before == run_digest(named)
-    source.write_text("def make(): return 1\n")
-    assert before != run_digest(named)
 
 
 @pytest.mark.slow
