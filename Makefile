@@ -9,6 +9,9 @@ ENVIRONMENT := $(PYTHON) tools/environment.py
 # Test processes side by side: some wait for brokers. One shows prints and stops in a debugger.
 WORKERS ?= 3
 
+# Processes that the demo and tests start import the same modules over and over: Python may keep them compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Datasets beside the repository, where there are some.
 EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))
 ifneq ($(strip $(EDGEFL_DATA)),)
@@ -20,7 +23,7 @@ endif
 setup: $(TESTS)
 
 $(DEMO): pyproject.toml tools/environment.py
-	@$(ENVIRONMENT) $(VENV) --torch --editable ".[server]"
+	@$(ENVIRONMENT) $(VENV) --torch --bytecode --editable ".[server]"
 	@touch $@
 
 $(TESTS): pyproject.toml tools/environment.py

@@ -35,8 +35,9 @@ class Failed(Exception):
 class Environment:
     """A folder with a Python of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, bytecode: bool) -> None:
         self.folder = folder
+        self._bytecode = bytecode
         self.python = str(folder / "bin" / "python")
         self._uv: str | None = None
 
@@ -80,7 +81,8 @@ class Environment:
     def install(self, arguments: Sequence[str]) -> None:
         if self._uv is not None:
             try:
-                run([self._uv, "pip", "install", "--python", self.python, *arguments])
+                compiled = ["--compile-bytecode"] if self._bytecode else []
+                run([self._uv, "pip", "install", *compiled, "--python", self.python, *arguments])
                 return
             except Failed:  # pip may know an index that uv does not
                 pass
@@ -138,8 +140,8 @@ def size_of(folder: Path) -> int:
     return 512 * sum(blocks.values())
 
 
-def make(folder: Path, requirements: Sequence[str], *, torch: bool, editable: bool) -> None:
-    environment = Environment(folder)
+def make(folder: Path, requirements: Sequence[str], *, torch: bool, editable: bool, bytecode: bool) -> None:
+    environment = Environment(folder, bytecode=bytecode)
     start = time.monotonic()
     print(f"{folder}: an environment for {' '.join(requirements)}", flush=True)
     with Step(f"Python {platform.python_version()}"):
@@ -164,9 +166,18 @@ def main() -> int:
     parser.add_argument("requirements", nargs="+", metavar="REQUIREMENT")
     parser.add_argument("--torch", action="store_true", help="torch for processors first")
     parser.add_argument("--editable", action="store_true", help="the requirement is this folder")
+    parser.add_argument(
+        "--bytecode", action="store_true", help="modules are compiled now, not by whoever is first"
+    )
     given = parser.parse_args()
     try:
-        make(given.folder, given.requirements, torch=given.torch, editable=given.editable)
+        make(
+            given.folder,
+            given.requirements,
+            torch=given.torch,
+            editable=given.editable,
+            bytecode=given.bytecode,
+        )
     except Failed as error:
         print(
             f"{error}\nerror: {given.folder} could not be set up; what was said last stands above",

@@ -22,6 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_environment_has_what_was_asked_for_and_is_made_once(cache: Path) -> None:
     package = tiny_wheel(cache)
     peer = Peer("neighbour", "edgefl bench nothing", (str(package),))

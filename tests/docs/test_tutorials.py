@@ -31,6 +31,7 @@ def run_page(page: Path, folder: Path, beside: Path | None = None) -> subprocess
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_own_model_and_data(tmp_path: Path) -> None:
     done = run_page(OWN_MODEL, tmp_path)
 

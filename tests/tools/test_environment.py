@@ -24,6 +24,7 @@ def made(folder: Path, requirement: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_in_four_lines(tmp_path: Path) -> None:
     old = tmp_path / "env" / ".installed"
     old.parent.mkdir()
