@@ -89,7 +89,9 @@ def by_make_fx(
 
 
 # The recurrent step is a long graph: make_fx alone takes most of a minute.
-@pytest.mark.parametrize("case", [slow(case) if case in {"lstm", "attention", "batch norm"} else case for case in CASES])
+@pytest.mark.parametrize(
+    "case", [slow(case) if case in {"lstm", "attention", "batch norm"} else case for case in CASES]
+)
 def test_what_is_captured_is_what_make_fx_would_have_traced(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
