@@ -88,7 +88,7 @@ def by_make_fx(
     return make_fx(fn, dict(table), **options)(*arguments)  # type: ignore[arg-type]
 
 
-# The recurrent step is a long graph: make_fx alone takes most of a minute.
+# make_fx alone takes seconds for these, for the recurrent step most of a minute.
 @pytest.mark.parametrize(
     "case", [slow(case) if case in {"lstm", "attention", "batch norm"} else case for case in CASES]
 )
