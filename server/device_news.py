@@ -51,8 +51,8 @@ def objection(rules: Rules, device: str, hello: Hello) -> events.Rejected | None
 
 
 def ack_of(refused: events.Rejected) -> Ack:
-    """The same word to the device. It is about its hello: no round and no nonce are meant."""
-    return Ack(round=0, nonce="", status="rejected", reason=refused.reason, text=refused.text)
+    """The same word to the device, about its hello or a message that cannot be read: no round, no nonce."""
+    return Ack(round=0, nonce="", status="rejected", reason=refused.reason, text=refused.text[:MOST_TEXT])
 
 
 class DeviceNews:

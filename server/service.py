@@ -44,6 +44,7 @@ from server.storage.journal import Journal
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
 _MOST_ROUNDS = 2**31
+_UNKNOWN = "?"  # who sent what came on a topic that cannot be read
 _REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
 
 
@@ -90,13 +91,7 @@ class Service:
         )
         self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
-            spec,
-            self._journal,
-            self._checkpoints,
-            self._session,
-            device=device,
-            signer=signer,
-            clock=clock,
+            spec, self._journal, self._checkpoints, self._session, device=device, signer=signer, clock=clock
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
@@ -208,7 +203,7 @@ class Service:
     def _incoming(self, message: Incoming) -> None:
         if not message.payload:
             return
-        device = "?"
+        device = _UNKNOWN
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             match leaf, numbers:
@@ -221,22 +216,26 @@ class Service:
                 case "hello", ():
                     self._hello(device, message.payload)
                 case "status", ():
-                    online = decode(Status, message.payload).online
-                    self._advance(coordinator.DeviceStatus(device, online))
+                    self._advance(coordinator.DeviceStatus(device, decode(Status, message.payload).online))
                 case "declines", ():
                     self._declined(device, decode(Decline, message.payload))
         except ProtocolError as error:
-            self._emit(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
+            self._object(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
 
     def _hello(self, device: str, payload: bytes) -> None:
         hello = decode(Hello, payload)
         self._news.greeted(device, self._clock())
         if (refused := objection(self._rules, device, hello)) is not None:
-            self._emit(refused)
-            self._session.publish(self._topics.device(device).acks, encode(ack_of(refused)))
+            self._object(refused)
         samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
         self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=payload)
         self._announcer.newcomer(self._state, device, self._state.devices[device].tier)
+
+    def _object(self, refused: events.Rejected) -> None:
+        """Tell people, and the device itself, what is wrong with a message that is no update."""
+        self._emit(refused)
+        if refused.device != _UNKNOWN:
+            self._session.publish(self._topics.device(refused.device).acks, encode(ack_of(refused)))
 
     def _alive(self, device: str) -> None:
         """Whoever sends is there, whatever its last will said."""

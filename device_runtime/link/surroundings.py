@@ -50,10 +50,10 @@ class Surroundings:
         )
 
     def answered(self, ack: Ack) -> None:
-        """The server's word on the hello: no tier, or another than was asked for."""
+        """The server's word on the hello (no tier, or another than was asked for), or on a message that it cannot read."""
         if ack.text != self._answer:  # a server that was started again answers the same hello
             self._answer = ack.text
-            self._say("tier", ack.text, reason=ack.reason)
+            self._say("refused" if ack.reason == "malformed" else "tier", ack.text, reason=ack.reason)
 
     def _see(self) -> Neighbours:
         client_id = f"edgefl-look-{self._federation}-{self._device}"

@@ -67,7 +67,7 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
         stored = _load(data)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ProtocolError(
-            f"tensor bytes are not valid safetensors ({error}); send the blob again"
+            f"tensor bytes are not valid safetensors ({error}); write them with a safetensors library"
         ) from error
     arrays: Arrays = {}
     for entry, array in stored.items():

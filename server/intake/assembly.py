@@ -32,9 +32,10 @@ class Complete:
 @dataclass(frozen=True)
 class Missing:
     """The last chunk is in, others are not (or the whole was damaged): what to send, ending with the last chunk
-    where there is more than can be named, so that the rest is named then."""
+    where there is more than can be named, so that the rest is named then. ``text`` says what was damaged."""
 
     indices: list[int]
+    text: str = ""
 
 
 @dataclass
@@ -97,11 +98,13 @@ class Assembly:
                 "raise limits.max_update_bytes or train a smaller tier",
                 size=chunk.size,
             )
-        most = max(0, chunk.size) // self._least_piece + 1
-        if not 0 <= chunk.index < chunk.count <= most:
-            raise _malformed(f"it has chunk {chunk.index} of {chunk.count} with {chunk.size} bytes in all")
+        if not 0 <= chunk.index < chunk.count:
+            raise _malformed(f"it has chunk {chunk.index} of {chunk.count}: chunks are counted from 0")
+        crumbs = f"every chunk but the last has at least {self._least_piece} bytes"
+        if chunk.count > max(0, chunk.size) // self._least_piece + 1:
+            raise _malformed(f"it has {chunk.size} bytes in {chunk.count} chunks: {crumbs}")
         if chunk.index < chunk.count - 1 and len(chunk.data) < self._least_piece:
-            raise _malformed(f"chunk {chunk.index} of {chunk.count} has {len(chunk.data)} bytes only")
+            raise _malformed(f"chunk {chunk.index} of {chunk.count} has {len(chunk.data)} bytes: {crumbs}")
 
     def _complete(self, device: str, partial: _Partial) -> Complete | Missing:
         self.drop(device)
@@ -109,12 +112,14 @@ class Assembly:
         data = b"".join(partial.pieces[index] for index in range(head.count))
         if len(data) != head.size:
             raise _malformed(f"it should have {head.size} bytes, found {len(data)}")
-        if hashlib.sha256(data).hexdigest() == head.sha256:
-            return Complete(head.sha256, data)
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 == head.sha256:
+            return Complete(sha256, data)
+        damage = f"the {len(data)} bytes that came have the digest {sha256[:12]}, not {head.sha256[:12]}"
         self._damaged[device] = self._damaged.get(device, 0) + 1
         if self._damaged[device] > MOST_DAMAGED:
-            raise _malformed(f"its {len(data)} bytes do not have the digest {head.sha256[:12]}")
-        return Missing(_gaps(head.count, {}))
+            raise _malformed(damage)
+        return Missing(_gaps(head.count, {}), f"{damage}: send all chunks again")
 
     def _make_room(self) -> None:
         """Forget those that were fed longest ago; the device that was fed last is the last of them."""

@@ -93,7 +93,13 @@ class Intake:
             if piece is None:
                 return Verdict()
             if isinstance(piece, Missing):
-                ack = Ack(round=number, nonce=chunk.nonce, status="missing", missing=piece.indices)
+                ack = Ack(
+                    round=number,
+                    nonce=chunk.nonce,
+                    status="missing",
+                    missing=piece.indices,
+                    text=piece.text,
+                )
                 return Verdict(ack)
             return self._accept(assignment, piece, state, active)
         except UpdateRejected as refusal:

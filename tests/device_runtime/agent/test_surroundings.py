@@ -99,6 +99,15 @@ def test_the_server_s_word_on_the_tier_is_told_once(
     assert server.update().nonce == "n1", "an update that waits is none of its business"
 
 
+def test_a_message_that_the_server_cannot_read_is_told(server: ScriptedServer, start: StartAgent) -> None:
+    agent = start()
+    server.hello()
+    ack = Ack(round=0, nonce="", status="rejected", reason="malformed", text="Progress message is malformed")
+    server.publish(server.mine.acks, messages.encode(ack))
+
+    assert agent.event("refused").text == ack.text
+
+
 def test_an_attempt_that_fails_is_told_to_the_server_with_its_reason(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:

@@ -80,7 +80,7 @@ def test_a_device_may_not_cut_its_update_into_crumbs() -> None:
     parts = Assembly(update_bytes=1 << 30, most_bytes=1 << 30)
     honest = chunks_of(bytes(1000), "n", 300)[0]
     for changes in ({"count": 5}, {"count": 3 * 10**7, "size": 1 << 30}, {"data": bytes(255)}):
-        with pytest.raises(UpdateRejected, match="malformed"):
+        with pytest.raises(UpdateRejected, match="every chunk but the last has at least 256"):
             parts.add("d", changed(honest, **changes))
     assert parts.held_bytes == 0
 
@@ -100,7 +100,9 @@ def test_a_damaged_update_may_be_sent_again_a_few_times() -> None:
     good, parts = chunks_of(b"a" * 50, "n", 10), assembly()
     bad = [*good[:2], changed(good[2], data=b"b" * 10), *good[3:]]
     for _ in range(MOST_DAMAGED):
-        assert [parts.add("d", chunk) for chunk in bad][-1] == Missing([0, 1, 2, 3, 4])
+        answer = [parts.add("d", chunk) for chunk in bad][-1]
+        assert isinstance(answer, Missing) and answer.indices == [0, 1, 2, 3, 4]
+        assert answer.text.startswith("the 50 bytes that came have the digest ")
     assert isinstance([parts.add("d", chunk) for chunk in good][-1], Complete)
     with pytest.raises(UpdateRejected, match="digest"):
         [parts.add("d", chunk) for chunk in bad]
@@ -144,7 +146,7 @@ def test_a_last_chunk_may_be_short_and_a_count_may_be_one_more_than_whole_chunks
     parts, last = Assembly(update_bytes=1024, most_bytes=1024), chunks_of(bytes(1000), "n", 256)[-1]
     assert len(last.data) == 232
     assert parts.add("d", last) == Missing([0, 1, 2])
-    with pytest.raises(UpdateRejected, match="chunk 4 of 5 with 1000 bytes in all"):
+    with pytest.raises(UpdateRejected, match="1000 bytes in 5 chunks"):
         parts.add("e", changed(last, index=4, count=5))
 
 
@@ -208,8 +210,9 @@ def test_after_the_round_nothing_is_known_of_partial_and_of_damaged_updates() ->
     good, parts = chunks_of(b"a" * 20, "n", 10), assembly()
     bad = [good[0], changed(good[1], data=b"b" * 10)]
     for _ in range(MOST_DAMAGED):
-        assert [parts.add("d", chunk) for chunk in bad] == [None, Missing([0, 1])]
-    assert [parts.add("other", chunk) for chunk in bad] == [None, Missing([0, 1])], "each device has its own"
+        first, last = (parts.add("d", chunk) for chunk in bad)
+        assert first is None and isinstance(last, Missing) and last.indices == [0, 1]
+    assert isinstance([parts.add("other", chunk) for chunk in bad][-1], Missing), "each device has its own"
     parts.add("d", good[0])
     parts.clear()
     assert parts.held_bytes == 0
@@ -218,5 +221,6 @@ def test_after_the_round_nothing_is_known_of_partial_and_of_damaged_updates() ->
     parts.drop("nobody")
     assert parts.held_bytes == 0
     for _ in range(MOST_DAMAGED):
-        assert [parts.add("d", chunk) for chunk in bad] == [None, Missing([0, 1])]
+        first, last = (parts.add("d", chunk) for chunk in bad)
+        assert first is None and isinstance(last, Missing) and last.indices == [0, 1]
     assert MOST_DAMAGED == 3

@@ -187,6 +187,35 @@ def test_messages_that_make_no_sense_are_named_and_survived(device: MakeDevice, 
     assert server.wait_for(RoundClosed).reports == 1
 
 
+def test_a_device_hears_which_of_its_messages_cannot_be_read(device: MakeDevice, serve: Any) -> None:
+    odd = device("strong-0", silent)
+    server = serve(rounds=1)
+    opened, task = odd.wait_open(), odd.tasks.get(timeout=PATIENCE_S)
+    odd.session.publish(odd.mine.hello, b"\x82\xa1v\x01\xa5agent\x07", retain=True)
+    odd.session.publish(odd.mine.update(1, 0), b"\x82\xa1v\x01\xa5nonce\xc4\x01n")
+    hello, chunk = (odd.acks.get(timeout=PATIENCE_S) for _ in range(2))
+    for ack in (hello, chunk):
+        assert (ack.round, ack.nonce, ack.status, ack.reason) == (0, "", "rejected", "malformed")
+    assert hello.text == "Hello message is malformed: Expected `str`, got `int` - at `$.agent`"
+    assert chunk.text == "UpdateChunk message is malformed: Expected `str`, got `bytes` - at `$.nonce`"
+    odd.report(task, opened)
+    assert server.wait_for(RoundClosed).reports == 1
+
+
+def test_damaged_bytes_are_asked_for_again_with_both_digests(device: MakeDevice, serve: Any) -> None:
+    odd = device("strong-0", silent)
+    serve(rounds=1)
+    odd.wait_open()
+    task = odd.tasks.get(timeout=PATIENCE_S)
+    odd.say(
+        odd.mine.update(1, 0),
+        UpdateChunk(nonce=task.nonce, sha256="AB" * 32, index=0, count=1, size=1, data=b"x"),
+    )
+    ack = odd.acks.get(timeout=PATIENCE_S)
+    assert (ack.status, ack.missing) == ("missing", [0])
+    assert "have the digest 2d711642b726, not ABABABABABAB" in ack.text
+
+
 def test_refusals_are_recorded_in_bounded_number_and_size(
     device: MakeDevice, serve: Any, tmp_path: Path
 ) -> None:
