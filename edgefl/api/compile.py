@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from edgefl.api.bundle import Bundle
 from edgefl.api.choices import SGD, Dense, OutputSide, codec_choice
-from edgefl.api.model import Model, Sample, data_spec, model_spec
+from edgefl.api.model import Model, Sample, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
 from edgefl.data.dataset import Dataset
@@ -18,6 +18,7 @@ from edgefl.wire.mqtt.topics import checked_name
 from exporters.bundle.formats import check_installed, format_of
 from exporters.front.cache import BundleCache
 from exporters.front.compile import cached
+from exporters.front.order import Order
 from exporters.front.program import coded_program
 from exporters.front.tier import Tier
 from exporters.memory.recompute import Budget
@@ -100,16 +101,15 @@ def compile(
     )
     made = Tier(checked_name("tier", tier), cut, training)
     which = made.exchange(exchange)
-    found = cached(
-        cache or BundleCache.of_user(),
+    what = Order(
         made,
         which,
         model=spec.name,
-        data=data_spec(spec, data),
+        data=sample_spec(spec, data),
         format=format_of(target),
         memory_budget=_budget(memory_budget),
-        progress=progress,
     )
+    found = cached(cache or BundleCache.of_user(), what, progress)
     return Bundle(found.bundle, (made, which), found.compiled)
 
 

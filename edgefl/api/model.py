@@ -13,6 +13,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model, built
+from edgefl.setup.bundles import data_spec
 from edgefl.setup.model import check_fits, fitted_model
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ConfigError
@@ -61,16 +62,10 @@ def model_spec(
     return spec
 
 
-def data_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
+def sample_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
     """What the devices' samples look like: like those of ``data``, else as the model reads them."""
     if data is not None:
-        return DataSpec(
-            shape=data.shape,
-            dtype="float32",
-            classes=data.classes,
-            scale=float(data.scale),
-            shift=float(data.shift),
-        )
+        return data_spec(data)
     dtype = str(spec.sample.dtype).removeprefix("torch.")
     return DataSpec(shape=spec.sample.shape, dtype=dtype, classes=spec.classes)
 

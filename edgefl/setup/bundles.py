@@ -10,6 +10,7 @@ from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.formats import format_of
 from exporters.front.cache import BundleCache, Found
 from exporters.front.compile import cached
+from exporters.front.order import Order
 from exporters.front.tier import Exchange, Tier
 from exporters.memory.recompute import Budget
 
@@ -31,8 +32,7 @@ def bundle_of(
     ExportError if a graph cannot be made or disagrees with torch, ConfigError if what writes this format is not
     installed.
     """
-    return cached(
-        cache or BundleCache.of_user(),
+    order = Order(
         tier,
         exchange,
         model=federation.model.name,
@@ -40,8 +40,8 @@ def bundle_of(
         format=format_of(format),
         chunk_bytes=federation.wire_limits.chunk_bytes,
         memory_budget=_budget(federation, tier.name),
-        progress=progress,
     )
+    return cached(cache or BundleCache.of_user(), order, progress)
 
 
 def _budget(federation: Federation, tier: str) -> Budget | None:

@@ -4,6 +4,7 @@
 
     codec = codecs.build("dense")
     tier = Tier("weak", submodel, coded_program(submodel, "sgd", {"lr": 0.1}, codec))
-    bundle = compiled(tier, tier.main, model="resnet8", data=data)
-    bundle = cached(BundleCache.of_user(), tier, tier.main, model="resnet8", data=data).bundle     # once for all
+    order = Order(tier, tier.main, model="resnet8", data=data)
+    bundle = compiled(order)
+    bundle = cached(BundleCache.of_user(), order).bundle  # once for all
 """

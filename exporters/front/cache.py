@@ -4,7 +4,7 @@ One file for each bundle, ``<digest>.efl``, which any command for bundles reads.
 folder grows beyond its limit, the bundles that were longest not used go. Imports no torch::
 
     cache = BundleCache.of_user()
-    found = cache.bundle(digest, lambda: compiled(tier, exchange, model="resnet8", data=data))
+    found = cache.bundle(digest, lambda: compiled(order))
 """
 
 from __future__ import annotations

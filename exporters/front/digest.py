@@ -10,40 +10,29 @@ from pathlib import Path
 
 from edgefl.contract.program import Program
 from edgefl.system.digests import digest_of
-from edgefl.wire.bundle.manifest import DataSpec
-from exporters.bundle.formats import Format
 from exporters.capture.fingerprint import fingerprint
-from exporters.front.tier import Exchange, Tier
-from exporters.memory.recompute import Budget
+from exporters.front.order import Order
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 """They trace, write and check the graphs. What ExecuTorch is written by is its format's version."""
 
 
-def bundle_digest(
-    tier: Tier,
-    exchange: Exchange,
-    *,
-    model: str,
-    data: DataSpec,
-    format: Format,
-    chunk_bytes: int,
-    memory_budget: Budget | None,
-) -> str:
-    """Digest of all that decides the bundle that :func:`exporters.front.compile.compiled` makes of the same arguments.
+def bundle_digest(order: Order) -> str:
+    """Digest of all that decides the bundle that :func:`exporters.front.compile.compiled` makes of ``order``.
 
     Models, submodels, programs and codecs count as what their functions compute, so another source with the same options
-    is another bundle where it computes something else. Raises whatever a function of the program raises.
+    is another bundle where it computes something else. ExportError where one of them cannot be traced.
     """
+    tier, exchange, form = order.tier, order.exchange, order.format
     return digest_of(
         {
             "source": source_digest(),
             "packages": {name: _version(name) for name in _PACKAGES},
-            "format": [format.name, format.version],
-            "label": [model, tier.name, exchange.name],
-            "data": data,
-            "chunk_bytes": chunk_bytes,
-            "memory_budget": memory_budget,
+            "format": [form.name, form.version],
+            "label": [order.model, tier.name, exchange.name],
+            "data": order.data,
+            "chunk_bytes": order.chunk_bytes,
+            "memory_budget": order.memory_budget,
             "prefix": [[chunk.units, fingerprint(chunk.forward)] for chunk in tier.prefix],
             "fetched": tier.fetched(exchange),
             "program": _plain(exchange.program),

@@ -23,6 +23,7 @@ from exporters.front import digest as module
 from exporters.front.cache import BundleCache
 from exporters.front.compile import cached
 from exporters.front.digest import bundle_digest, source_digest
+from exporters.front.order import Order
 from exporters.front.program import coded_program
 from exporters.front.tier import Exchange, Tier
 from exporters.memory.recompute import Budget
@@ -51,8 +52,7 @@ def tier(
 
 
 def digest(made: Tier, **changes: Any) -> str:
-    about = {"model": "m", "data": DATA, "format": Onnx(), "chunk_bytes": 1024, "memory_budget": None}
-    return bundle_digest(made, made.main, **(about | changes))
+    return bundle_digest(replace(Order(made, made.main, model="m", data=DATA), **changes))
 
 
 def test_the_same_things_made_again_have_the_same_digest() -> None:
@@ -110,8 +110,7 @@ def test_names_that_a_manifest_has_count() -> None:
     later = Exchange("opening", made.program, ())
     kept = replace(made.program, carry_rule=CarryRule(exchanges=3))
     digests = [digest(made), digest(renamed), digest(Tier("weak", made.submodel, kept))]
-    about = {"model": "m", "data": DATA, "format": Onnx(), "chunk_bytes": 1024, "memory_budget": None}
-    digests.append(bundle_digest(made, later, **about))  # type: ignore[arg-type]
+    digests.append(bundle_digest(Order(made, later, model="m", data=DATA)))
     assert len(set(digests)) == 4
 
 
@@ -161,11 +160,12 @@ def test_an_edited_source_tree_misses_without_a_new_version(
 
 def test_a_tier_comes_out_of_the_cache_as_it_was_compiled(tmp_path: Path) -> None:
     cache, said = BundleCache(tmp_path), list[str]()
-    first = cached(cache, tier(), tier().main, model="m", data=DATA, progress=said.append)
+    made = tier()
+    first = cached(cache, Order(made, made.main, model="m", data=DATA), said.append)
     assert first.compiled and said
     said.clear()
     made = tier()
-    second = cached(cache, made, made.main, model="m", data=DATA, progress=said.append)
+    second = cached(cache, Order(made, made.main, model="m", data=DATA), said.append)
     assert not second.compiled and not said and second.bundle == first.bundle
 
 
@@ -178,10 +178,5 @@ def test_a_function_that_fails_is_told_by_the_compiler(tmp_path: Path) -> None:
     start = replace(made.program.start, fn=broken)
     program = replace(made.program, start=start)
     with pytest.raises(ExportError, match="start"):
-        cached(
-            BundleCache(tmp_path),
-            Tier("weak", made.submodel, program),
-            Exchange("", program, ()),
-            model="m",
-            data=DATA,
-        )
+        broken_tier = Tier("weak", made.submodel, program)
+        cached(BundleCache(tmp_path), Order(broken_tier, Exchange("", program, ()), model="m", data=DATA))
