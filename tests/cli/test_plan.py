@@ -270,3 +270,10 @@ def test_options_of_the_model_go_before_those_of_a_federation_file(tmp_path: Pat
         for options in ([], ["--option", "hidden=[8]"])
     ]
     assert rows[1]["parameters"] == 64 * 8 + 8 + 80 + 10 < rows[0]["parameters"]
+
+
+def test_sizes_left_out_for_one_reason_share_a_line() -> None:
+    told = edgefl("plan", *SMALL, "--kinds", "early_exit,output_side", "--gamma", "0.25,0.0625")
+
+    lines = [line for line in told.splitlines() if line.startswith("left out: early_exit")]
+    assert len(lines) == 1 and "2 sizes: mlp has no early exits" in lines[0]

@@ -133,9 +133,20 @@ def _show(model: str, made: Fit) -> None:
     notes |= {"dead: at the initial weights, would not train" for offer in made.fitting if offer.dead}
     large = len(made.offers) - len(made.fitting)
     print_table(f"{model}: {len(rows)} submodels fit, {large} do not", rows, "; ".join(sorted(notes)))
-    for left, error in made.left_out:
-        console.print(f"left out: {left.kind}, {left.label}: {error.message}", markup=False, soft_wrap=True)
+    for line in _left_out(made):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(f"recommended: {made.reason()}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _left_out(made: Fit) -> list[str]:
+    """A line for each kind and reason."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for left, error in made.left_out:
+        sizes.setdefault((left.kind, error.message), []).append(left.label)
+    return [
+        f"left out: {kind}, {labels[0] if len(labels) == 1 else f'{len(labels)} sizes'}: {reason}"
+        for (kind, reason), labels in sizes.items()
+    ]
 
 
 def _row(offer: Offer, best: bool) -> dict[str, Any]:
