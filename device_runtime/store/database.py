@@ -6,25 +6,22 @@ Everything a killed agent needs to go on is here; each method is one transaction
 from __future__ import annotations
 
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from device_runtime.store import carry_rows, checkpoint_rows
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
+from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Array
-
-if sys.platform != "win32":
-    import fcntl
 
 _LOCK_PATIENCE_S = 5.0
 
@@ -91,7 +88,7 @@ class Store:
         self._lock = threading.RLock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock_file = _locked(folder)
+            self._folder_lock = _locked(folder)
         except OSError as error:
             raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
         try:
@@ -114,7 +111,7 @@ class Store:
             self._db.executescript(_SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(
-                f"{self.folder / 'store.sqlite3'} is unusable ({error}): move it away to start afresh"
+                f"{self.folder / 'store.sqlite3'} cannot be opened: {error}; {_remedy(error)}"
             ) from error
 
     def _check_layout(self, path: Path) -> None:
@@ -150,7 +147,7 @@ class Store:
         self._unlock()
 
     def _unlock(self) -> None:
-        self._lock_file.close()
+        self._folder_lock.release()
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -163,8 +160,7 @@ class Store:
                     yield self._db
             except sqlite3.Error as error:
                 raise StoreError(
-                    f"the store in {self.folder} cannot be written: {error}; free some space, "
-                    "or move it away to start afresh if it is damaged"
+                    f"the store in {self.folder} cannot be written: {error}; {_remedy(error)}"
                 ) from error
             finally:
                 if durable:
@@ -355,27 +351,23 @@ class Store:
         ]
 
 
-def _locked(folder: Path) -> IO[bytes]:
-    """A file that holds the folder's lock until it is closed; the kernel closes it when the process dies.
+def _remedy(error: Exception) -> str:
+    """What to do: a full disk damages no store, and one that is damaged is not mended by room."""
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return "free some space there, or give the device a folder on another disk by `store`"
+    return "move it away to start afresh if it is damaged"
 
-    Waits a little: an agent that is being stopped may still finish its step.
-    """
-    file = (folder / "lock").open("ab")
-    deadline = time.monotonic() + _LOCK_PATIENCE_S
-    while sys.platform != "win32":
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                file.close()
-                raise StoreError(
-                    f"a device already runs on this store ({folder}): stop it, or give this one another folder"
-                ) from error
-            time.sleep(0.1)
-        except OSError:
-            break  # a file system without locks
-    return file
+
+def _locked(folder: Path) -> FolderLock:
+    """Waits a little: an agent that is being stopped may still finish its step."""
+    try:
+        return FolderLock(folder, patience_s=_LOCK_PATIENCE_S)
+    except FolderHeld as held:
+        raise StoreError(
+            f"a device already runs on this store ({folder}, {held.who}): stop it, or give this one another folder "
+            "by `store`, or a name of its own",
+            pid=held.pid,
+        ) from held
 
 
 def _as_bytes(value: object) -> bytes:

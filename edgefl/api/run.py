@@ -16,14 +16,15 @@ from edgefl.config import Federation, load
 from edgefl.config.text import dump
 from edgefl.data.dataset import Dataset
 from edgefl.lab.demo import with_demo_defaults
-from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard
+from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
 from edgefl.models.user_factory import absolute, refuse_while_loading
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import write_text
+from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError, ParticipationError
+from edgefl.wire.errors import ConfigError, ParticipationError, StoreError
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.size import UpdateSize
@@ -34,6 +35,8 @@ from server.service import Service
 from server.storage.history import History, rounds_of
 
 MODEL_NAME = "model.safetensors"
+_STOPPING_S = 5.0
+"""How long a process that is being stopped may keep the folder from the next one."""
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
 News = Said | Restarted
@@ -145,6 +148,7 @@ class Prepared:
     lab: Lab
     dataset: Dataset
     updates: Mapping[str, UpdateSize]
+    lock: FolderLock
 
     @property
     def federation(self) -> Federation:
@@ -159,6 +163,7 @@ class Prepared:
             self.lab.finish()
         finally:
             self.lab.supervisor.stop()
+            self.lock.release()
         run = Run(self.lab.folder)
         if not run.finished:
             raise ParticipationError(
@@ -173,7 +178,8 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
     """The folder of a run of ``federation``: its configuration and each device's data. What cannot be trained leaves
     none behind.
 
-    ConfigError if ``out`` holds another run (``fresh`` discards it), ModelError where model and tiers do not fit.
+    ConfigError if ``out`` holds another run (``fresh`` discards it), StoreError if another process trains in it,
+    ModelError where model and tiers do not fit.
     """
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
@@ -184,11 +190,30 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
     updates = update_sizes(whole, dataset)
     parts = partition(whole, dataset, len(device_names(whole)))
     if fresh:
-        discard(folder)
+        refuse_foreign(folder)
+    lock = _held(folder, "run.lock", "run")
+    try:
+        if fresh:
+            discard(folder)
+        lab = Lab(whole, folder)
+        lab.prepare(dataset, parts)
+    except BaseException:
+        lock.release()
+        raise
+    return Prepared(lab, dataset, updates, lock)
+
+
+def _held(folder: Path, name: str, what: str) -> FolderLock:
+    """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lab = Lab(whole, folder)
-    lab.prepare(dataset, parts)
-    return Prepared(lab, dataset, updates)
+    try:
+        return FolderLock(folder, name, patience_s=_STOPPING_S)
+    except FolderHeld as held:
+        raise StoreError(
+            f"a {what} goes on in {folder} already ({held.who}): wait for its end, stop it, or use another `out`",
+            folder=str(folder),
+            pid=held.pid,
+        ) from held
 
 
 def run(
@@ -221,6 +246,8 @@ class Server:
     authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
     where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
     that signs bundles, made if there is none.
+
+    StoreError if another process serves from ``out``.
     """
 
     def __init__(
@@ -238,7 +265,7 @@ class Server:
         refuse_while_loading("start a server")
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _held(folder, "server.lock", "server")
         history = History(folder)
 
         def told(event: Event) -> None:
@@ -246,20 +273,27 @@ class Server:
             if (problem := history.take(event)) is not None:
                 emit(problem)
 
-        self._service = Service(
-            compose(read, open_data(read), folder, emit=told, device=device),
-            _address(read, broker, ca_file),
-            folder,
-            emit=told,
-            database=database,
-            device=device,
-            signer=Signer(Path(sign_key)) if sign_key else None,
-        )
-        _write_down(read, folder / CONFIG_NAME)
+        try:
+            self._service = Service(
+                compose(read, open_data(read), folder, emit=told, device=device),
+                _address(read, broker, ca_file),
+                folder,
+                emit=told,
+                database=database,
+                device=device,
+                signer=Signer(Path(sign_key)) if sign_key else None,
+            )
+            _write_down(read, folder / CONFIG_NAME)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def run(self) -> None:
         """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""
-        self._service.run()
+        try:
+            self._service.run()
+        finally:
+            self._lock.release()
 
     def stop(self) -> None:
         """End :meth:`run` soon, from another thread or a signal handler; the run can be taken up later."""
@@ -297,5 +331,4 @@ def _resolved(path: str) -> str:
 def _write_down(federation: Federation, path: Path) -> None:
     """What a server trains, for :func:`load_run`, without the broker's password; a run of one machine has its own file."""
     if not path.exists():
-        silent = federation.broker.model_copy(update={"password": ""})
-        write_text(path, dump(_found_from_anywhere(federation.model_copy(update={"broker": silent}))))
+        write_text(path, dump(_found_from_anywhere(without_password(federation))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import time
@@ -19,6 +20,7 @@ from edgefl.lab.supervisor import Supervisor
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
 
+_BROKER = "EDGEFL_BROKER"
 _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
@@ -60,16 +63,15 @@ class Lab:
         self.devices = device_names(federation)
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
-        # In the environment, because everybody may read the arguments of a process.
-        secret = f"{broker.username}:{broker.password}@" if broker.username else ""
-        address = {"EDGEFL_BROKER": f"{secret}{broker.host}:{self._port}"}
+        # In the environment, because everybody may read the arguments of a process, and the folder is passed on.
+        address = {_BROKER: f"{_credentials(federation)}{broker.host}:{self._port}"}
         self.supervisor = Supervisor(folder, {**address, **(environment or {})})
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data; an interrupted run with the same configuration goes on."""
         path = self.folder / CONFIG_NAME
-        wanted = dump(self.federation)
-        if path.exists() and load(path) != self.federation:
+        wanted = without_password(self.federation)
+        if path.exists() and without_password(load(path)) != wanted:
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration: use `fresh` or another `out`"
             )
@@ -81,7 +83,7 @@ class Lab:
             target = self.folder / "devices" / name / "data.npz"
             if not target.exists():
                 write_client(target, dataset.train_x[rows], dataset.train_y[rows])
-        write_text(path, wanted)
+        write_text(path, dump(wanted))
 
     def start(self) -> None:
         """Start broker, server and devices. They find each other in any order."""
@@ -150,14 +152,35 @@ class Lab:
         self.supervisor.stop()
 
 
-def discard(folder: Path) -> None:
-    """Remove what an earlier run left in ``folder``, and nothing else."""
-    if not (folder / CONFIG_NAME).exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(
-                f"{folder} is not the folder of a run (no {CONFIG_NAME}); it is left alone, use another `out`"
-            )
+def without_password(federation: Federation) -> Federation:
+    """As it is written into the folder of a run, which people pass on: without the broker's password."""
+    broker = federation.broker.model_copy(update={"password": ""})
+    return federation.model_copy(update={"broker": broker})
+
+
+def _credentials(federation: Federation) -> str:
+    """``user:password@`` of the federation; where it is a run's own, which has no password, of the environment."""
+    broker = federation.broker
+    if not broker.username:
+        return ""
+    given = Address.parse(named) if (named := os.environ.get(_BROKER, "")) else Address("")
+    password = broker.password or (given.password if given.username == broker.username else "")
+    return f"{broker.username}:{password}@"
+
+
+def refuse_foreign(folder: Path) -> None:
+    """ConfigError for a folder that holds more than locks and is none of a run: nothing of it is discarded."""
+    if (folder / CONFIG_NAME).exists() or not folder.exists():
         return
+    if any(child.suffix != ".lock" for child in folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not the folder of a run (no {CONFIG_NAME}); it is left alone, use another `out`"
+        )
+
+
+def discard(folder: Path) -> None:
+    """Remove what an earlier run left in ``folder``, and nothing else; ConfigError if it is none of a run."""
+    refuse_foreign(folder)
     for name in _LEFT_BY_A_RUN:
         for path in folder.glob(name):
             if path.is_dir():

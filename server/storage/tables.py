@@ -93,6 +93,9 @@ def create(engine: sa.Engine) -> None:
     names = set(sa.inspect(engine).get_table_names())
     with engine.begin() as connection:
         if not names & set(_tables.tables):
+            if engine.dialect.name == "sqlite":
+                # Python's driver begins no transaction for CREATE: a full disk or a kill would leave some of the tables.
+                connection.exec_driver_sql("BEGIN")
             _tables.create_all(connection)
             connection.execute(layout.insert().values(number=LAYOUT))
             return

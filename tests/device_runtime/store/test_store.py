@@ -228,7 +228,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
 def test_a_folder_where_the_file_should_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").mkdir()
 
-    with pytest.raises(StoreError, match="unusable"):
+    with pytest.raises(StoreError, match="cannot be opened"):
         open_store(tmp_path)
 
 
@@ -313,6 +313,16 @@ def test_a_store_of_another_federation_or_device_is_refused(tmp_path: Path) -> N
     Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
 
 
+def test_a_store_that_the_disk_has_no_room_for_asks_for_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_SCHEMA", f"PRAGMA max_page_count=1;{database._SCHEMA}")
+        with pytest.raises(StoreError, match=r"store\.sqlite3 cannot be opened: .*full; free some space there"):
+            open_store(tmp_path)
+    open_store(tmp_path).close()
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores that wait for another agent's end as good as not."""
@@ -322,7 +332,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_agents_cannot_share_a_store(impatient: None, tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
-    with pytest.raises(StoreError, match="a device already runs on this store"):
+    with pytest.raises(StoreError, match=rf"a device already runs on this store .*process {os.getpid()}\)"):
         open_store(tmp_path)
 
     store.close()

@@ -12,6 +12,7 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.machine import Assignment, OpenRound
 from server.coordinator.roster import Device
+from server.storage import tables
 from server.storage.journal import Journal, Run
 
 RUN = Run("run", "digest", 1)
@@ -52,6 +53,21 @@ def accept(journal: Journal, device: str, data: bytes, number: int = 1) -> None:
         up_float32_bytes=500,
         data=data,
     )
+
+
+def test_a_journal_that_the_disk_had_no_room_for_is_begun_when_there_is(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    def full(connection: sqlite3.Connection, record: object) -> None:
+        wal(connection, record)
+        connection.execute("PRAGMA max_page_count=5")
+
+    wal = tables.use_write_ahead_log
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "use_write_ahead_log", full)
+        with pytest.raises(StoreError, match="full; free some space"):
+            Journal(url, "demo")
+    Journal(url, "demo").close()
 
 
 def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str) -> None:

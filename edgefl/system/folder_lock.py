@@ -1,0 +1,72 @@
+"""One process at a time in a folder: a lock that the kernel lets go when the process dies, however it dies."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+_AGAIN_S = 0.1
+
+
+class FolderHeld(Exception):
+    """Another process holds the lock. ``pid``: its number, 0 where it could not write it down."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        super().__init__(f"{path} is held by process {pid or 'unknown'}")
+        self.pid = pid
+
+    @property
+    def who(self) -> str:
+        """``process 4711``, for a message; "another process" where its number is not known."""
+        return f"process {self.pid}" if self.pid else "another process"
+
+
+class FolderLock:
+    """The lock ``folder/name``, held from here until :meth:`release` or the end of the process.
+
+    ``patience_s``: how long one that holds it already, such as a process that is being stopped, is waited for. FolderHeld
+    names the holder; OSError if the folder cannot be written. The file stays: to remove it would let two processes in.
+    """
+
+    def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0.0) -> None:
+        path = folder / name
+        self._file = path.open("a+b")
+        deadline = time.monotonic() + patience_s
+        while not _taken(self._file.fileno()):
+            if time.monotonic() >= deadline:
+                pid = self._holder()
+                self._file.close()
+                raise FolderHeld(path, pid)
+            time.sleep(_AGAIN_S)
+        with suppress(OSError):  # on a full disk it stays without a number
+            self._file.truncate(0)
+            self._file.write(b"%d\n" % os.getpid())
+            self._file.flush()
+
+    def _holder(self) -> int:
+        self._file.seek(0)
+        digits = self._file.read(20).strip()
+        return int(digits) if digits.isdigit() else 0
+
+    def release(self) -> None:
+        with suppress(OSError):  # what a full disk did not take
+            self._file.close()
+
+
+def _taken(descriptor: int) -> bool:
+    """Whether the lock is ours now; a file system without locks locks nobody out."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,87 @@
+"""The folder of a run: one process at a time, and no secrets in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgefl
+from edgefl.api import run as runs
+from edgefl.config import Federation
+from edgefl.lab.lab import CONFIG_NAME
+from edgefl.system.folder_lock import FolderLock
+from edgefl.wire.errors import ConfigError, StoreError
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody waits for another process's end."""
+    monkeypatch.setattr(runs, "_STOPPING_S", 0.0)
+    yield
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    """At a broker that asks for a password."""
+    broker = {"kind": "external", "host": "broker.lan", "port": 1884, "username": "server", "password": "s3cret"}
+    settings = {"model.name": "mlp", "data.name": "digits", "tiers.strong.count": 1}
+    return runs.load_federation(None, settings | {f"broker.{key}": value for key, value in broker.items()})
+
+
+def test_a_second_run_in_the_same_folder_is_told_where_and_by_whom(
+    federation: Federation, tmp_path: Path
+) -> None:
+    first = runs.prepare(federation, tmp_path)
+    for fresh in (False, True):
+        with pytest.raises(StoreError, match=rf"goes on in {tmp_path} already \(process {os.getpid()}\)"):
+            runs.prepare(federation, tmp_path, fresh=fresh)
+    assert (tmp_path / CONFIG_NAME).is_file()
+    first.lock.release()
+    runs.prepare(federation, tmp_path, fresh=True).lock.release()
+
+
+def test_a_run_that_is_refused_lets_its_folder_go(federation: Federation, tmp_path: Path) -> None:
+    runs.prepare(federation, tmp_path).lock.release()
+    other = federation.model_copy(update={"model": federation.model.model_copy(update={"name": "cnn"})})
+    with pytest.raises(ConfigError, match="another configuration"):
+        runs.prepare(other, tmp_path)
+    runs.prepare(federation, tmp_path).lock.release()
+
+
+def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
+    federation: Federation, tmp_path: Path
+) -> None:
+    lock = FolderLock(tmp_path, "server.lock")
+    with pytest.raises(StoreError, match=rf"a server goes on in {tmp_path} already \(process {os.getpid()}\)"):
+        runs.Server(federation, tmp_path)
+    lock.release()
+
+
+def test_no_file_of_a_run_holds_the_password_of_the_broker(federation: Federation, tmp_path: Path) -> None:
+    prepared = runs.prepare(federation, tmp_path)
+    prepared.lock.release()
+    assert b"s3cret" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert edgefl.load_run(tmp_path).federation.broker.username == "server"
+    assert _told(prepared) == "server:s3cret@broker.lan:1884"
+
+
+def test_a_run_goes_on_with_the_password_of_its_first_file_or_of_the_environment(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs.prepare(federation, tmp_path).lock.release()
+    again = runs.prepare(federation, tmp_path)
+    again.lock.release()
+    assert _told(again) == "server:s3cret@broker.lan:1884"
+
+    monkeypatch.setenv("EDGEFL_BROKER", "server:other@broker.lan:1884")
+    from_its_own_file = runs.prepare(tmp_path / CONFIG_NAME, tmp_path)
+    from_its_own_file.lock.release()
+    assert _told(from_its_own_file) == "server:other@broker.lan:1884"
+
+
+def _told(prepared: runs.Prepared) -> str:
+    """Where the processes of the run are told that the broker is."""
+    return prepared.lab.supervisor._environment["EDGEFL_BROKER"]
