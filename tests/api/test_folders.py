@@ -26,7 +26,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     """At a broker that asks for a password."""
-    broker = {"kind": "external", "host": "broker.lan", "port": 1884, "username": "server", "password": "s3cret"}
+    broker = {
+        "kind": "external",
+        "host": "broker.lan",
+        "port": 1884,
+        "username": "server",
+        "password": "s3cret",
+    }
     settings = {"model.name": "mlp", "data.name": "digits", "tiers.strong.count": 1}
     return runs.load_federation(None, settings | {f"broker.{key}": value for key, value in broker.items()})
 
@@ -55,7 +61,9 @@ def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
     federation: Federation, tmp_path: Path
 ) -> None:
     lock = FolderLock(tmp_path, "server.lock")
-    with pytest.raises(StoreError, match=rf"a server goes on in {tmp_path} already \(process {os.getpid()}\)"):
+    with pytest.raises(
+        StoreError, match=rf"a server goes on in {tmp_path} already \(process {os.getpid()}\)"
+    ):
         runs.Server(federation, tmp_path)
     lock.release()
 

@@ -318,7 +318,9 @@ def test_a_store_that_the_disk_has_no_room_for_asks_for_room(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(database, "_SCHEMA", f"PRAGMA max_page_count=1;{database._SCHEMA}")
-        with pytest.raises(StoreError, match=r"store\.sqlite3 cannot be opened: .*full; free some space there"):
+        with pytest.raises(
+            StoreError, match=r"store\.sqlite3 cannot be opened: .*full; free some space there"
+        ):
             open_store(tmp_path)
     open_store(tmp_path).close()
 
