@@ -33,6 +33,7 @@ from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
+from exporters.bundle.build import batch_size
 
 PROTOCOLS = ("train_support", "split_test", "paper_literal")
 """What a personalization adapts to, and what judges it."""
@@ -184,11 +185,12 @@ def _source(
 
 def _setting(federation: Federation, program: Program, alpha: float | None, users: int) -> Setting:
     own = program.hyper.get("alpha", STEP) if program.personalize is not None else STEP
-    batch = federation.program.batch
+    table, steps = federation.program, program.phases[0].steps
+    batch = table.batch or batch_size(program)
     return Setting(
         alpha=own if alpha is None else alpha,
         beta=program.hyper.get("lr", STEP),
-        tau=max(1, federation.program.steps),
+        tau=max(1, steps if table.steps is None else table.steps),
         inner=batch,
         outer=batch,
         hessian=batch,

@@ -11,6 +11,9 @@ from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 
+BATCH, STEPS = 32, 10
+"""Of the programs that edgefl brings, in a federation that says nothing else."""
+
 
 class Table(BaseModel):
     """Part of a federation file: no keys but its own, and never changed."""
@@ -53,8 +56,12 @@ class ProgramTable(Table):
         "sgd",
         description="a program of `edgefl ls programs`, package.module:factory, or path/to/file.py:factory",
     )
-    batch: int = Field(32, ge=1, description="samples per local step")
-    steps: int = Field(10, ge=0, description="local steps per round")
+    batch: int | None = Field(
+        None, ge=1, description="samples per local step; default: 32, and what a program of yours says"
+    )
+    steps: int | None = Field(
+        None, ge=0, description="local steps per round; default: 10, and what a program of yours says"
+    )
     lr: float | None = Field(None, gt=0, description="learning rate; default: the program's own")
     momentum: float | None = Field(
         None, ge=0, lt=1, description="momentum of the local optimizer; default: the program's own"
@@ -67,6 +74,15 @@ class ProgramTable(Table):
         ge=0,
         description="step size of a graph that adapts the model to one user; default: no such graph",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alike_in_all_that_edgefl_brings(cls, table: Any) -> Any:
+        """The same batches and steps for each of them, so that runs compare; a program from a file has its own."""
+        if not isinstance(table, dict) or ":" in str(table.get("name", "")):
+            return table
+        given = {key: value for key, value in table.items() if value is not None}
+        return {"batch": BATCH, "steps": STEPS} | given
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,15 @@ from torch import nn
 
 import edgefl
 from edgefl.config.text import dump
+from edgefl.contract.program import Program
 from edgefl.data.dataset import Dataset
+from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.sgd import sgd
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tiers_of
 from edgefl.wire.errors import ConfigError, DataError
+from exporters.bundle.build import batch_size
 
 
 def own_model() -> nn.Module:
@@ -94,3 +99,23 @@ def test_a_file_that_is_no_dataset_says_what_is_missing(
 def test_the_files_own_name_and_its_key_go_together() -> None:
     with pytest.raises(ConfigError, match="set the key file"):
         edgefl.load_federation(None, {"data.name": "file"})
+
+
+def own_method(objective: Objective, *, batch: int = 6, steps: int = 3, lr: float = 0.1) -> Program:
+    return replace(sgd(objective, batch=batch, steps=steps, lr=lr), name="own_method")
+
+
+def test_batch_and_steps_are_a_program_s_own_where_it_is_in_a_file_and_the_same_for_all_others(
+    tmp_path: Path,
+) -> None:
+    own = edgefl.federation("mlp", program=edgefl.own_program(own_method, lr=0.2), data="digits")
+    assert (own.program.batch, own.program.steps) == (None, None)
+    (tmp_path / "own.toml").write_text(dump(own))
+    read = edgefl.load_federation(tmp_path / "own.toml")
+    assert read == own
+
+    (tier,) = tiers_of(read, federation_model(read, open_data(read))).values()
+    assert (batch_size(tier.program), tier.program.phases[0].steps) == (6, 3)
+    for name in ("sgd", "fedbat"):
+        assert edgefl.federation(program=name).program.arguments == {"batch": 32, "steps": 10}
+    assert edgefl.federation(program=edgefl.SGD(batch=5)).program.arguments == {"batch": 5, "steps": 10}
