@@ -76,6 +76,17 @@ class LocalData:
     def __len__(self) -> int:
         return len(self.y)
 
+    def check(self) -> None:
+        """DataError for single values, for another number of samples than of labels, and for NaN or infinite values."""
+        if self.x.ndim == 0 or self.y.ndim == 0:
+            raise DataError(f"{self.source} should hold arrays of samples and labels, found single values")
+        if len(self.x) != len(self.y) or len(self.y) == 0:
+            raise DataError(
+                f"{self.source} has {len(self.x)} samples and {len(self.y)} labels: it needs as many, and at least one"
+            )
+        _check_finite("x", self.x, self.source)
+        _check_finite("y", self.y, self.source)
+
     def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS) -> FittedData:
         """The data as the manifest wants it; DataError says what differs."""
         x = self.x
@@ -150,14 +161,7 @@ def load(path: Path) -> LocalData:
         Exception
     ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
         raise DataError(f"{path} cannot be read as training data: {error}", path=str(path)) from error
-    if data.x.ndim == 0 or data.y.ndim == 0:
-        raise DataError(f"{path} should hold arrays of samples and labels, found single values")
-    if len(data.x) != len(data.y) or len(data.y) == 0:
-        raise DataError(
-            f"{path} has {len(data.x)} samples and {len(data.y)} labels: it needs as many, and at least one"
-        )
-    _check_finite("x", data.x, data.source)
-    _check_finite("y", data.y, data.source)
+    data.check()
     return data
 
 

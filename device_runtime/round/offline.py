@@ -73,8 +73,10 @@ def train_round(
 
     ``weights`` are the model's by global names, or those that the server cuts out for the tier. ``hyper`` are scalars
     that the server would announce (default: the manifest's), ``carry`` what the last round left, ``samples`` the most
-    rows to use (0: all). DataError if the data do not fit the model, BundleError if graphs, weights and ports disagree.
+    rows to use (0: all). DataError if the data do not fit the model or hold NaN, BundleError if graphs, weights and ports
+    disagree.
     """
+    data.check()
     manifest = bundle.manifest
     job, blobs = offline(
         bundle, weights, manifest.of_round, "the weights", seed=seed, hyper=hyper, samples=samples
@@ -160,7 +162,7 @@ def _check(manifest: Manifest, graphs: Sequence[Graph], held: set[str], source: 
         missing = [port.label for port in graph.inputs_of("weights") if port.label not in held]
         if missing:
             raise BundleError(
-                f"graph {graph.name!r} reads {missing[0]!r}, which {source} does not hold: the server cuts the weights of "
+                f"graph {graph.name!r} reads {missing[0]!r}, which is not in {source}: the server cuts the weights of "
                 f"tier {manifest.tier!r} out of the model. Take what it cuts (a compiled bundle's `share`, or over the "
                 "broker, whose `out` can be used here), or the bundle of a tier that trains whole units",
                 missing=missing,
