@@ -16,7 +16,8 @@ from device_runtime.round.graphs import Blobs
 from device_runtime.round.job import Job
 from device_runtime.round.offline import offline, read_weights
 from edgefl.api.bundle import Bundle
-from edgefl.api.device import broker_address, default_folder
+from edgefl.api.device import broker_address
+from edgefl.wire import folders
 from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.limits import Limits
@@ -58,7 +59,7 @@ def announced(
     """What the federation announced last, whether or not a round is open; the connection ends with the block."""
     checked_name("federation", federation)
     checked_name("device", device)
-    place = folder or default_folder(federation, device) / "personalize"
+    place = folder or folders.store(federation, device) / "personalize"
     with Guest(federation, device, broker_address(broker, ca_file), place, limits) as guest:
         job = job_of(guest.announced(), tier, engine)
         if server_key:

@@ -16,6 +16,7 @@ from device_runtime.engine.select import open_engine
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
 from edgefl.system.sizes import parse_size
+from edgefl.wire import folders
 from edgefl.wire.bundle import signatures
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
@@ -66,7 +67,7 @@ class Agent:
             device=checked_name("device", device),
             broker=broker_address(broker, ca_file),
             data=Path(data),
-            folder=Path(folder) if folder else default_folder(federation, device),
+            folder=Path(folder) if folder else folders.store(federation, device),
             tier=tier,
             memory_bytes=memory_bytes(memory),
             server_key=server_key,
@@ -116,10 +117,11 @@ def train_round(
         watch: is told each step.
 
     Returns:
-        ``update`` by name as it would travel, ``carry``, ``metrics`` (means over the steps) and ``samples``.
+        ``update`` by name as it would travel, ``carry``, ``metrics`` (means over the steps: ``loss``, and ``correct``, the
+        right answers in a batch) and ``samples``.
 
     Raises:
-        DataError: if the data do not fit the model.
+        DataError: if the data do not fit the model, or hold NaN.
         BundleError: if graphs, weights and ports disagree.
         ConfigError: if the engine is not installed.
     """
@@ -132,7 +134,7 @@ def train_round(
     return offline.train_round(
         read.contents,
         held,
-        LocalData(np.asarray(x), np.asarray(y), "the samples"),
+        LocalData(np.asarray(x), np.asarray(y), "the data"),
         open_engine(engine or read.format, threads),
         seed=seed,
         hyper=hyper,
@@ -140,11 +142,6 @@ def train_round(
         samples=samples,
         watch=watch,
     )
-
-
-def default_folder(federation: str, device: str) -> Path:
-    """A store for each federation: an update that waits must never go to another one's server."""
-    return Path.home() / ".edgefl" / federation / device
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,11 +35,6 @@ def model_options(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             options[key] = value
     return options
-
-
-def default_folder(federation: str, device_id: str) -> Path:
-    """A store for each federation: an update that waits must never go to another one's server."""
-    return Path.home() / ".edgefl" / federation / device_id
 
 
 def address(text: str, ca_file: str) -> Address:

@@ -11,6 +11,7 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ import numpy.typing as npt
 from edgefl.data import idx
 from edgefl.data.dataset import Dataset
 from edgefl.data.idx import FASHION_MNIST, MNIST, IdxSource, Progress
-from edgefl.wire.errors import DataError
+from edgefl.wire import folders
+from edgefl.wire.errors import ConfigError, DataError
 
 NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "digits", "random")
 _IDX: Mapping[str, IdxSource] = {"fashion_mnist": FASHION_MNIST, "mnist": MNIST}
@@ -58,12 +60,15 @@ def places(directory: Path | None) -> tuple[Path, ...]:
     if directory is not None:
         return (directory,)
     named = os.environ.get("EDGEFL_DATA", "").strip()
-    return (*((Path(named),) if named else ()), download_folder())
+    found = [Path(named)] if named else []
+    with suppress(ConfigError):  # without a home nothing was downloaded
+        found.append(download_folder())
+    return tuple(found)
 
 
 def download_folder() -> Path:
     """Where downloads are kept between runs: ``edgefl`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgefl"
+    return folders.cache("downloads", "EDGEFL_DATA to the folder of the data")
 
 
 def _auto(directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
@@ -83,7 +88,7 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
         if files := idx.find(source, place):
             return idx.read(source, files)
     if not download:
-        searched = ", ".join(str(place) for place in places(directory))
+        searched = ", ".join(str(place) for place in places(directory)) or "no folder"
         raise DataError(
             f"{source.name} was not found in {searched}: name the folder of its four idx files with `data` or "
             "EDGEFL_DATA, or allow the download",

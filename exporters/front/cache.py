@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgefl.system.files import PARTIAL, write_whole
 from edgefl.system.sizes import GIB, size
+from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Bundle, file_of, read_bundle, read_manifest
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import BundleError
@@ -57,11 +58,11 @@ class BundleCache:
 
     @classmethod
     def of_user(cls) -> BundleCache:
-        """In the folder that ``EDGEFL_CACHE`` names, else in ``edgefl/bundles`` below the user's folder for caches."""
+        """In the folder that ``EDGEFL_CACHE`` names, else in ``edgefl/bundles`` below the user's folder for caches.
+        ConfigError where this user has no home, and nothing names a folder."""
         if own := os.environ.get(FOLDER):
             return cls(Path(own))
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return cls(Path(root) / "edgefl" / "bundles")
+        return cls(folders.cache("compiled bundles", f"{FOLDER} to a folder") / "bundles")
 
     def bundle(self, digest: str, make: Callable[[], Bundle]) -> Found:
         """The bundle of this digest, made and kept where there is none. What cannot be kept is made all the same."""

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from edgefl.system.distribution import install
+from edgefl.wire import folders
 from edgefl.wire.errors import ConfigError
 
 try:
@@ -176,13 +177,7 @@ def _file_name(wheel: Wheel) -> str:
 
 
 def _cache() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "edgefl"
-    except RuntimeError as error:
-        raise ConfigError(
-            f"there is no folder for the ExecuTorch binding: {error}; set $XDG_CACHE_HOME, or use `engine` onnx"
-        ) from error
+    return folders.cache("the ExecuTorch binding", "XDG_CACHE_HOME, or use `engine` onnx")
 
 
 def _installed_version() -> str:

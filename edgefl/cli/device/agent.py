@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
-from edgefl.cli.options import Engine, address, checked_key, default_folder, parse_bytes, parse_limits
+from edgefl.cli.options import Engine, address, checked_key, parse_bytes, parse_limits
+from edgefl.wire import folders
 from edgefl.wire.mqtt.topics import checked_name
 
 _EXAMPLES = """
@@ -89,7 +90,7 @@ def device(
         device=checked_name("device", device_id),
         broker=address(broker, ca_file),
         data=str(data),
-        folder=str(store or default_folder(federation, device_id)),
+        folder=str(store or folders.store(federation, device_id)),
         tier=tier,
         server_key=checked_key(server_key),
         memory_bytes=parse_bytes(memory, "--memory") if memory else 0,

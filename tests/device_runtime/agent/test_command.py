@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.cli.options import default_folder, parse_bytes
+from edgefl.cli.options import parse_bytes
+from edgefl.wire import folders
 from edgefl.wire.errors import ConfigError
 
 
@@ -38,4 +39,4 @@ def test_a_number_without_a_unit_is_no_memory() -> None:
 
 
 def test_two_federations_of_one_device_have_two_stores() -> None:
-    assert default_folder("demo", "phone") == Path.home() / ".edgefl" / "demo" / "phone"
+    assert folders.store("demo", "phone") == Path.home() / ".edgefl" / "demo" / "phone"
