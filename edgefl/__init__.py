@@ -17,6 +17,7 @@ Names are loaded when they are first used: a device's half needs no torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -291,7 +292,9 @@ def __getattr__(name: str) -> Any:
         module, _, attribute = _FROM[name].partition(":")
         value = getattr(importlib.import_module(module), attribute)
     else:
-        raise AttributeError(f"module 'edgefl' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'edgefl' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     globals()[name] = value
     return value
 

@@ -23,6 +23,7 @@ from edgefl.contract.choice import (
     built_upon,
     chosen,
 )
+from edgefl.contract.options import check_options
 from edgefl.optimizers import adaptive as server_adaptive
 from edgefl.optimizers.momentum import server_momentum
 from edgefl.programs.adaptive.fafed import fafed
@@ -108,9 +109,12 @@ def own_program(factory: Callable[..., Any], **options: object) -> ProgramChoice
     """A program of your own: ``factory(objective, **options)`` returns a :class:`edgefl.contract.program.Program`.
 
     The factory is a function at the top level of a file, which the server's process loads again. ConfigError for one
-    that is not (a lambda, a function inside another one, one that was typed into an interpreter).
+    that is not (a lambda, a function inside another one, one that was typed into an interpreter), and for an option
+    that it has not, or of another type.
     """
-    return ProgramChoice(address_of(factory, "a program"), options, factory.__name__)
+    address = address_of(factory, "a program")
+    check_options(factory.__name__, factory, options)
+    return ProgramChoice(address, options, factory.__name__)
 
 
 def address_of(factory: Callable[..., Any], what: str) -> str:
@@ -122,11 +126,16 @@ def address_of(factory: Callable[..., Any], what: str) -> str:
         file = None
     if not name.isidentifier() or file is None or not Path(file).is_file():
         raise ConfigError(
-            f"{what} of your own is a function at the top level of a file, found {factory!r}: other processes load it "
-            "from there",
+            f"{what} of your own is a function at the top level of a file, found {_short(factory)}: other processes load "
+            "it from there",
             factory=repr(factory),
         )
     return f"{Path(file).resolve()}:{name}"
+
+
+def _short(factory: object) -> str:
+    """A module would show all of its layers."""
+    return repr(factory) if inspect.isfunction(factory) else f"an object of {type(factory).__name__}"
 
 
 def codec_choice(value: object) -> CodecChoice:

@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from edgefl.api.bundle import Bundle
 from edgefl.api.choices import SGD, Dense, OutputSide, codec_choice
-from edgefl.api.model import Model, Sample, model_spec, sample_spec
+from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
-from edgefl.data.dataset import Dataset
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.errors import ConfigError
@@ -29,13 +28,13 @@ Target = Literal["onnx", "executorch"]
 def compile(
     model: Model,
     *,
-    submodel: SubmodelChoice | str = OutputSide(),
+    submodel: SubmodelChoice | str | None = None,
     program: ProgramChoice | str = SGD(),
     codec: CodecChoice | ProgramChoice | str = Dense(),
     optimizer: OptimizerChoice | str | None = None,
     target: Target = "onnx",
     memory_budget: str | int = "",
-    data: Dataset | None = None,
+    data: DataSource | None = None,
     sample: Sample | None = None,
     classes: int | None = None,
     options: Mapping[str, Any] | None = None,
@@ -63,7 +62,8 @@ def compile(
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
         memory_budget: peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
             is recomputed in the backward pass.
-        data: a dataset whose samples and classes the model is for.
+        data: whose samples and classes the model is for: a :class:`edgefl.Dataset`, or what :func:`edgefl.federation` takes,
+            such as ``"digits"`` or a file that :meth:`edgefl.Dataset.save` wrote.
         sample: without ``data``: the shape of one sample, without batch dimension (float32), or a ``TensorSpec``.
         classes: without ``data``: the number of classes.
         options: keyword arguments of the model's factory.
@@ -83,10 +83,8 @@ def compile(
     ('fedprox', 'half')
     """
     check_installed([target])
-    submodel, program = (
-        chosen("submodel", SubmodelChoice, submodel),
-        chosen("program", ProgramChoice, program),
-    )
+    submodel = OutputSide() if submodel is None else chosen("submodel", SubmodelChoice, submodel)
+    program, data = chosen("program", ProgramChoice, program), dataset(data)
     codec = codec_choice(codec)
     optimizer = None if optimizer is None else chosen("optimizer", OptimizerChoice, optimizer)
     spec = model_spec(model, data=data, sample=sample, classes=classes, seed=seed, options=options)

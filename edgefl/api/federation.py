@@ -89,8 +89,8 @@ def federation(
         name: of the federation; part of every MQTT topic.
         rounds: to train.
         seed: decides initial weights, partition, batches and noise.
-        tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong`` for a
-            :class:`edgefl.Server`.
+        tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong``, the
+            whole model, for a :class:`edgefl.Server`: which devices there are elsewhere is for its owner to say.
         program: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the program says.
@@ -115,7 +115,7 @@ def federation(
     tables: dict[str, Any] = {
         "federation": {"name": name, "rounds": rounds, "seed": seed},
         "model": {"name": absolute(name_of_model), "bn": bn, "options": dict(options or {})},
-        "tiers": {tier: each.table for tier, each in (tiers or {}).items()},
+        "tiers": {tier: _tier(tier, each).table for tier, each in (tiers or {}).items()},
         "limits": dict(limits or {}),
     }
     if program is not None:
@@ -126,17 +126,26 @@ def federation(
     if optimizer is not None:
         tables["optimizer"] = _named(chosen("optimizer", OptimizerChoice, optimizer))
     if data is not None:
-        tables["data"] = _settings(data) if isinstance(data, DataTable) else _data(data)
+        tables["data"] = _settings(data) if isinstance(data, DataTable) else data_table(data)
     given = {"round": round, "aggregate": aggregate, "downlink": downlink, "broker": broker, "export": export}
     tables |= {key: _settings(table) for key, table in given.items() if table is not None}
     return parse(tables, source="the federation")
+
+
+def _tier(name: str, value: object) -> Tier:
+    if not isinstance(value, Tier):
+        raise ConfigError(
+            f"argument `tiers` has {value!r} for {name!r}; give edgefl.Tier(submodel=..., count=...)",
+            argument="tiers",
+        )
+    return value
 
 
 def _named(choice: Choice) -> dict[str, Any]:
     return {"name": choice.name, "options": dict(choice.options)}
 
 
-def _data(data: object) -> dict[str, Any]:
+def data_table(data: object) -> dict[str, Any]:
     """A dataset's table from its name, or from its file."""
     if not isinstance(data, str | Path):
         raise ConfigError(

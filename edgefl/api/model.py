@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from edgefl.api.federation import data_table
+from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model, built
 from edgefl.setup.bundles import data_spec
+from edgefl.setup.data import open_data
 from edgefl.setup.model import check_fits, fitted_model
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ConfigError
@@ -23,6 +27,18 @@ Model = str | nn.Module | ModelSpec | Callable[..., Any]
 
 Sample = Sequence[int] | TensorSpec
 """The shape of one sample without batch dimension (float32), or its shape and dtype."""
+
+DataSource = Dataset | DataTable | str | Path
+"""A dataset, or what a federation names one by: a name, a file, or its table."""
+
+
+def dataset(data: DataSource | None) -> Dataset | None:
+    """The dataset itself. DataError if it is nowhere, ConfigError for an argument that names none."""
+    if data is None or isinstance(data, Dataset):
+        return data
+    if isinstance(data, DataTable):
+        return open_data(Federation(data=data))
+    return open_data(parse({"data": data_table(data)}, source="argument `data`"))
 
 
 def model_spec(

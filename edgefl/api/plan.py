@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edgefl.api.choices import SGD, TCBGD, Dense, codec_choice
-from edgefl.api.model import Model, Sample, model_spec
+from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice
 from edgefl.contract.program import Program
-from edgefl.data.dataset import Dataset
 from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
@@ -30,7 +29,7 @@ def plan(
     optimizer: OptimizerChoice | None = None,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
-    data: Dataset | None = None,
+    data: DataSource | None = None,
     sample: Sample | None = None,
     classes: int | None = None,
     options: Mapping[str, Any] | None = None,
@@ -51,11 +50,11 @@ def plan(
     Raises:
         ModelError: if the model has no submodel at all. That none fits is told by ``recommended()`` of the result.
 
-    >>> fit = edgefl.plan("mlp", edgefl.Device(memory=64 << 20), kinds=["width"], gammas=[0.25, 1.0])
+    >>> fit = edgefl.plan("mlp", edgefl.Device(memory="64MiB"), kinds=["width"], gammas=[0.25, 1.0])
     >>> fit.recommended().kind
     'width'
     """
-    spec = model_spec(model, data=data, sample=sample, classes=classes, options=options)
+    spec = model_spec(model, data=dataset(data), sample=sample, classes=classes, options=options)
     coding = codec_choice(codec)
     coder = codecs.build(coding.name, **coding.options)
 

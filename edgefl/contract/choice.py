@@ -6,8 +6,10 @@ A choice is plain data. It builds nothing, so that the same one describes every 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from edgefl.contract.options import check_options
@@ -15,18 +17,31 @@ from edgefl.wire.errors import ConfigError
 
 P = ParamSpec("P")
 C = TypeVar("C", bound="Choice")
+_WITH_OPTIONS = re.compile(r":\w+=")
+"""The first option in ``fedprox:mu=0.1``."""
 
 
 @dataclass(frozen=True, repr=False)
 class Choice:
     """``name`` in its catalog, and the options that were given; those left out have the catalog's defaults.
 
-    ``label`` is how Python spells it.
+    ``label`` is how Python spells it. Never changed: another choice is made by :meth:`with_options`.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    def __hash__(self) -> int:
+        # Values may be lists; equal choices have the same options at least.
+        return hash((self.name, frozenset(self.options)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A view of a dictionary can be neither copied nor pickled.
+        return type(self), (self.name, dict(self.options), self.label)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -100,6 +115,12 @@ def chosen(argument: str, kind: type[C], value: object) -> C:
 
     ConfigError, naming the argument, for anything else.
     """
+    if isinstance(value, str) and _WITH_OPTIONS.search(value):
+        raise ConfigError(
+            f"argument `{argument}` is {value!r}, as the command line has it; options go into an object, such as "
+            "edgefl.FedProx(mu=0.1)",
+            argument=argument,
+        )
     made = value() if isinstance(value, Named) else kind(value) if isinstance(value, str) else value
     if not isinstance(made, kind):
         raise ConfigError(

@@ -15,6 +15,8 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 _UNITS = {"B": 1, "K": KIB, "KIB": KIB, "KB": 10**3, "M": MIB, "MIB": MIB, "MB": 10**6}
 _UNITS |= {"G": GIB, "GIB": GIB, "GB": 10**9}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMG]I?B?|B|)", re.IGNORECASE | re.ASCII)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit)/s")  # b would be bits to some
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3}
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%", re.ASCII)
 _MOST = 2**60
 _BUDGET = "a memory budget is a size such as 48MiB or a share such as 50%"
@@ -29,6 +31,15 @@ def parse_size(text: str) -> int:
     if count > _MOST:
         raise ValueError(f"{text!r} is not a size; write 512KiB, 64MiB, 64M or 1GB")
     return int(count)
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of ``1MB/s``, ``200 kB/s``, ``1MiB/s`` or ``8Mbit/s``; ValueError for anything else."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"a link is a rate such as 1MB/s or 8Mbit/s, found {text!r}")
+    unit = float((1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
+    return float(match[1]) * unit / (8 if match[4] == "bit" else 1)
 
 
 def parse_budget(text: str) -> tuple[float, bool]:

@@ -109,3 +109,14 @@ def _accuracy(weights: dict[str, Array], data: Dataset) -> float:
     hidden = np.maximum(x @ weights["1.weight"].T + weights["1.bias"], 0)
     logits = hidden @ weights["3.weight"].T + weights["3.bias"]
     return float((logits.argmax(1) == data.test_y).mean())
+
+
+def test_data_are_named_as_in_a_federation(data: Dataset, bundle: edgefl.Bundle, tmp_path: Path) -> None:
+    training = edgefl.SGD(lr=0.2, steps=8, batch=16)
+    for source in (
+        data.save(tmp_path / "mine.npz"),
+        edgefl.Data(name="file", file=str(tmp_path / "mine.npz")),
+    ):
+        made = edgefl.compile(tiny, data=source, submodel=None, program=training, tier="whole")
+        assert made.manifest.data == bundle.manifest.data
+    assert edgefl.compile("mlp", data="digits").manifest.data.shape == (1, 8, 8)

@@ -13,6 +13,7 @@ from torch import nn
 import edgefl
 from edgefl.api.run import Run, _address
 from edgefl.config.text import dump
+from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError, ModelError
 from edgefl.wire.mqtt.address import Address
@@ -44,6 +45,9 @@ def test_names_and_entries_without_options_stand_for_choices() -> None:
         ({"codec": edgefl.OutputSide()}, "argument `codec` is OutputSide"),
         ({"program": edgefl.Dense()}, "argument `program` is Dense"),
         ({"memory_budget": 0.6}, "argument `memory_budget` is 0.6"),
+        ({"program": "fedprox:mu=0.1"}, r"options go into an object, such as edgefl.FedProx\(mu=0.1\)"),
+        ({"data": "digit"}, "digit"),
+        ({"data": 3}, "argument `data` is int; give a dataset's name"),
         ({"sample": (1, 2, 2)}, "argument `sample` has no effect here: model 'mlp' brings its own"),
     ],
 )
@@ -150,3 +154,72 @@ def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object]
 def test_a_folder_in_place_of_a_file_of_weights_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read: .*directory"):
         edgefl.train_round(edgefl.compile("mlp"), tmp_path, np.zeros((2, 1), np.uint8), np.zeros(2, np.int64))
+
+
+def test_data_that_do_not_belong_together_are_refused_before_the_round() -> None:
+    bundle = edgefl.compile("mlp", data="digits")
+    weights, x, y = bundle.initial_weights(), np.zeros((4, 1, 8, 8), np.float32), np.zeros(4, np.int64)
+    for wrong, message in (
+        ((x, y[:3]), "4 samples and 3 labels"),
+        ((x + np.nan, y), "are NaN, first at row 0"),
+    ):
+        with pytest.raises(DataError, match=message):
+            edgefl.train_round(bundle, weights, *wrong)
+
+
+def test_a_module_in_place_of_its_factory_is_told_by_its_type() -> None:
+    with pytest.raises(
+        ConfigError, match="a function at the top level of a file, found an object of Flatten"
+    ):
+        edgefl.federation(nn.Flatten())
+
+
+def test_a_submodel_in_place_of_a_tier_is_told() -> None:
+    with pytest.raises(
+        ConfigError, match=r"OutputSide\(cut=1\) for 'weak'; give edgefl.Tier\(submodel="
+    ) as told:
+        edgefl.federation("mlp", tiers={"weak": edgefl.OutputSide(cut=1)})  # type: ignore[dict-item]
+    assert told.value.details["argument"] == "tiers"
+
+
+def own_method(objective: object, *, mu: float = 0.1) -> None:
+    """A program's options, which are all that is looked at here."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nu": 1.0}, "own_method has no option 'nu'; it takes mu"),
+        ({"mu": "a"}, "option 'mu' of own_method is 'a'"),
+    ],
+)
+def test_an_option_that_a_program_of_ones_own_has_not_is_refused_at_once(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        edgefl.own_program(own_method, **options)
+
+
+def own_model(hidden: int = 8, classes: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, hidden), nn.Linear(hidden, classes))
+
+
+def test_an_option_that_a_factory_has_not_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(ModelError, match="has no option 'width'; it takes hidden, classes"):
+        edgefl.compile(own_model, sample=(1, 2, 2), classes=4, options={"width": 3})
+
+
+def test_what_a_plain_model_needs_is_asked_for_at_once() -> None:
+    with pytest.raises(
+        ModelError, match=r"give the options 'classes' and 'sample_shape' \(that of one sample"
+    ):
+        build_model(f"{__file__}:own_model")
+
+
+def test_a_device_takes_sizes_and_rates_as_people_write_them() -> None:
+    device = edgefl.Device(memory="64MiB", downlink="1MB/s", uplink=5e5)
+    assert (device.memory, device.downlink, device.uplink) == (64 << 20, 1e6, 5e5)
+    assert replace(device, samples=3) == edgefl.Device(64 << 20, 1e6, 5e5, samples=3)
+    for wrong in ({"memory": "64"}, {"uplink": "fast"}):
+        with pytest.raises(ConfigError, match=f"argument `{next(iter(wrong))}`"):
+            edgefl.Device(**wrong)  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ import pytest
 import typer
 
 from edgefl.cli import app
-from edgefl.cli.models.fit import Wishes, rate, read_device, read_hello
+from edgefl.cli.models.fit import Wishes, read_device, read_hello
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.mqtt.messages import Hello, encode
 from exporters import fit
+from exporters.fit import Device
 from tests.cli.runner import runner
 
 SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]
@@ -173,13 +174,13 @@ def test_a_table_for_people_marks_the_recommended_one() -> None:
     [("1MB/s", 1e6), ("200 kB/s", 2e5), ("1MiB/s", 2**20), ("8Mbit/s", 1e6), ("500B/s", 500.0)],
 )
 def test_rates_are_read_as_people_write_them(text: str, bytes_per_second: float) -> None:
-    assert rate(text) == bytes_per_second
+    assert Device(downlink=text).downlink == bytes_per_second
 
 
 @pytest.mark.parametrize("text", ["1MB", "fast", "-1MB/s", "0kB/s"])
 def test_a_rate_that_is_none_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match="a link is a rate such as"):
-        rate(text)
+        Device(uplink=text)
 
 
 def test_a_device_file_has_the_keys_of_the_command_and_options_go_first(tmp_path: Path) -> None:

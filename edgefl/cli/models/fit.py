@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
     from exporters.fit import Device, Fit
-
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit)/s")  # b would be bits to some
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3}
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,21 +59,12 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"a device's memory is a size such as 64MiB, found {self.memory!r}")
         return Device(
             memory=int(budget.count),
-            downlink=rate(self.downlink) if self.downlink else 0.0,
-            uplink=rate(self.uplink) if self.uplink else 0.0,
+            downlink=self.downlink or 0.0,
+            uplink=self.uplink or 0.0,
             compute=self.compute * 1e9,
             round_seconds=self.round_seconds,
             samples=self.samples,
         )
-
-
-def rate(text: str) -> float:
-    """Bytes per second of ``1MB/s``, ``200 kB/s``, ``1MiB/s`` or ``8Mbit/s``; ConfigError for anything else."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"a link is a rate such as 1MB/s or 8Mbit/s, found {text!r}", found=text)
-    unit = float((1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
-    return float(match[1]) * unit / (8 if match[4] == "bit" else 1)
 
 
 def read_device(path: Path) -> Wishes:

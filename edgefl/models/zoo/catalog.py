@@ -92,6 +92,13 @@ def built(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) ->
     passed = {key: value for key, value in options.items() if key in accepted or key not in (*layout, "seed")}
     if "seed" in accepted:
         passed["seed"] = seed
+    unknown = [key for key in passed if key not in accepted]
+    if unknown and not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
+        raise ModelError(
+            f"the factory {name!r} of a model has no option {unknown[0]!r}; it takes {', '.join(accepted) or 'none'}",
+            unknown=unknown,
+            accepted=tuple(accepted),
+        )
     # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -124,8 +131,15 @@ def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
             f"found {type(module).__name__}",
             name=path,
         )
-    if "classes" not in options:
-        raise ModelError(f"model {path!r} returns a plain module; give the option 'classes'", name=path)
+    missing = [] if "classes" in options else ["'classes'"]
+    if not {"sample_shape"} <= options.keys() and not {"in_channels", "size"} <= options.keys():
+        missing.append("'sample_shape' (that of one sample, such as [1, 28, 28])")
+    if missing:
+        raise ModelError(
+            f"model {path!r} returns a plain module, which does not say what it is for; give the option"
+            f"{'s' * (len(missing) > 1)} {' and '.join(missing)}",
+            name=path,
+        )
     return split(module, cuts, sample=_sample(path, options), classes=int(options["classes"]), name=path)
 
 
@@ -135,10 +149,5 @@ def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
         return shape
     if "sample_shape" in options:
         return TensorSpec(tuple(int(size) for size in options["sample_shape"]))
-    if "in_channels" in options and "size" in options:
-        size = int(options["size"])
-        return TensorSpec((int(options["in_channels"]), size, size))
-    raise ModelError(
-        f"model {path!r} returns a plain module; give the option 'sample_shape', or 'in_channels' and 'size'",
-        name=path,
-    )
+    size = int(options["size"])
+    return TensorSpec((int(options["in_channels"]), size, size))
