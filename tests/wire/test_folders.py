@@ -26,7 +26,9 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_without_a_home_each_folder_says_what_to_set(homeless: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no folder for compiled bundles: .* Set HOME, or EDGEFL_CACHE"):
         BundleCache.of_user()
-    with pytest.raises(ConfigError, match=r"no folder for what a device keeps: .* Set HOME, or name a folder"):
+    with pytest.raises(
+        ConfigError, match=r"no folder for what a device keeps: .* Set HOME, or name a folder"
+    ):
         folders.store("demo", "phone")
     with pytest.raises(ConfigError, match=r"no folder for downloads: .*EDGEFL_DATA"):
         datasets.download_folder()
