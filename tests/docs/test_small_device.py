@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -88,3 +89,18 @@ def test_it_trains_beside_our_agent_and_its_updates_are_equal_in_every_bit(
     assert small.model.keys() == ours.model.keys()
     assert all(np.array_equal(small.model[name], ours.model[name]) for name in ours.model)
     assert small.history[-1].train_loss == pytest.approx(ours.history[-1].train_loss)
+
+
+def test_what_it_leaves_out_ends_it_and_is_not_trained_on_wrongly() -> None:
+    spec = importlib.util.spec_from_file_location("small_device", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    small = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(small)
+    task = small.Round.__new__(small.Round)
+    task.manifest = {"phases": [{"graph": "full_gradient", "steps": 1, "over_data": True}], "prefix": []}
+    task.units = {"head": [{"sha256": "a keyframe"}, {"sha256": "a patch"}]}
+
+    with pytest.raises(NotImplementedError, match="phases over the data"):
+        task.train()
+    with pytest.raises(NotImplementedError, match="patches"):
+        task.weights(["head"])
