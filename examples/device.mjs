@@ -243,7 +243,10 @@ while (link.round?.state !== "done") {
   const { round, task } = link;
   if (round?.state === "open" && round.run === task?.run && round.round === task.round && !answered.has(task.nonce)) {
     answered.add(task.nonce);
-    await answer(link, options.id, task, data).catch((error) => console.error(`round ${round.round}: ${error.message}`));
+    await answer(link, options.id, task, data).catch(({ message: text }) => {
+      console.error(`round ${task.round}: declined, ${text}`); // so that the round need not wait for this device
+      return link.send("declines", { round: task.round, nonce: task.nonce, reason: "failed", text });
+    });
   } else await once(link, "news");
 }
 await link.send("status", { online: false }, true);

@@ -264,7 +264,12 @@ def main():
         mine = announced and task and (announced["run"], announced["round"]) == (task["run"], task["round"])
         if mine and announced["state"] == "open" and task["nonce"] not in answered:
             answered.add(task["nonce"])
-            answer(link, options.id, announced, task, x, y)
+            try:
+                answer(link, options.id, announced, task, x, y)
+            except NotImplementedError as error:  # the round need not wait for this device
+                decline = {"round": task["round"], "nonce": task["nonce"], "reason": "failed"}
+                link.send("declines", decline | {"text": str(error)})
+                print(f"round {task['round']}: declined, {error}", flush=True)
         else:
             link.news.get()
     link.send("status", {"online": False}, retain=True).wait_for_publish(PATIENCE_S)

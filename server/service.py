@@ -220,6 +220,7 @@ class Service:
                 case "declines", ():
                     self._declined(device, decode(Decline, message.payload))
         except ProtocolError as error:
+            self._news.heard(device, "sent what cannot be read", self._clock())
             self._object(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
 
     def _hello(self, device: str, payload: bytes) -> None:
@@ -249,7 +250,8 @@ class Service:
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
             )
         self._alive(device)
-        self._news.heard(device, "sending its update", self._clock())
+        stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
+        self._news.heard(device, stage, self._clock())
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
             self._session.publish(self._topics.device(device).acks, encode(verdict.ack))

@@ -97,7 +97,11 @@ LINES: list[tuple[events.Event, str | None]] = [
         events.DeviceSeen(
             device="a", tier="weak", round=1, stage="reported", loss=0.51234, step_ms=12.3, peak_bytes=5 << 20
         ),
-        "a reported for round 1: loss 0.5123, step 12 ms, peak 5.0 MiB, down 0.0 KiB, up 0.0 KiB",
+        "a reported for round 1: loss 0.5123, step 12 ms, peak 5.0 MiB, up 0.0 KiB",
+    ),
+    (
+        events.DeviceSeen(device="a", tier="weak", round=1, stage="reported", loss=0.5, up_bytes=1 << 10),
+        "a reported for round 1: loss 0.5, up 1.0 KiB",
     ),
     (
         events.Rejected(device="a", round=2, reason="not-finite", text="NaN"),

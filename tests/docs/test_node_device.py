@@ -21,6 +21,7 @@ from tests.web.node import require_node
 
 PAGE = DOCS / "tutorials" / "own-device.md"
 EXAMPLE = ROOT / "examples" / "device.mjs"
+GOLDEN = ROOT / "tests" / "wire" / "golden"
 
 
 def test_it_imports_five_packages_that_its_first_lines_name() -> None:
@@ -33,6 +34,35 @@ def test_it_imports_five_packages_that_its_first_lines_name() -> None:
         == set(install.split())
         == set(json.loads((WEB / "package.json").read_text())["dependencies"])
     )
+
+
+DECODE = """
+import { deepStrictEqual } from "node:assert";
+import { readFileSync } from "node:fs";
+import { decode } from "@msgpack/msgpack";
+
+const plain = (value) => {
+  if (typeof value === "bigint") return value > 2n ** 53n ? { int: String(value) } : Number(value);
+  if (value instanceof Uint8Array) return { hex: Buffer.from(value).toString("hex") };
+  if (Array.isArray(value)) return value.map(plain);
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, plain(each)]));
+};
+for (const [name, value] of Object.entries(JSON.parse(readFileSync(`${process.argv[2]}/values.json`))))
+  deepStrictEqual(plain(decode(readFileSync(`${process.argv[2]}/${name}`), { useBigInt64: true })), value, name);
+"""
+
+
+@pytest.mark.slow
+def test_the_golden_values_are_what_another_language_reads(tmp_path: Path) -> None:
+    require_node()
+    (tmp_path / "decode.mjs").write_text(DECODE)
+    (tmp_path / "node_modules").symlink_to(WEB / "node_modules")
+    ran = subprocess.run(
+        ["node", "decode.mjs", GOLDEN], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.slow

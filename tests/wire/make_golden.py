@@ -4,14 +4,17 @@ They are frozen. Write them again only together with a version bump (docs/protoc
 
     python -m tests.wire.make_golden
 
-Values are chosen so that each msgpack type and each integer width that occurs in practice is present.
+Values are chosen so that each msgpack type and each integer width that occurs in practice is present. ``values.json`` has
+those of every vector that is MessagePack, for whoever writes a reader in another language.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,6 +44,17 @@ from edgefl.wire.mqtt.topics import Topics
 from tests.wire.bundle.example_profile import example_profile
 
 FOLDER = Path(__file__).parent / "golden"
+VALUES = "values.json"
+OF_OTHER_FORMATS = (
+    "bundle",
+    "patch",
+    "patch_new",
+    "patch_old",
+    "tensors",
+    "tensors_masked",
+    "topics",
+    "zstd_frame",
+)
 
 ZSTD_RAW = (b"edgefl, " * 125)[:1000]
 ZSTD_FRAME = bytes.fromhex("28b52ffd60e8027d00004065646765666c2c200100dd57152e")
@@ -317,8 +331,31 @@ def bundle_bytes() -> bytes:
         return path.read_bytes()
 
 
+def plain(value: Any) -> Any:
+    """``value`` in JSON: bytes as ``{"hex": "00ff"}``, an integer beyond 2^53, which not all readers keep, as
+    ``{"int": "4611686018427387905"}``.
+    """
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, int) and abs(value) > 2**53:
+        return {"int": str(value)}
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def values_of(found: dict[str, bytes]) -> bytes:
+    """``values.json``: what each MessagePack vector decodes to, by file name."""
+    decoded = {
+        name: plain(msgspec.msgpack.decode(data))
+        for name, data in sorted(found.items())
+        if name.removesuffix(".bin") not in OF_OTHER_FORMATS
+    }
+    return (json.dumps(decoded, indent=1) + "\n").encode()
+
+
 def vectors() -> dict[str, bytes]:
-    """Every vector by file name."""
+    """Every file of the folder by its name."""
     found = {name: messages.encode(message) for name, message in MESSAGES.items()}
     found |= {name: msgspec.msgpack.encode(ref) for name, ref in BLOBS.items()}
     found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
@@ -335,7 +372,8 @@ def vectors() -> dict[str, bytes]:
     found["patch_old"], found["patch"] = tensors.dump(PATCH_OLD), PATCH
     found["patch_new"] = tensors.dump(patches.patched(PATCH_OLD, PATCH))
     found["topics"] = "\n".join(topic_table()).encode()
-    return {f"{name}.bin": data for name, data in sorted(found.items())}
+    files = {f"{name}.bin": data for name, data in sorted(found.items())}
+    return {**files, VALUES: values_of(files)}
 
 
 def main() -> None:

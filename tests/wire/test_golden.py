@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +31,15 @@ def golden(name: str) -> bytes:
 
 def test_the_folder_holds_exactly_the_vectors_of_the_script() -> None:
     assert sorted(file.name for file in FOLDER.glob("*")) == sorted(make_golden.vectors())
+
+
+def test_the_values_beside_the_vectors_are_theirs() -> None:
+    frozen = {file.name: file.read_bytes() for file in FOLDER.glob("*.bin")}
+    values = json.loads((FOLDER / make_golden.VALUES).read_text())
+
+    assert (FOLDER / make_golden.VALUES).read_bytes() == make_golden.values_of(frozen)
+    assert values["task.bin"]["seed"] == {"int": "4611686018427387905"}
+    assert {f"{name}.bin" for name in MESSAGES} <= values.keys()
 
 
 @pytest.mark.parametrize("name", MESSAGES)

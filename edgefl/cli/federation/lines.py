@@ -117,10 +117,12 @@ def _(event: events.RoundOpened) -> str:
 def _(event: events.DeviceSeen) -> str | None:
     if event.stage != "reported":
         return None
-    return (
-        f"{event.device} reported for round {event.round}: loss {event.loss:.4g}, step {event.step_ms:.0f} ms, "
-        f"peak {size(event.peak_bytes)}, down {size(event.down_bytes)}, up {size(event.up_bytes)}"
-    )
+    parts = [f"loss {event.loss:.4g}"]
+    parts += [f"step {event.step_ms:.0f} ms"] if event.step_ms else []  # devices that do not measure say 0
+    parts += [f"peak {size(event.peak_bytes)}"] if event.peak_bytes else []
+    parts += [f"down {size(event.down_bytes)}"] if event.down_bytes else []
+    parts.append(f"up {size(event.up_bytes)}")
+    return f"{event.device} reported for round {event.round}: {', '.join(parts)}"
 
 
 @text_of.register

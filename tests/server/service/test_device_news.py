@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import FAILED, Hello, Progress
+from edgefl.wire.mqtt.messages import FAILED, Hello, Progress, UpdateChunk
 from server import events
 from server.coordinator.roster import TierRule, described
 from server.coordinator.states import Rules
@@ -90,6 +90,19 @@ def test_a_round_in_which_nothing_comes_tells_whom_it_waits_for(device: MakeDevi
     slow.say(slow.mine.progress, training)
     awaiting = server.wait_for(Awaiting, lambda event: event.devices[0].stage)
     assert awaiting.devices[0].stage == "train 3/10" and awaiting.devices[0].since > 0
+
+    chunk = UpdateChunk(
+        nonce=slow.tasks.get(timeout=PATIENCE_S).nonce,
+        sha256="s",
+        index=0,
+        count=3,
+        size=900,
+        data=bytes(256),
+    )
+    slow.say(slow.mine.update(1, 0), chunk)
+    server.wait_for(Awaiting, lambda event: event.devices[0].stage == "sending its update, chunk 1 of 3")
+    slow.session.publish(slow.mine.update(1, 0), b"\x00")
+    server.wait_for(Awaiting, lambda event: event.devices[0].stage == "sent what cannot be read")
 
     slow.vanish()
     awaiting = server.wait_for(Awaiting, lambda event: not event.devices[0].online)
