@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
 from device_runtime.round.offline import read_weights
 from edgefl.config import Federation, load
@@ -19,6 +21,7 @@ from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
 from edgefl.models.user_factory import absolute, refuse_while_loading
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import write_text
@@ -73,11 +76,21 @@ class Run:
 
     @cached_property
     def model(self) -> Arrays:
-        """The weights of that file, float arrays by global name, without what the server keeps beside the model."""
+        """The weights of that file, float arrays by global name (``<unit>.<tensor>``), without what the server keeps beside
+        the model. :meth:`state_dict` has the names of your own module."""
         held = read_weights(self.weights)
         return {
             name: array for name, array in held.items() if "/" not in name
         }  # c/head.weight is the server's
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
+        factory of the model. float tensors on the CPU; integer buffers and tensors that forward never uses are not in it.
+
+        The model is built once more, for the shape of the run's data: DataError where these are gone.
+        """
+        names = federation_model(self.federation, open_data(self.federation)).own_names
+        return {names.get(name, name): torch.tensor(array) for name, array in self.model.items()}
 
     @property
     def finished(self) -> bool:
@@ -93,7 +106,8 @@ class Run:
     @cached_property
     def curves(self) -> Mapping[str, Array]:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``,
-        ``up_bytes``, ``down_bytes``, ``reports``; NaN where there is no value."""
+        ``up_bytes``, ``down_bytes``, ``reports``; NaN where there is no value. ``seconds`` are those from a round's opening
+        to its end, and a pause in which the run was stopped is in them."""
         rows = [msgspec.to_builtins(row) for row in self.history]
         return {
             name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
@@ -229,7 +243,8 @@ def run(
         federation: objects (:func:`edgefl.federation`), or their file.
         out: folder for all that the run leaves; one that was stopped goes on where it was.
         fresh: discard what an earlier run left there.
-        watch: is told what happens, in the calling thread.
+        watch: is told what happens, in the calling thread; ``print`` shows it. News of the server has a dictionary
+            ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another one's run.

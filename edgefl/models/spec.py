@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ class ModelSpec:
     unit reads it, without the batch dimension. ``classes``: how many a label chooses from, a language model's vocabulary;
     1 where labels are no classes, and 2 for a model with a single output (a logit) and cross-entropy. ``loss`` is what
     training minimises; it also says what a label looks like. ``accounting_batch`` is the batch factor of the counted
-    activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8).
+    activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8). ``own_names``: what the module
+    that was cut calls each tensor of the state; empty where the units are the module.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelSpec:
     classes: int
     accounting_batch: int = 32
     loss: Loss = CROSS_ENTROPY
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> tuple[str, ...]:

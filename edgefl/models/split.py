@@ -63,9 +63,24 @@ def split(
         made = _automatic(copied, sample, units)
     else:
         made = _at(copied, sample, tuple(cuts))
-    spec = ModelSpec(name, made, sample, classes, accounting_batch, loss=loss or CrossEntropy())
+    spec = ModelSpec(
+        name,
+        made,
+        sample,
+        classes,
+        accounting_batch,
+        loss=loss or CrossEntropy(),
+        own_names=_names(copied, made),
+    )
     _check_output(spec)
     return spec
+
+
+def _names(module: nn.Module, units: nn.Sequential) -> dict[str, str]:
+    """What ``module`` calls each tensor of the state of its units, which share them with it."""
+    names = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
+    state = units.state_dict(keep_vars=True)
+    return {name: names[id(tensor)] for name, tensor in state.items() if id(tensor) in names}
 
 
 def _check_output(spec: ModelSpec) -> None:

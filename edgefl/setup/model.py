@@ -48,7 +48,9 @@ def fitted_model(
     channels, height, _ = dataset.shape
     offered: dict[str, Any] = {"in_channels": channels, "size": height, "classes": dataset.classes}
     factory = MODELS.get(name)
-    if factory is not None:
+    if factory is None:
+        offered["sample_shape"] = dataset.shape  # which need not be square
+    else:
         accepted = inspect.signature(factory).parameters
         offered = {key: value for key, value in offered.items() if key in accepted}
         if "bn" in accepted:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import edgefl
 from edgefl.config.text import dump
@@ -18,6 +18,7 @@ from edgefl.programs.baselines.sgd import sgd
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tiers_of
+from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError
 from exporters.bundle.build import batch_size
 
@@ -119,3 +120,41 @@ def test_batch_and_steps_are_a_program_s_own_where_it_is_in_a_file_and_the_same_
     for name in ("sgd", "fedbat"):
         assert edgefl.federation(program=name).program.arguments == {"batch": 32, "steps": 10}
     assert edgefl.federation(program=edgefl.SGD(batch=5)).program.arguments == {"batch": 5, "steps": 10}
+
+
+class Wide(nn.Module):
+    """A model for images of 4 x 6, whose units have other names than its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1), nn.ReLU()
+        )
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).flatten(1))
+
+
+def wide() -> nn.Module:
+    return Wide()
+
+
+def test_a_run_s_model_goes_back_into_the_module_that_it_came_from_whatever_its_images(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (6, 1, 4, 6), dtype=np.uint8), np.arange(6) % 3
+    data = edgefl.Dataset.of(x, y, x, y).save(tmp_path / "wide.npz")
+    federation = edgefl.federation(wide, data=data)
+    weights = federation_model(federation, edgefl.Dataset.load(data)).weights
+    (tmp_path / "run.toml").write_text(dump(federation))
+    arrays = {name: tensor.numpy() + 1 for name, tensor in weights.items()} | {
+        "c/head.bias": np.zeros(3, np.float32)
+    }
+    (tmp_path / "model.safetensors").write_bytes(tensors.dump(arrays))
+
+    run = edgefl.load_run(tmp_path)
+    module = wide()
+    module.load_state_dict(run.state_dict())
+    assert np.array_equal(module.head.weight.detach().numpy(), run.model["head.weight"])

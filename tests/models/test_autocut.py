@@ -320,3 +320,16 @@ def test_what_is_computed_without_gradient_stays_without() -> None:
     spec.module(torch.randn(2, 4)).sum().backward()
     gradients = {name: parameter.grad for name, parameter in spec.module.named_parameters()}
     assert {name for name, grad in gradients.items() if grad is not None} == {"second.weight", "second.bias"}
+
+
+@pytest.mark.parametrize("factory", [plain.ResNet, plain.MobileNet])
+def test_the_weights_of_the_units_go_back_into_the_module(factory: Callable[[], nn.Module]) -> None:
+    spec = split(factory(), sample=IMAGE, classes=5)
+    trained = {name: torch.rand_like(tensor) for name, tensor in spec.weights.items()}
+
+    module = factory()
+    module.load_state_dict({spec.own_names[name]: tensor for name, tensor in trained.items()})
+    spec.module.load_state_dict(trained)
+
+    x = IMAGE.rows(2).zeros() + 1
+    assert torch.allclose(module.eval()(x), spec.module.eval()(x))
