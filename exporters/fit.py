@@ -119,9 +119,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return (self.transfer_s or 0.0) + (self.compute_s or 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
-    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason."""
+    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason. Printed, a line
+    for each."""
 
     offers: tuple[Offer, ...]
     left_out: tuple[tuple[Size, ModelError], ...] = field(default=())
@@ -146,6 +147,17 @@ class Fit:
         if not self._able:
             raise _nothing_fits(self.offers)
         return max(self._able, key=_rank)
+
+    def __repr__(self) -> str:
+        return f"Fit({len(self.offers)} submodels, {len(self.fitting)} fit)"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{offer.kind}, {offer.size}: {offer.parameter_share:.1%} of the parameters, {mebibytes(offer.memory_bytes)}, "
+            f"{offer.download_bytes:,} bytes down, {offer.upload_bytes:,} up; {offer.problem or offer.dead or 'fits'}"
+            for offer in self.offers
+        ]
+        return "\n".join([*lines, f"recommended: {self.reason()}" if self._able else "nothing fits"])
 
     def reason(self) -> str:
         """Why :meth:`recommended` is."""

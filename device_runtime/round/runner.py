@@ -31,7 +31,7 @@ from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec
 from edgefl.wire.tensors import Array, Arrays
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoundResult:
     """What a round produced. ``update`` and ``carry`` are arrays by name, with the shapes and dtypes of the bundle's
     ports: what is sent, and what is kept until the next round. ``masks``: those of the update that are packed bits, with
@@ -43,6 +43,17 @@ class RoundResult:
     carry: Arrays
     metrics: dict[str, float]
     samples: int
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name}={value:.6g}" for name, value in self.metrics.items())
+        return (
+            f"RoundResult({metrics or 'no metrics'}, {self.samples} samples, {_counted(self.update)} in the update, "
+            f"{_counted(self.carry)} kept)"
+        )
+
+
+def _counted(arrays: Mapping[str, Array]) -> str:
+    return f"{len(arrays)} array{'s' * (len(arrays) != 1)}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def _model(tables: Mapping[str, Any]) -> Iterator[str]:
         return
     if name not in facts.models:
         known = ", ".join(facts.models)
-        yield f"model.name: no model {name!r}; there are: {known}, or 'package.module:factory'"
+        yield f"model.name: no model {name!r}; there are: {known}, or 'file.py:factory'"
         return
     yield from _options("model.options", f"model {name!r}", facts.models[name], options)
     if table.get("bn", "global") != "global" and "bn" not in facts.models[name]:

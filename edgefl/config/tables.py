@@ -40,7 +40,7 @@ class FederationTable(Table):
 class ModelTable(Table):
     """What is trained."""
 
-    name: str = Field("resnet8", description="a model of `edgefl ls models`, or package.module:factory")
+    name: str = Field("resnet8", description="a model of `edgefl ls models`, or file.py:factory")
     bn: Literal["global", "static"] = Field("global", description="batch norm mode, for models that have it")
     options: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the model's factory"

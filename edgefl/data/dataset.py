@@ -17,7 +17,7 @@ Array = NDArray[Any]
 _FACTS: dict[str, Callable[[Any], Any]] = {"scale": float, "shift": float, "top": int}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats a model reads. Labels are int64, (n,).
 
@@ -40,9 +40,10 @@ class Dataset:
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             if x.ndim != 4 or x.dtype != np.uint8 or y.shape != (len(x),) or y.dtype != np.int64:
+                remedy = "; make pixels whole numbers from 0 to 255" if x.dtype != np.uint8 else ""
                 raise DataError(
                     f"{self.name}, {part}: expected images uint8 (n, C, H, W) and labels int64 (n,), found "
-                    f"{x.dtype} {x.shape} and {y.dtype} {y.shape}",
+                    f"{x.dtype} {x.shape} and {y.dtype} {y.shape}{remedy}",
                     part=part,
                 )
         self._check_alike()
@@ -94,6 +95,8 @@ class Dataset:
             with np.load(path, allow_pickle=False) as archive:
                 parts = {key: archive[key] for key in archive.files}
             arrays = [parts[key] for key in ("train_x", "train_y", "test_x", "test_y")]
+        except FileNotFoundError as error:
+            raise DataError(f"there is no file {path}; `Dataset.save` writes one", path=str(path)) from error
         except KeyError as error:
             raise DataError(
                 f"{path} has no array {error}: it needs train_x, train_y, test_x and test_y", path=str(path)
@@ -123,6 +126,12 @@ class Dataset:
                 f"{self.classes - 1}",
                 classes=self.classes,
             )
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}, {len(self.train_y):,} train and {len(self.test_y):,} test images {self.shape}, "
+            f"{self.classes} classes)"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

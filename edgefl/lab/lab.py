@@ -44,12 +44,23 @@ class Restarted:
 
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.name} died and runs again"
+
 
 @dataclass(frozen=True)
 class Said:
     """One JSON event of the server."""
 
     event: dict[str, Any]
+
+    def __str__(self) -> str:
+        told = (
+            f"{key} {value}"
+            for key, value in self.event.items()
+            if key != "event" and value not in (None, "", [])
+        )
+        return f"{self.event.get('event')}: {', '.join(told)}"
 
 
 class Lab:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from edgefl.config import Federation, load, without_devices
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.catalog import MODELS
+from edgefl.programs.catalog import PROGRAMS
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import program_of
@@ -24,7 +28,7 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
 
     ConfigError where the manifest does not say enough, or the federation has no such tier.
     """
-    settings = federation or _told(manifest)
+    settings = federation or _told(manifest, model)
     if model:
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": model})})
     data = manifest.data
@@ -47,14 +51,25 @@ def origin(tier: Tier, exchange: Exchange) -> Origin:
     return Origin(exchange.program, tier.prefix, tier.fetched(exchange), exchange.name)
 
 
-def _told(manifest: Manifest) -> Federation:
-    """The settings that a manifest tells, and defaults."""
+def _told(manifest: Manifest, model: str) -> Federation:
+    """The settings that a manifest tells, and defaults. ``model`` is what is compared with in place of the manifest's."""
     if manifest.codec != "dense":
         raise ConfigError(
             f"the bundle's updates are coded by {manifest.codec!r}, whose options it does not tell: name the federation "
             "that it was exported with",
             codec=manifest.codec,
         )
+    named: tuple[tuple[str, str, Collection[str]], ...] = (
+        ("model", model or manifest.model, MODELS),
+        ("program", manifest.program, PROGRAMS),
+    )
+    for what, name, known in named:
+        if name not in known and ":" not in name:
+            raise ConfigError(
+                f"the bundle was made with {what} {name!r}, which edgefl does not bring, and does not say in which file "
+                "that is: name the federation that it was exported with",
+                **{what: name},
+            )
     settings: dict[str, object] = {
         "model.name": manifest.model,
         "program.name": manifest.program,

@@ -55,6 +55,13 @@ class BundleCheck:
     def ok(self) -> bool:
         return not self.problems and not any(check.problem for check in self.graphs)
 
+    def __str__(self) -> str:
+        wrong = (
+            *self.problems,
+            *(f"graph {check.graph}: {check.problem}" for check in self.graphs if check.problem),
+        )
+        return "\n".join(wrong) or f"all {len(self.graphs)} graphs agree with torch"
+
 
 def verify_bundle(
     bundle: Bundle, origin: Origin, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,22 @@ def test_data_are_named_as_in_a_federation(data: Dataset, bundle: edgefl.Bundle,
         made = edgefl.compile(tiny, data=source, submodel=None, program=training, tier="whole")
         assert made.manifest.data == bundle.manifest.data
     assert edgefl.compile("mlp", data="digits").manifest.data.shape == (1, 8, 8)
+
+
+def test_what_a_bundle_from_a_file_does_not_say_is_asked_for(bundle: edgefl.Bundle, tmp_path: Path) -> None:
+    read = edgefl.Bundle.load(bundle.save(tmp_path / "whole.efl"))
+    with pytest.raises(ConfigError, match="made with model 'tiny', which edgefl does not bring"):
+        read.verify()
+
+
+def test_results_are_printed_in_a_few_words(bundle: edgefl.Bundle, data: Dataset) -> None:
+    assert repr(data) == "Dataset('stripes', 60 train and 30 test images (1, 4, 4), 3 classes)"
+
+    result = edgefl.train_round(bundle, bundle.initial_weights(), data.train_x, data.train_y)
+    assert repr(result).startswith("RoundResult(loss=")
+    assert repr(result).endswith("60 samples, 4 arrays in the update, 0 arrays kept)")
+
+    check = bundle.verify()
+    assert str(check) == f"all {len(check.graphs)} graphs agree with torch"
+    wrong = replace(check, problems=("the phases differ",))
+    assert str(wrong) == "the phases differ"

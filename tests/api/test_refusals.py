@@ -151,6 +151,17 @@ def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object]
         replace(whole, **changes)  # type: ignore[arg-type]
 
 
+def test_images_of_floating_point_are_told_what_to_become() -> None:
+    x, y = np.zeros((2, 1, 4, 4), np.float32), np.array([0, 1])
+    with pytest.raises(DataError, match=r"found float32 .*; make pixels whole numbers from 0 to 255"):
+        edgefl.Dataset.of(x, y, x, y)
+
+
+def test_a_dataset_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*gone.npz; `Dataset.save` writes one"):
+        edgefl.Dataset.load(tmp_path / "gone.npz")
+
+
 def test_a_folder_in_place_of_a_file_of_weights_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read: .*directory"):
         edgefl.train_round(edgefl.compile("mlp"), tmp_path, np.zeros((2, 1), np.uint8), np.zeros(2, np.int64))

@@ -130,7 +130,7 @@ def test_off_a_terminal_each_round_is_a_line_and_so_is_whom_one_waits_for(
     view = live_view(federation, live)
     closed = {"event": "roundclosed", "round": 1, "reports": 1, "seconds": 1.0, "accuracy": 0.5}
     for event in (
-        {"event": "exporting", "tier": "strong", "text": "strong: train"},
+        {"event": "exporting", "tier": "strong", "text": "mine.py:make, tier strong: train"},
         {"event": "roundopened", "round": 1, "goal": 1},
         closed | {"down_bytes": 1024, "up_bytes": 1024},
         AWAITING,
@@ -141,7 +141,7 @@ def test_off_a_terminal_each_round_is_a_line_and_so_is_whom_one_waits_for(
     printed = capsys.readouterr()
     lines, other = (printed.out, printed.err) if live else (printed.err, printed.out)
     assert [line.split("  ")[0] for line in lines.splitlines()] == [
-        "exporting and checking strong",
+        "exporting and checking mine.py:make, tier strong",
         "round 1 is open for 1 devices",
         "round",
         "round 2 waits for strong-0 (offline), strong-1 (train 3/10)",

@@ -100,3 +100,12 @@ def test_if_all_that_fit_are_dead_the_one_to_make_room_for_is_alive() -> None:
 def test_if_all_are_dead_the_error_says_what_would_revive_one() -> None:
     with pytest.raises(ModelError, match=r"some with a is dead .* no input reaches.* larger gamma"):
         Fit((offer("a", 0.1, 0.1, dead="no input reaches the classifier"),)).recommended()
+
+
+def test_a_fit_is_printed_with_a_line_for_each_submodel_and_what_to_take() -> None:
+    small, large = offer("small", 0.5, 0.5), offer("large", 1.0, 1.0, problem="needs 9.0 MiB of memory")
+
+    lines = str(Fit((small, large))).splitlines()
+    assert lines[0].endswith("; fits") and lines[1].endswith("; needs 9.0 MiB of memory")
+    assert lines[2].startswith("recommended: some, small: ")
+    assert str(Fit((large,))).endswith("nothing fits") and repr(Fit((large,))) == "Fit(1 submodels, 0 fit)"

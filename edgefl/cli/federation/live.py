@@ -83,7 +83,7 @@ class View:
         for note in self._notes[self._notes_said :]:
             lines.print(note, markup=False, style="yellow", soft_wrap=True)
         self._notes_said = len(self._notes)
-        stage = self._stage if self._waits else self._stage.partition(":")[0]
+        stage = self._stage if self._waits else self._stage.partition(": ")[0]  # a path may have a colon
         if (self._waits or not self._rounds) and stage != self._said_stage:
             lines.print(stage, markup=False, style="dim", soft_wrap=True)
             self._said_stage = stage

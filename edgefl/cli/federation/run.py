@@ -59,7 +59,7 @@ def run(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
+        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
     ] = None,
     tiers: Annotated[
         str | None,

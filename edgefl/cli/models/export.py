@@ -43,7 +43,7 @@ def export(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the bundles")] = Path("bundles"),
     model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
+        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
     ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     format: Annotated[

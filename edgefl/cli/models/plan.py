@@ -31,6 +31,8 @@ Examples:
 
   edgefl plan federation.toml --device phone.toml --json      (memory = "96MiB", downlink = "8Mbit/s", compute = 2.5, ...)
 
+  edgefl plan --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]' --memory 24MiB
+
   edgefl plan --model cnn --hello hello.bin --kinds width,importance --gamma 1/16,1/4 --round-seconds 60
 """
 
@@ -42,7 +44,7 @@ def register(app: typer.Typer) -> None:
 def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
     model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or package.module:factory")
+        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")

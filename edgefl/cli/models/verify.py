@@ -125,6 +125,7 @@ def _print(manifest: Manifest, check: BundleCheck) -> None:
         console.print("every graph agrees with torch", style="green")
     else:
         console.print(
-            "if the bundle was exported with other options, name its federation file: edgefl verify BUNDLE CONFIG",
+            "if its model or its program was edited since, export it again; if it was exported with other options, name its "
+            "federation file: edgefl verify BUNDLE CONFIG",
             highlight=False,
         )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgefl.system.sizes import mebibytes, size
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
@@ -170,6 +171,18 @@ class BundleProfile(Message, frozen=True, kw_only=True):
     graphs: tuple[GraphProfile, ...]
     io: tuple[ChunkProfile, ...]
     timeline: Timeline
+
+    def __str__(self) -> str:
+        lines = [
+            f"{graph.name}: {graph.run.median_ms:.3f} ms (median of {graph.run.calls}), "
+            f"{mebibytes(graph.peak.planned_bytes)} planned, {mebibytes(graph.peak.rss_bytes)} measured, "
+            f"{size(graph.artifact_bytes)}"
+            for graph in self.graphs
+        ]
+        what = (
+            f"{self.model}, tier {self.tier}, program {self.program} on {self.engine} {self.engine_version}"
+        )
+        return "\n".join([f"{what}, {self.threads} thread(s), batch {self.batch}", *lines])
 
     def graph(self, name: str) -> GraphProfile | None:
         return next((graph for graph in self.graphs if graph.name == name), None)
