@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from edgefl.cli import app
+from edgefl.cli.flags import in_flags
 from edgefl.cli.models.fit import Wishes, read_device, read_hello
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
@@ -197,8 +198,9 @@ def test_a_device_file_has_the_keys_of_the_command_and_options_go_first(tmp_path
     ("text", "message"),
     [
         ('memroy = "1MiB"', "memroy.*it has the keys memory, downlink"),
-        ('memory = "much"', "a memory budget is a size"),
-        ('memory = "50%"', "a device's memory is a size"),
+        ('memory = "much"', "phone.toml: memory: 'much' is not a size"),
+        ('memory = "50%"', "memory: '50%' is not a size"),
+        ('uplink = "fast"', "phone.toml: uplink: a link is a rate"),
         ("compute = -1.0", "compute is a number from 0 on"),
         ("compute = nan", "compute is a number from 0 on"),
         ("memory = ", "is no device file"),
@@ -210,6 +212,13 @@ def test_a_wrong_device_file_is_told(tmp_path: Path, text: str, message: str) ->
 
     with pytest.raises(ConfigError, match=message):
         _ = read_device(file).device
+
+
+def test_a_wrong_option_is_named_by_its_flag() -> None:
+    with pytest.raises(ConfigError, match="`memory`: '64' has no unit; write 64MiB") as refusal:
+        _ = Wishes(memory="64").device
+    command = typer.main.get_command(app)
+    assert in_flags(refusal.value.message, command, ["plan"]).startswith("argument --memory: '64' has no unit")
 
 
 @pytest.mark.parametrize("form", ["msgpack", "json"])

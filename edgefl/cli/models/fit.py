@@ -43,9 +43,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def device(self) -> Device:
-        """ConfigError for a memory or a rate that is none, or negative numbers."""
+        """ConfigError, which names the argument, for a memory or a rate that is none, or negative numbers."""
         from exporters.fit import Device
-        from exporters.memory.recompute import Budget
 
         wrong = [
             name
@@ -53,12 +52,9 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if isinstance(value, int | float) and not 0 <= value < math.inf
         ]
         if wrong:
-            raise ConfigError(f"{wrong[0]} is a number from 0 on, found {getattr(self, wrong[0])}")
-        budget = Budget.parse(str(self.memory)) if self.memory else Budget(0)
-        if budget.relative:
-            raise ConfigError(f"a device's memory is a size such as 64MiB, found {self.memory!r}")
+            raise ConfigError(f"argument `{wrong[0]}` is a number from 0 on, found {getattr(self, wrong[0])}")
         return Device(
-            memory=int(budget.count),
+            memory=str(self.memory) if self.memory else 0,
             downlink=self.downlink or 0.0,
             uplink=self.uplink or 0.0,
             compute=self.compute * 1e9,
@@ -70,12 +66,17 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_device(path: Path) -> Wishes:
     """The wishes in a TOML file; ConfigError that names what is wrong with it."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Wishes, strict=False)
+        wishes = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Wishes, strict=False)
     except FileNotFoundError as error:
         raise ConfigError(f'there is no device file {path}; write one with memory = "64MiB"') from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         known = ", ".join(Wishes.__struct_fields__)
         raise ConfigError(f"{path} is no device file: {error}; it has the keys {known}") from error
+    try:
+        wishes.device  # noqa: B018  whether it is one
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message.replace('argument ', '').replace('`', '')}") from error
+    return wishes
 
 
 def read_hello(path: Path) -> Wishes:
