@@ -155,6 +155,7 @@ class Agent:
                 self._handle_next()
                 self._advance()
                 self._surroundings.step(alone=self._session.connected and self._announced is None)
+                self._surroundings.left_out(self._round_without_us(), self._took_part)
                 self._profiles.step(busy=self._worker is not None)
         finally:
             self._shut_down()
@@ -226,6 +227,7 @@ class Agent:
                 self._announced = decode(Round, message.payload)
                 if self._announced.state == "open":
                     self._seen_open.add(self._announced.run)
+                self._surroundings.announced(self._announced)
                 self._drop_abandoned()
                 self._remind()
             elif topic == self._mine.tasks:
@@ -260,6 +262,17 @@ class Agent:
         if job is None or announced is None:
             return False
         return not job.is_open(announced)
+
+    def _round_without_us(self) -> int:
+        """The number of the round that is open, where this process was given no task so far; else 0."""
+        announced = self._announced
+        idle = self._task is None and self._worker is None and self._session.connected
+        return announced.round if idle and announced is not None and announced.state == "open" else 0
+
+    def _took_part(self) -> bool:
+        """Whether this device had a task in the run, in a process before this one."""
+        run = self._announced.run if self._announced is not None else ""
+        return any(past.run == run for past in self._store.history())
 
     def _is_done(self) -> bool:
         announced = self._announced
@@ -324,7 +337,11 @@ class Agent:
         try:
             self._perform(job)
         except RoundAborted as error:
-            self._say("aborted", error.message, round=job.round)
+            if self._stopping.is_set():
+                text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
+                self._say("stopped", text, round=job.round)
+            else:
+                self._say("aborted", error.message, round=job.round)
         except DataError as error:
             self._fatal = error
             with suppress(StoreError):

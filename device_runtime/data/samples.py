@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
@@ -193,8 +194,7 @@ def _check_finite(name: str, array: Array, source: str) -> None:
 
 def _load(path: Path) -> LocalData:
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            return LocalData(archive["x"], archive["y"], str(path))
+        return _load_archive(path)
     if (path / "x.npy").is_file():
         return LocalData(np.load(path / "x.npy", mmap_mode="r"), np.load(path / "y.npy"), str(path))
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
@@ -209,6 +209,24 @@ def _load(path: Path) -> LocalData:
         "a folder with idx files, or a folder with one sub-folder of .npy samples per class",
         path=str(path),
     )
+
+
+def _load_archive(path: Path) -> LocalData:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: name the .npz with this device's samples", path=str(path))
+    if not is_zipfile(path):
+        raise DataError(
+            f"{path} is no .npz archive: write one with numpy.savez(file, x=samples, y=labels)",
+            path=str(path),
+        )
+    with np.load(path, allow_pickle=False) as archive:
+        if missing := {"x", "y"} - set(archive.files):
+            raise DataError(
+                f"{path} has no array {' and no array '.join(sorted(missing))}; it has {', '.join(archive.files)}: "
+                "samples are called x, their labels y",
+                path=str(path),
+            )
+        return LocalData(archive["x"], archive["y"], str(path))
 
 
 def _load_classes(path: Path, classes: list[Path]) -> LocalData:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Ack
+from edgefl.wire.mqtt.messages import Ack, Round
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
 from edgefl.wire.mqtt.session import Address, Down
-from edgefl.wire.mqtt.topics import ALL_ROUNDS
+from edgefl.wire.mqtt.topics import ALL_ROUNDS, Topics
 
 
 class Say(Protocol):
@@ -30,6 +32,9 @@ class Surroundings:
         self._alone = False
         self._neighbours = ""
         self._answer = ""
+        self._over = ""
+        self._left_out_since: float | None = None
+        self._told_left_out = False
 
     def step(self, *, alone: bool) -> None:
         """To be called now and then; ``alone``: the broker is there, and nothing was heard of the federation."""
@@ -54,6 +59,36 @@ class Surroundings:
         if ack.text != self._answer:  # a server that was started again answers the same hello
             self._answer = ack.text
             self._say("refused" if ack.reason == "malformed" else "tier", ack.text, reason=ack.reason)
+
+    def announced(self, round: Round) -> None:
+        """A round's announcement: that the training is over is said once for each run."""
+        if round.state == "done" and round.run != self._over:
+            self._over = round.run
+            self._say("done", f"the training of federation {self._federation!r} is over", run=round.run)
+
+    def left_out(self, number: int, took_part: Callable[[], bool]) -> None:
+        """To be called now and then; ``number``: of the open round in which this device has no task, 0 if there is none.
+
+        Said once: a server that does not hear a device cannot tell it so, and a broker drops in silence what its access
+        rules forbid. Not to a device that had a task in this run.
+        """
+        if not number:
+            self._left_out_since = None
+            return
+        now = time.monotonic()
+        self._left_out_since = self._left_out_since or now
+        if self._told_left_out or now < self._left_out_since + self._limits.notice_s:
+            return
+        self._told_left_out = True
+        if not took_part():
+            user = f"user {self._broker.username!r}" if self._broker.username else "this device"
+            self._say(
+                "left-out",
+                f"round {number} is open without this device: the server gives it a task in a later round, or does not "
+                f"hear it; a broker with access rules has to let {user} write below "
+                f"{Topics(self._federation).device(self._device).status.removesuffix('status')}",
+                round=number,
+            )
 
     def _see(self) -> Neighbours:
         client_id = f"edgefl-look-{self._federation}-{self._device}"

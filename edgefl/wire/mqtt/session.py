@@ -215,8 +215,11 @@ class Session:
         if self._stopping.is_set():
             self._say_goodbye()
         if self._refusal:
-            return f"the broker at {self._address} refused us: {self._refusal}"
-        return f"connection to the broker at {self._address} lost: {paho.error_string(code)}"
+            return f"the broker at {self._address} refused us: {self._refusal}{_remedy(self._address, self._refusal)}"
+        if not self._connected.is_set():
+            tls = "is this port one for TLS?" if self._address.ca_file else "does it want TLS (`--ca-file`)?"
+            return f"the broker at {self._address} ended the connection before it answered; {tls}"
+        return f"connection to the broker at {self._address} lost: {paho.error_string(code).rstrip('.')}"
 
     def _say_goodbye(self) -> None:
         """Without it the socket stays open, and the broker believes us alive until the keep-alive runs out."""
@@ -301,6 +304,18 @@ class Session:
             if code != paho.MQTT_ERR_SUCCESS:  # not connected: the caller asks again after Up
                 self._subscribing = 0
                 self._waiting.clear()
+
+
+def _remedy(address: Address, refusal: str) -> str:
+    """What to do where the broker does not know who we are."""
+    if refusal not in ("Not authorized", "Bad user name or password"):
+        return ""
+    user = (
+        f"it does not take user {address.username!r} with this password"
+        if address.username
+        else "it wants a user"
+    )
+    return f"; {user}: name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
 
 
 def _use_tls(client: paho.Client, ca_file: str) -> None:

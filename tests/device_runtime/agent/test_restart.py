@@ -34,6 +34,7 @@ def test_an_agent_started_again_takes_the_round_up_where_it_was(
     server.open(endless)
     server.progress()
     agent.stop()
+    assert "goes on with it when it is started again" in agent.event("stopped", "aborted").text
     store = store_of(tmp_path)
     saved = store.checkpoint("n1")
     store.close()

@@ -64,6 +64,28 @@ def test_where_nobody_is_the_device_says_that_it_waits_and_works_once_its_server
         agent.stop()
 
 
+def test_a_device_that_the_server_gives_no_task_says_so_once(
+    own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, soon: Limits, world: World
+) -> None:
+    server = ScriptedServer(connect(own_mosquitto.address), "shy")
+    server.announce(world.announcement())
+    agent = RunningAgent("shy", own_mosquitto.address, tmp_path, soon)
+    try:
+        text = agent.event("left-out").text
+        assert text.startswith("round 1 is open without this device: ")
+        assert text.endswith(f"let this device write below edgefl/v1/shy/devices/{DEVICE}/")
+
+        server.announce(world.announcement(number=2))
+        server.announce(world.announcement(number=2, state="done"))
+        server.announce(world.announcement(number=2, state="done"))
+        over = agent.event("left-out", "done")
+        assert (over.event, over.text) == ("done", "the training of federation 'shy' is over")
+        server.open(world, number=3, run="next")
+        assert agent.event("done", "round").event == "round"
+    finally:
+        agent.stop()
+
+
 def test_two_devices_of_one_name_say_what_happens_and_what_to_do(
     mosquitto: Mosquitto, federation: str, tmp_path: Path, limits: Limits
 ) -> None:

@@ -95,15 +95,23 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
 def test_nothing_there_lists_what_could_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"give an \.npz with arrays x and y"):
         load(tmp_path)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=r"there is no file .*nowhere\.npz: name the \.npz"):
         load(tmp_path / "nowhere.npz")
     with pytest.raises(DataError):
         load(tmp_path / "nowhere")
 
 
 def test_missing_array_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="y"):
+    with pytest.raises(
+        DataError, match=r"d\.npz has no array y; it has x: samples are called x, their labels y"
+    ):
         load(npz(tmp_path / "d.npz", x=X))
+
+
+def test_text_with_an_archive_s_name_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "d.npz").write_text("hello")
+    with pytest.raises(DataError, match=r"d\.npz is no \.npz archive: write one with numpy\.savez"):
+        load(tmp_path / "d.npz")
 
 
 def test_x_without_y_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -356,10 +357,25 @@ def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
     try:
         session = connect(broker.address)
         reasons = [wait_for(session, Down).reason for _ in range(2)]
+        known = connect(replace(broker.address, username="pi-1", password="s3cret"))
+        wrong = wait_for(known, Down).reason
     finally:
         broker.stop()
 
-    assert all("refused us: Not authorized" in reason for reason in reasons)
+    remedy = "name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
+    assert all(
+        reason.endswith(f"refused us: Not authorized; it wants a user: {remedy}") for reason in reasons
+    )
+    assert wrong.endswith(f"it does not take user 'pi-1' with this password: {remedy}")
+    assert "s3cret" not in wrong
+
+
+def test_a_port_that_ends_the_connection_at_once_may_want_tls(connect: SessionFactory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        session = connect(Address("127.0.0.1", listener.getsockname()[1]))
+        listener.accept()[0].close()
+        reason = wait_for(session, Down).reason
+    assert reason.endswith("ended the connection before it answered; does it want TLS (`--ca-file`)?")
 
 
 def test_a_wake_is_an_event_for_whoever_waits_even_without_a_broker(limits: Limits) -> None:
