@@ -135,6 +135,7 @@ class Agent:
         self._job: Job | None = None
         self._seen_open: set[str] = set()
         self._failed: dict[str, float] = {}
+        self._told_failure = ("", "")
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
         self._fatal: EdgeflError | None = None
@@ -388,6 +389,9 @@ class Agent:
     def _fail(self, job: Job, reason: str) -> None:
         self._failed[job.nonce] = time.monotonic() + self._config.limits.retry_pause_s
         self._progress.failed(job, reason)
+        if (job.nonce, reason) == self._told_failure:  # it tries every second, and people have read it
+            return
+        self._told_failure = job.nonce, reason
         self._say(
             "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
         )

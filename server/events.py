@@ -67,6 +67,12 @@ class Offline(Event, frozen=True, kw_only=True):
     retry_s: float
 
 
+class Online(Event, frozen=True, kw_only=True):
+    """The broker is there again, after :class:`Offline`."""
+
+    broker: str
+
+
 class DeviceJoined(Event, frozen=True, kw_only=True):
     """A device is there, for the first time or again, and rounds may select it."""
 
@@ -207,6 +213,12 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     up_wire_bytes: int = 0
     up_float32_bytes: int = 0
     text: str = ""
+
+
+class Stopped(Event, frozen=True, kw_only=True):
+    """The server was asked to stop; started again on the same folder it goes on with round ``next_round``."""
+
+    next_round: int
 
 
 class Finished(Event, frozen=True, kw_only=True):

@@ -28,6 +28,10 @@ from server.storage.journal import Journal, Run
 _Published = list[BlobRef]
 
 
+class AnotherConfiguration(ConfigError):
+    """A folder whose run was begun with other settings, or with other code, than it is to go on with."""
+
+
 @dataclass(frozen=True)
 class EndedRound:
     """How a round ended: the model after it, and why that is the old one, if the server's step failed."""
@@ -40,7 +44,7 @@ class EndedRound:
 class Rounds:
     """The current model of a run, from round to round. Takes up the run that the journal has.
 
-    ConfigError if the journal's run has another configuration.
+    AnotherConfiguration if the journal's run has one.
     """
 
     def __init__(
@@ -97,9 +101,9 @@ class Rounds:
 
     def _check_configuration(self, run: Run) -> None:
         if run.digest != self._spec.digest:
-            raise ConfigError(
+            raise AnotherConfiguration(
                 f"the journal holds run {run.run} of federation {self._spec.federation!r} under another "
-                "configuration; restore that configuration or choose another output folder",
+                "configuration; restore that configuration or choose another `out`",
                 run=run.run,
             )
 

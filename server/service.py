@@ -28,6 +28,7 @@ from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
+from server.aggregate.aggregator import chosen
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
@@ -78,6 +79,7 @@ class Service:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
+        self._address = address
         self._listener = emit
         self._clock = clock
         self._device = device
@@ -105,6 +107,7 @@ class Service:
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         self._refused = ""
         self._stopped = False
+        self._said_offline = False
         self._state = self._rounds.initial_state()
         self._active: ActiveRound | None = None
         if self._state.round is not None:
@@ -122,7 +125,7 @@ class Service:
             self._announcer.started(
                 self._state,
                 resumed=self._rounds.resumed,
-                device=self._device,
+                device=chosen(self._device),
                 server_key=self._signer.public_key if self._signer else "",
             )
             self._session.subscribe(self._topics.server_filters)
@@ -166,6 +169,7 @@ class Service:
                 self._announcer.neighbours(self._state, event)
             case Stop():
                 self._stopped = True
+                self._emit(events.Stopped(next_round=self._state.next_round))
 
     def _timeout(self) -> float:
         if self._down_since is not None:  # without a broker no device can meet a deadline
@@ -182,6 +186,9 @@ class Service:
     def _up(self) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
+        if self._said_offline:
+            self._said_offline = False
+            self._emit(events.Online(broker=str(self._address)))
         now = self._clock()
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))
@@ -195,6 +202,7 @@ class Service:
         self._announcements.publisher.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
+        self._said_offline = True
         rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
         self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 

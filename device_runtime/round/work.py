@@ -102,7 +102,8 @@ class Work:
             raise RoundDeclined(
                 NO_MEMORY,
                 f"graph {largest.name!r} of tier {manifest.tier!r} needs {mebibytes(largest.planned_bytes)}, and this "
-                f"device offers {mebibytes(self.memory_bytes)}: give it a smaller tier, or more by `memory`",
+                f"device offers {mebibytes(self.memory_bytes)}: give it more (`edgefl device --memory`), or a tier that "
+                "needs less: its `memory_bytes` in the federation's file keeps smaller devices out",
                 needs_bytes=largest.planned_bytes,
                 offers_bytes=self.memory_bytes,
             )

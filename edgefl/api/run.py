@@ -15,7 +15,7 @@ from torch import Tensor
 
 from device_runtime.round.offline import read_weights
 from edgefl.config import Federation, load
-from edgefl.config.text import dump
+from edgefl.config.text import changes, dump
 from edgefl.data.dataset import Dataset
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
@@ -34,6 +34,7 @@ from edgefl.wire.update.size import UpdateSize
 from exporters.bundle.formats import check_installed
 from server.compose import compose
 from server.events import Event, RoundClosed
+from server.rounds import AnotherConfiguration
 from server.service import Service
 from server.storage.history import History, rounds_of
 
@@ -280,7 +281,7 @@ class Server:
         refuse_while_loading("start a server")
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
-        self._lock = _held(folder, "server.lock", "server")
+        self._lock = _held(folder, "serve.lock", "server")
         history = History(folder)
 
         def told(event: Event) -> None:
@@ -299,6 +300,9 @@ class Server:
                 signer=Signer(Path(sign_key)) if sign_key else None,
             )
             _write_down(read, folder / CONFIG_NAME)
+        except AnotherConfiguration as error:
+            self._lock.release()
+            raise ConfigError(f"{error.message}: {_changed(read, folder)}", **error.details) from error
         except BaseException:
             self._lock.release()
             raise
@@ -341,6 +345,13 @@ def _found_from_anywhere(federation: Federation) -> Federation:
 
 def _resolved(path: str) -> str:
     return str(Path(path).resolve()) if path else ""
+
+
+def _changed(federation: Federation, folder: Path) -> str:
+    """What differs from the run in ``folder``, key by key; where no key does, the code does."""
+    path = folder / CONFIG_NAME
+    differ = changes(load(path), _found_from_anywhere(federation)) if path.exists() else []
+    return "; ".join(differ) or "edgefl's version, or the file of the model or of the program, is another one"
 
 
 def _write_down(federation: Federation, path: Path) -> None:

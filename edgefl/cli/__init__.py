@@ -32,8 +32,11 @@ def bare_app() -> typer.Typer:
     """``edgefl`` without its commands."""
     import typer
 
+    from edgefl.cli.version import version_option
+
     return typer.Typer(
         name="edgefl",
+        callback=version_option,
         help="Federated learning on real devices: submodels that fit, compiled with their training algorithm.",
         no_args_is_help=True,
         add_completion=False,

@@ -36,7 +36,9 @@ def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = (
         federation = Federation.model_validate(_plain(tables))
         lines, cause = list(problems), None
     except ValidationError as error:
-        lines, cause = [*map(_explain, error.errors()), *problems], error
+        lines, cause = [_explain(problem) for problem in error.errors()], error
+        said = {_key(problem) for problem in error.errors()}
+        lines += [line for line in problems if line.partition(":")[0] not in said]
     if lines:
         raise ConfigError(
             f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
@@ -54,11 +56,15 @@ def _plain(value: Any) -> Any:
 
 
 def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"]) or "file"
+    key = _key(problem)
     if problem["type"] == "extra_forbidden":
         known = ", ".join(sorted(_known_keys(problem["loc"][:-1])))
         return f"{key}: unknown key; this table knows {known}"
     return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
+
+
+def _key(problem: Any) -> str:
+    return ".".join(str(part) for part in problem["loc"]) or "file"
 
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:

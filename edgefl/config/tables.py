@@ -108,7 +108,8 @@ class DataTable(Table):
     )
     file: str = Field(
         "",
-        description="for name file: .npz with train_x, train_y, test_x, test_y: uint8 (n, C, H, W) and whole numbers (n,)",
+        description="for name file: .npz with train_x, train_y, test_x, test_y: uint8 (n, C, H, W) and whole numbers (n,); "
+        "a server whose devices have their own samples needs the last two alone",
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")

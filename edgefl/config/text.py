@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -46,6 +47,32 @@ def dump(federation: Federation) -> str:
         pairs = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
         lines += [f"[{name}]", *pairs, ""]
     return "\n".join(lines)
+
+
+def changes(before: Federation, now: Federation) -> list[str]:
+    """Each key that differs, as ``federation.rounds was 40, is 400``; without the broker, whose place decides nothing."""
+    old, new = (_by_key(each.model_dump(exclude={"broker": True})) for each in (before, now))
+    return [
+        f"{key} was {_toml_or_nothing(old, key)}, is {_toml_or_nothing(new, key)}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Values by their dotted keys; what a person sets as one, such as options, stays one."""
+    values: dict[str, Any] = {}
+    for name, value in tables.items():
+        key = f"{parent}{name}"
+        if isinstance(value, Mapping) and (not parent or parent == "tiers."):
+            values |= _by_key(value, f"{key}.")
+        else:
+            values[key] = value
+    return values
+
+
+def _toml_or_nothing(values: Mapping[str, Any], key: str) -> str:
+    return "not set" if values.get(key) is None else _toml(values[key])
 
 
 def _toml(value: object) -> str:

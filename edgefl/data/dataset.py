@@ -60,18 +60,22 @@ class Dataset:
         classes: int | None = None,
     ) -> Self:
         """Images uint8, (n, C, H, W) or grey (n, H, W), and whole numbers (n,); normalised to mean 0 and deviation 1 over
-        the training images. ``classes``: by default one more than the largest label. DataError for anything else."""
+        the training images. ``classes``: by default one more than the largest label. DataError for anything else.
+
+        Without training samples, as on a server whose devices have their own, over the test images.
+        """
         train_x, train_y, test_x, test_y = map(np.asarray, (train_x, train_y, test_x, test_y))
         x = [each[:, None] if each.ndim == 3 else each for each in (train_x, test_x)]
         y = [each.astype(np.int64) for each in (train_y, test_y) if np.issubdtype(each.dtype, np.integer)]
-        if len(y) != 2 or not all(map(len, (*x, *y))):
+        if len(y) != 2 or len(test_x) == 0 or len(test_y) == 0:
             raise DataError(
-                f"{name}: labels are whole numbers, and there is one sample at least to train on and one to test on; found "
+                f"{name}: labels are whole numbers, and there is one sample at least to test on; found "
                 f"{train_y.dtype} {train_y.shape} and {test_y.dtype} {test_y.shape}"
             )
-        mean, deviation = float(train_x.mean()), float(train_x.std()) or 1.0
-        count = 1 + int(max(labels.max() for labels in y)) if classes is None else classes
-        top = int(max(train_x.max(), test_x.max())) or 1
+        pixels = train_x if len(train_x) else test_x
+        mean, deviation = float(pixels.mean()), float(pixels.std()) or 1.0
+        count = 1 + max(int(labels.max()) for labels in y if len(labels)) if classes is None else classes
+        top = max(int(each.max()) for each in x if len(each)) or 1
         return cls(name, x[0], y[0], x[1], y[1], 1.0 / deviation, -mean / deviation, count, top)
 
     def save(self, path: str | Path) -> Path:
@@ -90,16 +94,21 @@ class Dataset:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The dataset in an npz: the four arrays of :meth:`of`; what else :meth:`save` wrote is taken as it is."""
+        """The dataset in an npz: the four arrays of :meth:`of`, or the two to test on alone; what else :meth:`save` wrote
+        is taken as it is."""
         try:
             with np.load(path, allow_pickle=False) as archive:
                 parts = {key: archive[key] for key in archive.files}
+            if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
+                parts |= {"train_x": parts["test_x"][:0], "train_y": parts["test_y"][:0]}
             arrays = [parts[key] for key in ("train_x", "train_y", "test_x", "test_y")]
         except FileNotFoundError as error:
             raise DataError(f"there is no file {path}; `Dataset.save` writes one", path=str(path)) from error
         except KeyError as error:
             raise DataError(
-                f"{path} has no array {error}: it needs train_x, train_y, test_x and test_y", path=str(path)
+                f"{path} has no array {error}: it needs test_x and test_y, and train_x and train_y too where its samples "
+                "are spread over devices",
+                path=str(path),
             ) from error
         except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
             raise DataError(f"{path} cannot be read as a dataset: {error}", path=str(path)) from error

@@ -158,7 +158,7 @@ class Workshop:
         count = len(self.dataset.train_y)
         # Shuffled: a training set may be sorted by class, and each batch's statistics count alike.
         rows = np.random.default_rng(0).permutation(count)[: self.samples or count]
-        for at in np.array_split(rows, max(1, -(-len(rows) // ROWS))):
+        for at in np.array_split(rows, -(-len(rows) // ROWS)) if len(rows) else ():
             yield self._floats(self.dataset.train_x[at])
 
     def _floats(self, x: Array) -> Tensor:

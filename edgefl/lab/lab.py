@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.config import Federation, TierTable, load
-from edgefl.config.text import dump
+from edgefl.config.text import changes, dump
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
 from edgefl.setup.tiers import device_names
@@ -82,9 +82,10 @@ class Lab:
         """Write the configuration and each device's data; an interrupted run with the same configuration goes on."""
         path = self.folder / CONFIG_NAME
         wanted = without_password(self.federation)
-        if path.exists() and without_password(load(path)) != wanted:
+        if path.exists() and (before := without_password(load(path))) != wanted:
+            differ = "; ".join(changes(before, wanted)) or "another broker"
             raise ConfigError(
-                f"{self.folder} holds a run with another configuration: use `fresh` or another `out`"
+                f"{self.folder} holds a run with another configuration ({differ}): use `fresh` or another `out`"
             )
         if (self.folder / "model.safetensors").exists():
             raise ConfigError(f"{self.folder} holds a finished run: use `fresh` or another `out`")

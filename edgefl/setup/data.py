@@ -48,6 +48,11 @@ def partition(
     ``warn`` is told where devices get fewer samples than they should.
     """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
+    if len(labels) == 0:
+        raise DataError(
+            f"{dataset.name} has no training samples to spread over {devices} devices: add train_x and train_y, or run "
+            "`edgefl server` with devices that have their own"
+        )
     if table.partition == "dirichlet":
         return _dirichlet(table, labels, devices, seed, warn)
     if table.partition == "groups":

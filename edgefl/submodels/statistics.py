@@ -83,7 +83,10 @@ def collect(module: nn.Sequential, batches: Iterable[Tensor], *, moving: bool = 
         total, empty = reduce(add, seen, total), False
         seen.clear()
     if empty:
-        raise DataError("the statistics of batch norm need at least one batch of training data, found none")
+        raise DataError(
+            "the statistics of batch norm need at least one batch of training data, found none: "
+            "add train_x and train_y to the data"
+        )
     return total
 
 

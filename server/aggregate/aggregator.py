@@ -218,13 +218,21 @@ class Aggregator:
 
 
 def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
-    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one)."""
-    if device == "cpu":
+    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`chosen`)."""
+    place = chosen(device)
+    if place == "cpu":
         return CpuAccumulator(size, threads)
     import torch
 
     from server.aggregate.cuda import TorchAccumulator
 
-    if device == "auto" and not torch.cuda.is_available():
-        return CpuAccumulator(size, threads)
-    return TorchAccumulator(size, torch.device("cuda" if device == "auto" else device))
+    return TorchAccumulator(size, torch.device(place))
+
+
+def chosen(device: str) -> str:
+    """``auto`` is CUDA where there is one, else ``cpu``; every other device is itself."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -60,7 +60,7 @@ def test_a_run_that_is_refused_lets_its_folder_go(federation: Federation, tmp_pa
 def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
     federation: Federation, tmp_path: Path
 ) -> None:
-    lock = FolderLock(tmp_path, "server.lock")
+    lock = FolderLock(tmp_path, "serve.lock")
     with pytest.raises(
         StoreError, match=rf"a server goes on in {tmp_path} already \(process {os.getpid()}\)"
     ):
@@ -88,6 +88,26 @@ def test_a_run_goes_on_with_the_password_of_its_first_file_or_of_the_environment
     from_its_own_file = runs.prepare(tmp_path / CONFIG_NAME, tmp_path)
     from_its_own_file.lock.release()
     assert _told(from_its_own_file) == "server:other@broker.lan:1884"
+
+
+def test_what_differs_from_the_run_in_a_folder_is_named_key_by_key(
+    federation: Federation, tmp_path: Path
+) -> None:
+    runs.prepare(federation, tmp_path).lock.release()
+    longer = federation.model_copy(
+        update={
+            "federation": federation.federation.model_copy(update={"rounds": 400}),
+            "tiers": {"strong": federation.tiers["strong"].model_copy(update={"cut": 1})},
+        }
+    )
+    with pytest.raises(
+        ConfigError, match=r"\(federation.rounds was 10, is 400; tiers.strong.cut was 0, is 1\)"
+    ):
+        runs.prepare(longer, tmp_path)
+    assert runs._changed(longer, tmp_path).startswith("federation.rounds was 10, is 400; tiers.strong.cut")
+    assert "edgefl's version, or the file of the model" in runs._changed(
+        edgefl.load_run(tmp_path).federation, tmp_path
+    )
 
 
 def _told(prepared: runs.Prepared) -> str:

@@ -51,6 +51,20 @@ LINES: list[tuple[events.Event, str | None]] = [
         ),
         "federation 'demo' begins: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
     ),
+    (
+        events.Started(
+            federation="demo",
+            run="r1",
+            rounds=2,
+            next_round=3,
+            resumed=True,
+            model_version=SHA,
+            device="cpu",
+        ),
+        "federation 'demo' was finished before: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
+    ),
+    (events.Online(broker="lan:1883"), "online: connected to the broker at lan:1883 again"),
+    (events.Stopped(next_round=3), "stopped; the same command goes on with round 3"),
     (events.Exporting(tier="weak", text="step"), "exporting tier weak: step"),
     (
         events.Compiled(compiled=1, reused=2, cache="c", cache_bytes=3 << 20),

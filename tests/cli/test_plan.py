@@ -218,7 +218,9 @@ def test_a_wrong_option_is_named_by_its_flag() -> None:
     with pytest.raises(ConfigError, match="`memory`: '64' has no unit; write 64MiB") as refusal:
         _ = Wishes(memory="64").device
     command = typer.main.get_command(app)
-    assert in_flags(refusal.value.message, command, ["plan"]).startswith("argument --memory: '64' has no unit")
+    assert in_flags(refusal.value.message, command, ["plan"]).startswith(
+        "argument --memory: '64' has no unit"
+    )
 
 
 @pytest.mark.parametrize("form", ["msgpack", "json"])

@@ -115,6 +115,15 @@ def test_what_is_right_or_no_name_at_all_is_left_alone(tables: dict[str, Any]) -
     assert name_problems(tables) == []
 
 
+def test_a_key_that_is_wrong_twice_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text('[program]\nlr = "x"\n')
+    with pytest.raises(ConfigError) as refusal:
+        checked(file)
+    keys = [line.strip().removeprefix("- ").partition(":")[0] for line in refusal.value.message.splitlines()]
+    assert keys[1:] == ["program.lr"]
+
+
 @pytest.mark.parametrize(
     "tables",
     [

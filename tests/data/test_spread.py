@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
 from edgefl.setup.data import open_data, partition
+from edgefl.wire.errors import DataError
 
 
 def _federation(**data: object) -> Federation:
@@ -26,6 +29,19 @@ def test_pixels_are_standardised_or_in_0_to_1_as_the_file_says() -> None:
 def test_unit_scale_of_bytes_divides_by_255() -> None:
     unit = open_data(_federation(name="random", scale="unit", train_samples=10))
     assert unit.scale == pytest.approx(1 / 255) and unit.shift == 0.0
+
+
+def test_a_server_s_own_file_needs_samples_to_test_on_alone(tmp_path: Path) -> None:
+    x, y = np.arange(48, dtype=np.uint8).reshape(3, 1, 4, 4), np.array([0, 1, 1])
+    np.savez(tmp_path / "test.npz", test_x=x, test_y=y)
+    opened = open_data(_federation(name="file", file=str(tmp_path / "test.npz")))
+
+    assert (opened.shape, opened.classes, opened.train_x.shape) == ((1, 4, 4), 2, (0, 1, 4, 4))
+    assert abs(float(opened.floats(opened.test_x).mean())) < 1e-5
+    with pytest.raises(DataError, match="has no training samples to spread over 3 devices: add train_x"):
+        partition(_federation(), opened, 3)
+    with pytest.raises(DataError, match="one sample at least to test on"):
+        Dataset.of(x, y, x[:0], y[:0])
 
 
 def _small(samples: int) -> Dataset:

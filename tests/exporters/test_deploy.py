@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,15 @@ def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> Non
     x = data.floats(data.test_x[:20])
     one, other = run(made.artifact.model, x), run(made.artifact.model, np.concatenate([x[:10], x[:10]]))
     assert made.facts["batch_norm"] == "batch" and np.abs(one[:10] - other[:10]).max() > 1e-3
+
+
+def test_statistics_need_training_samples(data: Dataset) -> None:
+    spec = small("static")
+    workshop = Workshop(
+        spec, replace(data, train_x=data.train_x[:0], train_y=data.train_y[:0]), weights_of(spec)
+    )
+    with pytest.raises(DataError, match="found none: add train_x and train_y to the data"):
+        workshop.module(OutputSide(spec, 0))
 
 
 # -- the statistics of a cut -----------------------------------------------------------------------------------

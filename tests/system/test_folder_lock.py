@@ -16,7 +16,7 @@ _HOLDER = """
 import sys, time
 from pathlib import Path
 from edgefl.system.folder_lock import FolderLock
-lock = FolderLock(Path(sys.argv[1]), "server.lock")
+lock = FolderLock(Path(sys.argv[1]), "serve.lock")
 print("held", flush=True)
 time.sleep(60)
 """
@@ -39,15 +39,15 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(FolderHeld) as refusal:
-            FolderLock(tmp_path, "server.lock")
+            FolderLock(tmp_path, "serve.lock")
         assert refusal.value.pid == holder.pid
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    FolderLock(tmp_path, "server.lock").release()
+    FolderLock(tmp_path, "serve.lock").release()
 
 
 def test_locks_of_other_names_do_not_meet(tmp_path: Path) -> None:
-    run, server = FolderLock(tmp_path, "run.lock"), FolderLock(tmp_path, "server.lock")
+    run, server = FolderLock(tmp_path, "run.lock"), FolderLock(tmp_path, "serve.lock")
     run.release()
     server.release()
 

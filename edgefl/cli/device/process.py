@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import on_first_use
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
@@ -68,7 +70,7 @@ def run(settings: DeviceSettings) -> None:
 
 
 def _as_text(event: AgentEvent) -> None:
-    _say(f"{event.event:<9} {event.text}")
+    _say(f"{clock(time.time())}  {event.event:<9} {event.text}")
 
 
 def _as_json(event: AgentEvent) -> None:

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 _EXAMPLES = """
-Run an MQTT broker in the foreground.
+Run an MQTT broker in the foreground, for a trial: it asks nobody for a password.
 
 Examples:
 
   edgefl broker --port 1883
+
+  edgefl broker --host 0.0.0.0 --port 1883
 
   edgefl broker --kind mosquitto --port 1883
 """
@@ -34,10 +36,23 @@ def broker(
     from edgefl import mosquitto_command, serve_broker
     from edgefl.wire.errors import ConfigError
 
-    if kind == "amqtt":
-        serve_broker(host, port)
-    elif kind == "mosquitto":
-        command = mosquitto_command(port, folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-")), host)
-        os.execvp(command[0], command)
-    else:
+    if kind not in ("amqtt", "mosquitto"):
         raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")
+    if kind == "amqtt":
+        _say(host, port)
+        serve_broker(host, port)
+    else:
+        command = mosquitto_command(port, folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-")), host)
+        _say(host, port)
+        os.execvp(command[0], command)
+
+
+def _say(host: str, port: int) -> None:
+    """Where it listens and who may come, before it does."""
+    alone = host in ("127.0.0.1", "::1", "localhost")
+    who = (
+        "for this machine alone; --host 0.0.0.0 lets others in"
+        if alone
+        else "for everybody who reaches it, without passwords"
+    )
+    print(f"MQTT broker on {host}:{port}, {who}", flush=True)

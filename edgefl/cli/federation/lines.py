@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from functools import singledispatch
 from pathlib import Path
 
+from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.mqtt.neighbours import named
 from exporters.front import cache
@@ -20,11 +20,6 @@ def line(event: events.Event, now: float) -> str | None:
     return None if text is None else f"{clock(now)}  {text}"
 
 
-def clock(when: float) -> str:
-    """Local time of day, ``HH:MM:SS``."""
-    return time.strftime("%H:%M:%S", time.localtime(when))
-
-
 @singledispatch
 def text_of(event: events.Event) -> str | None:
     """The event in a sentence; None for one that only a table shows."""
@@ -33,7 +28,9 @@ def text_of(event: events.Event) -> str | None:
 
 @text_of.register
 def _(event: events.Started) -> str:
-    begins = f"goes on with round {event.next_round}" if event.resumed else "begins"
+    over = event.next_round > event.rounds
+    again = "was finished before" if over else f"goes on with round {event.next_round}"
+    begins = again if event.resumed else "begins"
     key = f", signs with the key {event.server_key}" if event.server_key else ""
     return (
         f"federation {event.federation!r} {begins}: run {event.run}, {_counted(event.rounds, 'round')}, model "
@@ -71,6 +68,11 @@ def _(event: events.Waiting) -> str:
 @text_of.register
 def _(event: events.Offline) -> str:
     return f"offline: {event.text}; trying again in {event.retry_s:.1f} s"
+
+
+@text_of.register
+def _(event: events.Online) -> str:
+    return f"online: connected to the broker at {event.broker} again"
 
 
 @text_of.register
@@ -160,6 +162,11 @@ def _(event: events.RoundClosed) -> str | None:
         f"round {event.round} {'evaluated' if scores else 'not evaluated'}{scores}, down {size(event.down_bytes)}, "
         f"up {size(event.up_bytes)}, weights {event.weights_sha256[:_DIGITS]}{failed}"
     )
+
+
+@text_of.register
+def _(event: events.Stopped) -> str:
+    return f"stopped; the same command goes on with round {event.next_round}"
 
 
 @text_of.register

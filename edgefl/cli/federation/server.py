@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import console, print_json
+from edgefl.system.clock import clock
 
 if TYPE_CHECKING:
     from server.events import Event
@@ -52,6 +53,10 @@ def server(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
+    if not as_json:  # what follows loads torch, which takes seconds
+        console.print(
+            f"{clock(time.time())}  starting: {config}, folder {out}", soft_wrap=True, highlight=False
+        )
     from edgefl.api.run import Server
 
     served = Server(

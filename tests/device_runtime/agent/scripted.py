@@ -169,6 +169,16 @@ class ScriptedServer:
 
         return messages.decode(Progress, wait_for(self.session, Incoming, training).payload)
 
+    def failed(self) -> Progress:
+        """The next word that an attempt failed."""
+
+        def failure(event: Incoming) -> bool:
+            if event.topic != self.mine.progress:
+                return False
+            return messages.decode(Progress, event.payload).stage.startswith(messages.FAILED)
+
+        return messages.decode(Progress, wait_for(self.session, Incoming, failure).payload)
+
     def update(self, number: int = 1) -> Update:
         """The next whole update of round ``number``."""
         pieces: dict[int, bytes] = {}

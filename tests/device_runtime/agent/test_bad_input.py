@@ -68,10 +68,13 @@ def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mend
     server.announce(world.announcement())
     server.assign(world.task())
     assert "wrong digest" in agent.event("failed").text
+    server.failed()
+    server.failed()
 
     server.publish_blobs(world)
 
     assert server.update().nonce == "n1"
+    assert agent.event("failed", "round").event == "round", "one reason is said once, however often it tries"
 
 
 def test_a_bundle_for_another_engine_fails_the_attempt_with_both_formats(

@@ -14,7 +14,7 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import encode
-from server.events import Finished, Offline, RoundClosed, RoundOpened, Started
+from server.events import Finished, Offline, Online, RoundClosed, RoundOpened, Started
 from server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
@@ -135,6 +135,7 @@ def test_a_broker_that_forgets_everything_costs_time_only(
     own_mosquitto.kill()
     server.wait_for(Offline)
     own_mosquitto.start()
+    assert server.wait_for(Online).broker == str(own_mosquitto.address)
     after = devices[1].tasks.get(timeout=PATIENCE_S)
     devices[1].report(after, devices[1].wait_open())
     closed = server.wait_for(RoundClosed)
