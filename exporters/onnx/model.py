@@ -25,7 +25,7 @@ from exporters.capture.trace import Captured, exported_program
 from exporters.capture.unsupported import check_complex, check_floats, unsupported
 from exporters.onnx import op_tables
 from exporters.onnx.ops import OPSET, TRANSLATIONS
-from exporters.onnx.peephole import merge_chains
+from exporters.onnx.peephole import merge_chains, name_types
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
@@ -97,6 +97,7 @@ def _clean(model: ir.Model) -> None:
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
     merge_chains(model.graph)
+    name_types(model.graph)
     PassManager(
         [
             passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

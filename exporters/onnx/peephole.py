@@ -25,6 +25,16 @@ def merge_chains(graph: ir.Graph) -> None:
             _hide_shape(node.outputs[0])
 
 
+def name_types(graph: ir.Graph) -> None:
+    """CastLike becomes the Cast that it stands for: ONNX Runtime has no kernel for it, and warns of each while it loads."""
+    for node in graph:
+        like = node.inputs[1].dtype if node.op_type == "CastLike" and node.inputs[1] is not None else None
+        if like is not None:
+            node.op_type = "Cast"
+            node.attributes["to"] = ir.AttrInt64("to", int(like))
+            node.resize_inputs(1)
+
+
 def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
     before = node.inputs[0].producer() if node.inputs[0] is not None else None
     if before is None or before.op_type != "Slice" or _read_elsewhere(before, node):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from exporters.onnx.peephole import merge_chains
+from exporters.onnx.peephole import merge_chains, name_types
 
 SHAPE = (4, 6, 5)
 X = np.arange(120, dtype=np.float32).reshape(SHAPE)
@@ -212,3 +212,15 @@ def test_only_the_rank_of_what_waits_is_told() -> None:
 
     dims = value.type.tensor_type.shape.dim
     assert len(dims) == 2 and not any(dim.HasField("dim_value") for dim in dims)
+
+
+def test_a_type_that_is_taken_from_a_value_is_said() -> None:
+    made = Chain().add("CastLike", [2, 3]).model()
+    made.graph.node[0].input[:] = ["c0", "x"]
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(made))
+    name_types(model.graph)
+
+    (node,) = ir.to_proto(model).graph.node
+    assert (node.op_type, list(node.input)) == ("Cast", ["c0"])
+    (result,) = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, {"x": X})
+    assert result.dtype == np.float32 and result.tolist() == [2, 3]
