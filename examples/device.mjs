@@ -129,7 +129,7 @@ class Round {
 
   async load(name) {
     const graph = this.graphs[name], model = await fetched(this.link, graph.blob);
-    return { graph, session: await ort.InferenceSession.create(model, { logSeverityLevel: 3 }) };
+    return { graph, session: await ort.InferenceSession.create(model) };
   }
 
   // Inputs go by name, outputs by position. Scalars and noise are the same for every role that reads them.
