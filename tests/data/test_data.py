@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-
 from edgefl.data import datasets, idx
 from edgefl.data.dataset import Array, write_client
 from edgefl.data.idx import FASHION_MNIST, IdxSource
@@ -121,6 +119,8 @@ def test_files_are_looked_for_where_the_user_said_and_in_the_cache(
 
 
 def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits  # seconds to import, in every process that collects tests
+
     theirs, ours = load_digits(), datasets.digits()
 
     def rows(x: np.ndarray, y: np.ndarray) -> list[bytes]:
