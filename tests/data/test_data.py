@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from edgefl.data import datasets, idx
 from edgefl.data.dataset import Array, write_client
 from edgefl.data.idx import FASHION_MNIST, IdxSource
