@@ -48,10 +48,8 @@ class Link:
             self.chunks.put((topic, message.payload))
         elif message.payload and (content := unpack(message.payload))["v"] == 1:
             if topic.endswith("/acks"):
-                if not content[
-                    "nonce"
-                ]:  # not of an update: a message that the server cannot read, or the hello
-                    print("the server says:", content["text"], flush=True)
+                if not content["nonce"]:  # not of an update: of a message that it cannot read
+                    print("the server says:", content.get("text", ""), flush=True)
                 self.acks.put(content)
             elif topic.endswith("/tasks"):
                 self.task = content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,7 @@ from server.storage.history import History, rounds_of
 
 MODEL_NAME = "model.safetensors"
 _STOPPING_S = 5.0
+_SERVER_LOCK = "serve.lock"
 """How long a process that is being stopped may keep the folder from the next one."""
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
@@ -86,7 +88,8 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
-        factory of the model. float tensors on the CPU; integer buffers and tensors that forward never uses are not in it.
+        factory of the model. float tensors on the CPU; integer buffers and tensors that forward never uses are not in it:
+        ``strict=False`` where the module has such.
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.
         """
@@ -208,10 +211,12 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
         refuse_foreign(folder)
     lock = _held(folder, "run.lock", "run")
     try:
-        if fresh:
-            discard(folder)
-        lab = Lab(whole, folder)
-        lab.prepare(dataset, parts)
+        with ExitStack() as made_ready:
+            made_ready.callback(_held(folder, _SERVER_LOCK, "server").release)
+            if fresh:
+                discard(folder)
+            lab = Lab(whole, folder)
+            lab.prepare(dataset, parts)
     except BaseException:
         lock.release()
         raise
@@ -220,8 +225,8 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
 
 def _held(folder: Path, name: str, what: str) -> FolderLock:
     """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         return FolderLock(folder, name, patience_s=_STOPPING_S)
     except FolderHeld as held:
         raise StoreError(
@@ -229,6 +234,11 @@ def _held(folder: Path, name: str, what: str) -> FolderLock:
             folder=str(folder),
             pid=held.pid,
         ) from held
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot be used: {error.strerror}; make room, let it be written, or use another `out`",
+            folder=str(folder),
+        ) from error
 
 
 def run(
@@ -281,7 +291,7 @@ class Server:
         refuse_while_loading("start a server")
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
-        self._lock = _held(folder, "serve.lock", "server")
+        self._lock = _held(folder, _SERVER_LOCK, "server")
         history = History(folder)
 
         def told(event: Event) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.config import Federation, TierTable, load
+from edgefl.config.tables import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
@@ -175,9 +176,16 @@ def _credentials(federation: Federation) -> str:
     broker = federation.broker
     if not broker.username:
         return ""
-    given = Address.parse(named) if (named := os.environ.get(_BROKER, "")) else Address("")
-    password = broker.password or (given.password if given.username == broker.username else "")
-    return f"{broker.username}:{password}@"
+    return f"{broker.username}:{broker.password or _password_given(broker)}@"
+
+
+def _password_given(broker: BrokerTable) -> str:
+    """That of the environment where it is for the same user at the same broker."""
+    if not (named := os.environ.get(_BROKER, "")):
+        return ""
+    given = Address.parse(named)
+    same = (given.username, given.host, given.port) == (broker.username, broker.host, broker.port)
+    return given.password if same else ""
 
 
 def refuse_foreign(folder: Path) -> None:

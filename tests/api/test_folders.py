@@ -68,6 +68,31 @@ def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
     lock.release()
 
 
+def test_a_fresh_run_leaves_the_folder_of_a_server_alone(federation: Federation, tmp_path: Path) -> None:
+    runs.prepare(federation, tmp_path).lock.release()
+    lock = FolderLock(tmp_path, "serve.lock")
+    with pytest.raises(StoreError, match="a server goes on"):
+        runs.prepare(federation, tmp_path, fresh=True)
+    lock.release()
+    assert (tmp_path / CONFIG_NAME).exists()
+
+
+def test_a_folder_that_cannot_be_made_is_the_stores_error(federation: Federation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be used: Not a directory"):
+        runs.Server(federation, tmp_path / "file" / "run")
+
+
+def test_the_password_of_another_broker_is_not_sent(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs.prepare(federation, tmp_path).lock.release()
+    monkeypatch.setenv("EDGEFL_BROKER", "server:other@elsewhere.lan:1884")
+    prepared = runs.prepare(tmp_path / CONFIG_NAME, tmp_path)
+    prepared.lock.release()
+    assert _told(prepared) == "server:@broker.lan:1884"
+
+
 def test_no_file_of_a_run_holds_the_password_of_the_broker(federation: Federation, tmp_path: Path) -> None:
     prepared = runs.prepare(federation, tmp_path)
     prepared.lock.release()

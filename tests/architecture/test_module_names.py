@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
 _QUOTED = re.compile(rf"[\"'](?:{'|'.join(PACKAGES)})\.")
-_MODULE = re.compile(rf"(?!.*\.lock$)({'|'.join(PACKAGES)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
+_MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
 
 
 def test_modules_that_are_named_in_strings_exist() -> None:

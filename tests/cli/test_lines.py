@@ -63,7 +63,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         ),
         "federation 'demo' was finished before: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
     ),
-    (events.Online(broker="lan:1883"), "online: connected to the broker at lan:1883 again"),
+    (events.Online(broker="lan:1883"), "online: connected to the broker at lan:1883"),
     (events.Stopped(next_round=3), "stopped; the same command goes on with round 3"),
     (events.Exporting(tier="weak", text="step"), "exporting tier weak: step"),
     (

@@ -75,7 +75,7 @@ def test_a_device_speaks_under_its_own_name_and_hears_what_is_for_it(
     assert wait_message(device, one.tasks) == b"for this one"
 
     for topic in (topics.current_round, other.hello, one.hello):
-        device.publish(topic, b"from pi-1")
+        device.publish(topic, b"from pi-1", retain=topic == topics.current_round)
     hello = wait_for(server, Incoming, lambda event: event.topic.endswith("/hello"))
     assert (hello.topic, hello.payload) == (one.hello, b"from pi-1"), "what it says for another is dropped"
     late = connect(user("pi-2"))

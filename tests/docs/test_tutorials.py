@@ -64,6 +64,7 @@ def test_a_new_method(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
     page = ROOT / "README.md"
     (lines,) = [block.text for block in blocks(page, "python")]

@@ -182,7 +182,7 @@ def test_what_is_discarded_is_what_a_run_left_and_nothing_else(finished: Path) -
 
     discard(finished)
 
-    locks = {"run.lock", "server.lock"}  # they stay: without its file two processes could hold one lock
+    locks = {"run.lock", "serve.lock"}  # they stay: without its file two processes could hold one lock
     assert {path.name for path in finished.iterdir()} - locks == {"thesis.tex"}
 
 

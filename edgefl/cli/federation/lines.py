@@ -72,7 +72,7 @@ def _(event: events.Offline) -> str:
 
 @text_of.register
 def _(event: events.Online) -> str:
-    return f"online: connected to the broker at {event.broker} again"
+    return f"online: connected to the broker at {event.broker}"
 
 
 @text_of.register

@@ -84,6 +84,7 @@ def test_programs_differ_by_what_is_compiled_in_and_by_nothing_else() -> None:
     assert step_with(momentum=0.9) != step_with(momentum=0.0)
 
 
+@pytest.mark.slow  # the process imports torch
 def test_another_process_finds_the_same() -> None:
     script = (
         "from tests.exporters.capture.test_fingerprint import step\n"
