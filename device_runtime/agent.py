@@ -12,11 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
-
+from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import samples as local_data
 from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
@@ -33,41 +30,12 @@ from device_runtime.round.work import Work
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.session import Down, Incoming, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 
 _WORKER_END_S = 30.0
 _LOOK_S = 0.25  # deadlines and silence wake nobody
-
-
-class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something people want to know; ``details`` is ready for JSON."""
-
-    event: str
-    text: str
-    details: dict[str, str | int | float] = {}
-
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """Who this device is and what it has."""
-
-    federation: str
-    device: str
-    broker: Address
-    data: Path
-    folder: Path
-    tier: str = ""
-    memory_bytes: int = 0
-    """Memory this device offers to training; 0: what it has. A task that needs more is declined."""
-    server_key: str = ""
-    """Public key, in hexadecimal digits; with it, only bundles that it signed are loaded."""
-    until_done: bool = False
-    threads: int = 1
-    """Those of the engine, for whoever asks what a bundle costs here."""
-    limits: Limits = Limits()
 
 
 class Agent:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from edgefl.wire.tensors import Arrays
+from server.events import RoundClosed
 from server.run_spec import Evaluate
 
 
@@ -17,6 +20,20 @@ class Scored:
     round: int
     metrics: Mapping[str, float]
     error: Exception | None = None
+
+    @property
+    def finite(self) -> dict[str, float]:
+        """The metrics that are numbers: JSON has no others."""
+        return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+
+
+def round_closed(scored: Scored, outcome: str, details: Mapping[str, Any]) -> RoundClosed:
+    """What people are told of a round: its ``outcome`` and ``details`` of the journal, and its evaluation."""
+    text = details["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
+    fields = {name: details[name] for name in RoundClosed.__struct_fields__ if name in details}
+    metrics = scored.finite
+    fields |= {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss"), "text": text}
+    return RoundClosed(round=scored.round, outcome=outcome, **fields)
 
 
 class Scorer:

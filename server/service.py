@@ -8,9 +8,7 @@ journal its end, then announce the next round; announce a round, then clear the 
 
 from __future__ import annotations
 
-import math
 import queue
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from pathlib import Path
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
-from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
@@ -33,12 +31,13 @@ from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
 from server.coordinator.machine import Actions, OpenRound, State
-from server.coordinator.states import MOST_REASON, Abandon, Close, Finish, Open, Refuse, SendTask, Warn
-from server.device_news import MOST_TEXT, DeviceNews, ack_of, objection, printable
+from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
+from server.device_news import MOST_TEXT, DeviceNews, ack_of, objection
+from server.intake.declines import reason_of
 from server.intake.updates import Intake
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, Scorer
+from server.scoring import Scored, Scorer, round_closed
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
 
@@ -46,7 +45,6 @@ _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
-_REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
 
 
 @dataclass(frozen=True)
@@ -280,11 +278,8 @@ class Service:
             return
         if task.status != "open":
             return
-        reason = decline.reason if _REASON.fullmatch(decline.reason) else "other"
-        text = printable(decline.text)
-        manifest = self._spec.exchange(current.position).tiers[task.tier].bundle.manifest
-        if reason == NO_CARRY and not manifest.carry_needed:
-            reason, text = "other", f"{text} (it says {NO_CARRY!r}, and nothing of the kind is needed)"
+        bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
+        reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
         self._journal.decline(self._rules.run, current.number, device, reason)
         self._emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
         self._advance(coordinator.Declined(device, task.nonce, reason))
@@ -387,15 +382,11 @@ class Service:
 
     def _scored(self, scored: Scored) -> None:
         """A round's evaluation is in: tell of the round, then journal that it was told."""
-        metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
-        state, details = self._journal.outcome(self._rules.run, scored.round)
-        text = details["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
-        fields = {name: details[name] for name in events.RoundClosed.__struct_fields__ if name in details}
-        fields |= {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss"), "text": text}
-        self._emit(events.RoundClosed(round=scored.round, outcome=state, **fields))
+        outcome, details = self._journal.outcome(self._rules.run, scored.round)
+        self._emit(round_closed(scored, outcome, details))
         if self._stopped:  # nobody listens any more: whoever takes up the run tells of it
             return
-        self._journal.add_to_outcome(self._rules.run, scored.round, {**metrics, "told": True})
+        self._journal.add_to_outcome(self._rules.run, scored.round, {**scored.finite, "told": True})
         self._scorer.pending.discard(scored.round)
 
     def _emit(self, event: events.Event) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from device_runtime.agent import Agent as _Agent
-from device_runtime.agent import AgentConfig, AgentEvent
+from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data.samples import LocalData
 from device_runtime.engine.select import open_engine
 from device_runtime.round.graphs import Step

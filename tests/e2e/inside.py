@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.agent import Agent
+from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.engine.select import open_engine
 from edgefl import cli
 from edgefl.config import load

@@ -15,7 +15,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
-    from device_runtime.agent import AgentEvent
+    from device_runtime.config import AgentEvent
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.agent import Agent
+from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.engine.select import open_engine
 from device_runtime.profile.request import Measure
 from edgefl.wire import tensors

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.agent import Agent, AgentConfig, AgentEvent
+from device_runtime.agent import Agent
+from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.round.job import decode_job
 from device_runtime.store.database import Outgoing, PastRound, Store
