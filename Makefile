@@ -38,11 +38,12 @@ RING := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reo
 
 test test-all test-slow coverage: export OMP_NUM_THREADS := 1
 test: $(TESTS)
-	$(RING) -m "not slow" --record build/test-times.json
+	$(RING) -m "not slow" --record=build/test-times.json
 
+# The record in one word: pytest takes a second one for a test where the file exists.
 # Writes .ci/full-run.json where everything passes on a clean checkout: commit it.
 test-all: $(TESTS)
-	$(RING) --hypothesis-profile all --record .ci/full-run.json
+	$(RING) --hypothesis-profile all --record=.ci/full-run.json
 
 # The slow tests of rooms that changed since all tests last passed, as far as the seconds of one core go.
 SLOW_SECONDS ?= 300

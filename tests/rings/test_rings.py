@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.rings.changed import changed_rooms, chosen
 from tests.rings.record import FileTimes, FullRun, by_folder, longest_first
 
@@ -57,3 +59,10 @@ def test_long_files_come_first_and_stay_whole_by_the_tests_that_run() -> None:
     quick = (Item("b.py::1"), Item("a.py::1"), Item("new.py::1"), Item("a.py::2"))
     assert order(*quick) == ["new.py::1", "a.py::1", "a.py::2", "b.py::1"]
     assert order(*quick, Item("b.py::2", "slow"))[:3] == ["new.py::1", "b.py::1", "b.py::2"]
+
+
+def test_a_recorded_file_that_exists_is_not_taken_for_a_test() -> None:
+    # Before pytest knows the option it looks at each word alone, and at no folder's conftest once one is a file.
+    recipes = Path("Makefile").read_text()
+    assert recipes.count("--record=") == 2
+    assert "--record " not in recipes
