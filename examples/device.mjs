@@ -18,6 +18,15 @@ const TYPES = { F32: "float32", I64: "int64", U16: "uint16", U8: "uint8", I8: "i
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array, uint16: Uint16Array, uint8: Uint8Array, int8: Int8Array };
 const pack = (fields) => Buffer.from(encode({ v: 1, ...fields }));
 const unpack = (bytes) => decode(bytes, { useBigInt64: true }); // a seed has 63 bits, a number of JavaScript 53
+// Those of a message; nothing if the bytes are no message, or one of another version.
+const fields = (bytes) => {
+  try {
+    const content = unpack(bytes);
+    return content?.v === 1 ? content : undefined;
+  } catch {
+    return undefined;
+  }
+};
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest();
 const range = (count) => Array.from({ length: count }, (_, index) => index);
 const labelled = (outputs, role) =>
@@ -44,8 +53,8 @@ class Link extends EventEmitter {
 
   arrived(topic, payload) {
     if (topic.startsWith("blobs/")) return this.emit(topic, payload);
-    const message = payload.length ? unpack(payload) : {};
-    if (message.v !== 1) return;
+    const message = fields(payload);
+    if (!message) return;
     if (topic.endsWith("/acks")) return this.emit("ack", message);
     if (topic.endsWith("/tasks")) this.task = message;
     else this.round = message;

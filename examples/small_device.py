@@ -46,9 +46,9 @@ class Link:
         topic = message.topic.removeprefix(self.prefix)
         if topic.startswith("blobs/"):
             self.chunks.put((topic, message.payload))
-        elif message.payload and (content := unpack(message.payload))["v"] == 1:
+        elif content := fields(message.payload):
             if topic.endswith("/acks"):
-                if not content["nonce"]:  # not of an update: of a message that it cannot read
+                if not content.get("nonce"):  # not of an update: of a message that it cannot read
                     print("the server says:", content.get("text", ""), flush=True)
                 self.acks.put(content)
             elif topic.endswith("/tasks"):
@@ -57,8 +57,17 @@ class Link:
                 self.round = content
             self.news.put(topic)
 
-    def send(self, topic, fields, retain=False):
-        return self.client.publish(self.prefix + self.me + topic, pack({"v": 1, **fields}), 1, retain)
+    def send(self, topic, content, retain=False):
+        return self.client.publish(self.prefix + self.me + topic, pack({"v": 1, **content}), 1, retain)
+
+
+def fields(payload):
+    """Those of a message; none if the bytes are no message, or one of another version."""
+    try:
+        content = unpack(payload, type=dict)
+    except msgspec.MsgspecError:
+        return {}
+    return content if content.get("v") == 1 else {}
 
 
 def fetch(link, ref):

@@ -216,9 +216,11 @@ class RoundClosed(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The server was asked to stop; started again on the same folder it goes on with round ``next_round``."""
+    """The server was asked to stop; started again on the same folder it goes on with round ``next_round`` of ``rounds``:
+    one more than these where only an evaluation was left."""
 
     next_round: int
+    rounds: int
 
 
 class Finished(Event, frozen=True, kw_only=True):

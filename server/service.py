@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from edgefl.setup.processor import processor
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
@@ -26,7 +27,6 @@ from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
-from server.aggregate.aggregator import chosen
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
@@ -123,7 +123,7 @@ class Service:
             self._announcer.started(
                 self._state,
                 resumed=self._rounds.resumed,
-                device=chosen(self._device),
+                device=processor(self._device),
                 server_key=self._signer.public_key if self._signer else "",
             )
             self._session.subscribe(self._topics.server_filters)
@@ -167,7 +167,7 @@ class Service:
                 self._announcer.neighbours(self._state, event)
             case Stop():
                 self._stopped = True
-                self._emit(events.Stopped(next_round=self._state.next_round))
+                self._emit(events.Stopped(next_round=self._state.next_round, rounds=self._rules.rounds))
 
     def _timeout(self) -> float:
         if self._down_since is not None:  # without a broker no device can meet a deadline

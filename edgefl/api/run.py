@@ -22,6 +22,7 @@ from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
 from edgefl.models.user_factory import absolute, refuse_while_loading
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.digests import UNDECIDING
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
@@ -360,7 +361,8 @@ def _resolved(path: str) -> str:
 def _changed(federation: Federation, folder: Path) -> str:
     """What differs from the run in ``folder``, key by key; where no key does, the code does."""
     path = folder / CONFIG_NAME
-    differ = changes(load(path), _found_from_anywhere(federation)) if path.exists() else []
+    now = _found_from_anywhere(federation)
+    differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
     return "; ".join(differ) or "edgefl's version, or the file of the model or of the program, is another one"
 
 

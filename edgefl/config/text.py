@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from pydantic import BaseModel
+from pydantic.main import IncEx
 
 from edgefl.config.federation import Federation
 from edgefl.config.tables import TierTable
@@ -49,9 +50,9 @@ def dump(federation: Federation) -> str:
     return "\n".join(lines)
 
 
-def changes(before: Federation, now: Federation) -> list[str]:
-    """Each key that differs, as ``federation.rounds was 40, is 400``; without the broker, whose place decides nothing."""
-    old, new = (_by_key(each.model_dump(exclude={"broker": True})) for each in (before, now))
+def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
+    """Each key that differs, as ``federation.rounds was 40, is 400``, except those in ``but``."""
+    old, new = (_by_key(each.model_dump(exclude=but)) for each in (before, now))
     return [
         f"{key} was {_toml_or_nothing(old, key)}, is {_toml_or_nothing(new, key)}"
         for key in dict.fromkeys((*old, *new))

@@ -6,17 +6,17 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from edgefl.config.tables import STEPS
+
 SGD_RATE = 0.05
 """Learning rate of programs that take SGD's steps, by default."""
 
 META = frozenset({"per_fedavg", "fedavg_update", "fedavg_matched"})
 """Programs whose own rate is the paper's, for a thousand rounds."""
 
-STEPS = 10
-"""Local steps of a round."""
-
 TRAINED_STEPS = 20
-"""The same under a codec that is part of the training: FedBAT learns its step sizes in half of them (fedbat.md 9)."""
+"""Local steps of a round under a codec that is part of the training: FedBAT learns step sizes in half of them
+(fedbat.md 9)."""
 
 
 CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8}}

@@ -84,7 +84,7 @@ class Lab:
         path = self.folder / CONFIG_NAME
         wanted = without_password(self.federation)
         if path.exists() and (before := without_password(load(path))) != wanted:
-            differ = "; ".join(changes(before, wanted)) or "another broker"
+            differ = "; ".join(changes(before, wanted, but={"broker"})) or "another broker"
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration ({differ}): use `fresh` or another `out`"
             )

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+
+from pydantic.main import IncEx
 
 from edgefl.config import Federation
 from edgefl.models.user_factory import source_of
 from edgefl.system.digests import digest_of
 from edgefl.system.distribution import version
+
+UNDECIDING: Mapping[str, IncEx | bool] = {
+    "broker": True,
+    "limits": True,
+    "data": {"dir", "download"},
+    "downlink": {"compression"},
+    "aggregate": {"threads"},
+    "tiers": {"__all__": {"count"}},
+}
+"""Keys that have no say in the trained weights, as pydantic leaves them out."""
 
 
 def run_digest(federation: Federation) -> str:
@@ -15,19 +28,7 @@ def run_digest(federation: Federation) -> str:
 
     Keys that have their defaults are left out, so that a release with more keys takes up the runs of this one.
     """
-    tables = federation.model_dump(
-        mode="json",
-        exclude_defaults=True,
-        exclude={
-            "broker": True,
-            "limits": True,
-            "data": {"dir", "download"},
-            "downlink": {"compression"},
-            "aggregate": {"threads"},
-        },
-    )
-    for tier in tables.get("tiers", {}).values():
-        tier.pop("count", None)
+    tables = federation.model_dump(mode="json", exclude_defaults=True, exclude=UNDECIDING)
     settings = {name: table for name, table in tables.items() if table}
     return digest_of({**settings, "code": code_of(federation)})
 

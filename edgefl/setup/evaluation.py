@@ -10,6 +10,7 @@ import torch
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import prefixed
 from edgefl.data.dataset import Dataset
+from edgefl.setup.processor import processor
 from edgefl.wire.tensors import Arrays
 
 EVALUATION_BATCH = 500
@@ -20,7 +21,7 @@ def evaluation(
     program: Program, dataset: Dataset, device: str = "auto"
 ) -> Callable[[Arrays], Mapping[str, float]]:
     """``weights -> {"accuracy", "loss"}`` on the test set, as ``program`` of the whole model has inference."""
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = torch.device(processor(device))
     count = len(dataset.test_y)
     batches = np.array_split(np.arange(count), max(1, -(-count // EVALUATION_BATCH)))
 

@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from edgefl.setup.processor import processor
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
@@ -218,8 +219,8 @@ class Aggregator:
 
 
 def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
-    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`chosen`)."""
-    place = chosen(device)
+    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`~edgefl.setup.processor.processor`)."""
+    place = processor(device)
     if place == "cpu":
         return CpuAccumulator(size, threads)
     import torch
@@ -227,12 +228,3 @@ def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulato
     from server.aggregate.cuda import TorchAccumulator
 
     return TorchAccumulator(size, torch.device(place))
-
-
-def chosen(device: str) -> str:
-    """``auto`` is CUDA where there is one, else ``cpu``; every other device is itself."""
-    if device != "auto":
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -130,9 +130,10 @@ def test_what_differs_from_the_run_in_a_folder_is_named_key_by_key(
     ):
         runs.prepare(longer, tmp_path)
     assert runs._changed(longer, tmp_path).startswith("federation.rounds was 10, is 400; tiers.strong.cut")
-    assert "edgefl's version, or the file of the model" in runs._changed(
-        edgefl.load_run(tmp_path).federation, tmp_path
-    )
+    before = edgefl.load_run(tmp_path).federation
+    more = {"strong": before.tiers["strong"].model_copy(update={"count": 9})}
+    same = before.model_copy(update={"limits": {"chunk_bytes": 4096}, "tiers": more})
+    assert "edgefl's version, or the file of the model" in runs._changed(same, tmp_path)
 
 
 def _told(prepared: runs.Prepared) -> str:

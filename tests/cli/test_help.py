@@ -27,7 +27,7 @@ def test_a_broker_says_who_may_come(
 ) -> None:
     monkeypatch.setattr(edgefl, "serve_broker", lambda *_: None)
     broker(port=1884, host=host)
-    assert capsys.readouterr().out == f"MQTT broker on {host}:1884, {text}\n"
+    assert capsys.readouterr().out == f"starting an MQTT broker on {host}:1884, {text}\n"
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,11 @@ LINES: list[tuple[events.Event, str | None]] = [
             model_version=SHA,
             device="cpu",
         ),
-        "federation 'demo' was finished before: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
+        "federation 'demo' has trained all rounds: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
     ),
     (events.Online(broker="lan:1883"), "online: connected to the broker at lan:1883"),
-    (events.Stopped(next_round=3), "stopped; the same command goes on with round 3"),
+    (events.Stopped(next_round=3, rounds=3), "stopped; the same command goes on with round 3"),
+    (events.Stopped(next_round=4, rounds=3), "stopped; the same command ends it"),
     (events.Exporting(tier="weak", text="step"), "exporting tier weak: step"),
     (
         events.Compiled(compiled=1, reused=2, cache="c", cache_bytes=3 << 20),

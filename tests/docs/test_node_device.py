@@ -16,6 +16,7 @@ from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from tests.conftest import BrokerProcess
 from tests.docs.documents import DOCS, ROOT, blocks, content
+from tests.docs.test_small_device import say_nonsense
 from tests.web.node import HERE as WEB
 from tests.web.node import require_node
 
@@ -80,6 +81,7 @@ def test_it_trains_beside_our_agent(tmp_path: Path, mosquitto: BrokerProcess, co
     shutil.copy(EXAMPLE, tmp_path)
     (tmp_path / "node_modules").symlink_to(WEB / "node_modules")
     server = edgefl.Server(tmp_path / "federation.toml", tmp_path / "out", broker=broker)
+    say_nonsense(broker, f"edgefl/v1/{name}/devices/weak-0/acks")
     ours = edgefl.Agent(
         "strong-0",
         tmp_path / "strong.npz",

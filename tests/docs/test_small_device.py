@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paho.mqtt import publish
 
 import edgefl
 from edgefl.data.dataset import write_client
@@ -54,6 +55,7 @@ def trained(folder: Path, broker: str, small: bool, downlink: str = DOWNLINK) ->
     for device, rows in (("strong-0", slice(0, 40)), ("weak-0", slice(40, 90))):
         write_client(folder / f"{device}.npz", data.train_x[rows], data.train_y[rows])
     server = edgefl.Server(file, folder / "out", broker=broker)
+    say_nonsense(broker, f"edgefl/v1/{name}/devices/weak-0/acks")
     threading.Thread(target=agent(folder, broker, name, "strong-0").run, daemon=True).start()
     if not small:
         threading.Thread(target=agent(folder, broker, name, "weak-0").run, daemon=True).start()
@@ -70,6 +72,12 @@ def trained(folder: Path, broker: str, small: bool, downlink: str = DOWNLINK) ->
             device.kill()
     assert said.count(b"accepted") + said.count(b"declined") == 2, said
     return edgefl.load_run(folder / "out")
+
+
+def say_nonsense(broker: str, topic: str) -> None:
+    """Anybody may send bytes that are no message, and the broker keeps them."""
+    host, _, port = broker.partition(":")
+    publish.single(topic, b"\xc1 no message", qos=1, retain=True, hostname=host, port=int(port))
 
 
 def agent(folder: Path, broker: str, federation: str, name: str) -> edgefl.Agent:

@@ -48,11 +48,11 @@ def broker(
 
 
 def _say(host: str, port: int) -> None:
-    """Where it listens and who may come, before it does."""
+    """Where it will listen, and who may come."""
     alone = host in ("127.0.0.1", "::1", "localhost")
     who = (
         "for this machine alone; --host 0.0.0.0 lets others in"
         if alone
         else "for everybody who reaches it, without passwords"
     )
-    print(f"MQTT broker on {host}:{port}, {who}", flush=True)
+    print(f"starting an MQTT broker on {host}:{port}, {who}", flush=True)

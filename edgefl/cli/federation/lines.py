@@ -29,7 +29,7 @@ def text_of(event: events.Event) -> str | None:
 @text_of.register
 def _(event: events.Started) -> str:
     over = event.next_round > event.rounds
-    again = "was finished before" if over else f"goes on with round {event.next_round}"
+    again = "has trained all rounds" if over else f"goes on with round {event.next_round}"
     begins = again if event.resumed else "begins"
     key = f", signs with the key {event.server_key}" if event.server_key else ""
     return (
@@ -166,7 +166,8 @@ def _(event: events.RoundClosed) -> str | None:
 
 @text_of.register
 def _(event: events.Stopped) -> str:
-    return f"stopped; the same command goes on with round {event.next_round}"
+    over = event.next_round > event.rounds
+    return f"stopped; the same command {'ends it' if over else f'goes on with round {event.next_round}'}"
 
 
 @text_of.register
