@@ -137,7 +137,7 @@ def test_a_memory_budget_is_compiled_into_the_step() -> None:
 def test_a_budget_that_is_no_size_is_told() -> None:
     ran = bench("--model", "mlp", "--memory-budget", "much")
 
-    assert ran.returncode == ConfigError.exit_code and "found 'much'" in " ".join(ran.stderr.split())
+    assert ran.returncode == ConfigError.exit_code and "'much' is not a size" in " ".join(ran.stderr.split())
 
 
 @pytest.mark.slow

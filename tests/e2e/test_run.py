@@ -155,7 +155,7 @@ def test_damaged_local_data_end_the_run_with_a_clear_message(tmp_path: Path, cal
     os.kill(run.pids()["weak-0"], signal.SIGKILL)
 
     assert run.process.wait(PATIENCE_S) != 0
-    assert "cannot be read as training data" in run.errors()
+    assert "is no .npz archive" in run.errors()
 
 
 @pytest.fixture
