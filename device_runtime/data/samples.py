@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from zipfile import is_zipfile
@@ -10,7 +11,7 @@ from zipfile import is_zipfile
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
-from edgefl.wire.bundle.manifest import DataSpec, Manifest
+from edgefl.wire.bundle.manifest import DataSpec, Input, Manifest
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
 from edgefl.wire.tensors import Array
@@ -68,11 +69,13 @@ ONE_CLASS = LabelSpec()
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples x, shape (n, *sample), and labels y, shape (n, *label), as they lie in the file."""
+    """Samples x, shape (n, *sample), labels y, shape (n, *label), and what else there is of each sample by name, as they
+    lie in the file."""
 
     x: Array
     y: Array
     source: str
+    others: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -85,8 +88,8 @@ class LocalData:
             raise DataError(
                 f"{self.source} has {len(self.x)} samples and {len(self.y)} labels: it needs as many, and at least one"
             )
-        _check_finite("x", self.x, self.source)
-        _check_finite("y", self.y, self.source)
+        for name, array in {"x": self.x, "y": self.y, **self.others}.items():
+            _check_finite(name, array, self.source)
 
     def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS) -> FittedData:
         """The data as the manifest wants it; DataError says what differs."""
@@ -106,7 +109,32 @@ class LocalData:
                 found=str(x.dtype),
                 expected=spec.dtype,
             )
-        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec)
+        if np.issubdtype(spec.dtype, np.integer):
+            _check_below("samples", x, spec.below, self.source)
+        others = {each.name: self._other(each) for each in spec.others}
+        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec, others)
+
+    def _other(self, wanted: Input) -> Array:
+        """The array of an input beside x, in its dtype."""
+        found, floats = self.others.get(wanted.name), np.issubdtype(wanted.dtype, np.floating)
+        if found is None:
+            there = f"; beside x and y there is {', '.join(self.others)}" if self.others else ""
+            raise DataError(
+                f"{self.source} has no array {wanted.name!r}, which the model reads of each sample beside x: {wanted.dtype} "
+                f"(n, {', '.join(map(str, wanted.shape))}){there}",
+                name=wanted.name,
+            )
+        if found.shape != (len(self.y), *wanted.shape) or found.dtype.kind not in (
+            "biuf" if floats else "biu"
+        ):
+            raise DataError(
+                f"{self.source}: {wanted.name} is {found.dtype} {found.shape}, the model takes {wanted.dtype} "
+                f"{(len(self.y), *wanted.shape)}",
+                name=wanted.name,
+            )
+        if not floats:
+            _check_below(wanted.name, found, wanted.below, self.source)
+        return found.astype(wanted.dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -116,6 +144,7 @@ class FittedData:
     x: Array
     y: Array
     spec: DataSpec
+    others: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -134,6 +163,10 @@ class FittedData:
     def labels(self, indices: Array) -> Array:
         return self.y[indices]
 
+    def other(self, name: str, indices: Array) -> Array:
+        """Rows of the input ``name`` beside x."""
+        return self.others[name][indices]
+
     def facts(self) -> dict[str, Array]:
         """What a program may ask about these samples as a whole, by the label of its ``data`` port.
 
@@ -146,7 +179,10 @@ class FittedData:
 
     def first(self, samples: int) -> FittedData:
         """At most ``samples`` rows; all of them for 0."""
-        return FittedData(self.x[:samples], self.y[:samples], self.spec) if samples else self
+        if not samples:
+            return self
+        others = {name: rows[:samples] for name, rows in self.others.items()}
+        return FittedData(self.x[:samples], self.y[:samples], self.spec, others)
 
 
 def load(path: Path) -> LocalData:
@@ -164,6 +200,18 @@ def load(path: Path) -> LocalData:
         raise DataError(f"{path} cannot be read as training data: {error}", path=str(path)) from error
     data.check()
     return data
+
+
+def _check_below(name: str, array: Array, below: int, source: str) -> None:
+    """DataError where whole numbers are not 0 .. below-1: a vocabulary has no such token."""
+    least, most = int(array.min()), int(array.max())
+    if below and not 0 <= least <= most < below:
+        raise DataError(
+            f"{source}: {name} go from {least} to {most}, the model takes whole numbers from 0 to {below - 1}: prepare the "
+            "data with the vocabulary of the federation",
+            found=most,
+            below=below,
+        )
 
 
 def _check_finite(name: str, array: Array, source: str) -> None:
@@ -196,7 +244,8 @@ def _load(path: Path) -> LocalData:
     if path.suffix == ".npz":
         return _load_archive(path)
     if (path / "x.npy").is_file():
-        return LocalData(np.load(path / "x.npy", mmap_mode="r"), np.load(path / "y.npy"), str(path))
+        arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(path.glob("*.npy"))}
+        return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays)
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
         labels = _idx_file(path, "labels-idx1-ubyte")
         if labels is None:
@@ -226,7 +275,8 @@ def _load_archive(path: Path) -> LocalData:
                 "samples are called x, their labels y",
                 path=str(path),
             )
-        return LocalData(archive["x"], archive["y"], str(path))
+        others = {name: archive[name] for name in archive.files if name not in ("x", "y")}
+        return LocalData(archive["x"], archive["y"], str(path), others)
 
 
 def _load_classes(path: Path, classes: list[Path]) -> LocalData:

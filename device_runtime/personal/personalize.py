@@ -15,7 +15,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.feeds import Feeds, complete
 from device_runtime.round.forward import MultiStepForward, record_tag
-from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, check_port, labelled
+from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, labelled
 from device_runtime.round.job import Job
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.errors import BundleError, ConfigError
@@ -117,14 +117,17 @@ def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
 class Chosen(FittedData):
     """The rows ``at`` of larger data, which stay where they are; ``y`` holds only theirs."""
 
-    at: Array
+    at: Array = field(kw_only=True)
 
     @classmethod
     def of(cls, data: FittedData, at: Array) -> Chosen:
-        return cls(data.x, data.y[at], data.spec, at)
+        return cls(data.x, data.y[at], data.spec, data.others, at=at)
 
     def rows(self, indices: Array) -> Array:
         return super().rows(self.at[indices])
+
+    def other(self, name: str, indices: Array) -> Array:
+        return super().other(name, self.at[indices])
 
 
 class Personalizer:
@@ -260,10 +263,7 @@ class Personalizer:
         spec = self._manifest.graph(self._manifest.personalize)
         rows = support.batch_rows(len(own.data), _batch(spec), step, seed=own.seed)
         feeds = self._graphs.weight_feeds(spec, weights) | own.given(spec, step)
-        read = own.features or own.data.rows
-        for port in spec.inputs_of("batch"):
-            feeds[port.name] = own.data.labels(rows) if port.label == "0.y" else read(rows)
-            check_port(port, feeds[port.name])
+        feeds |= {port.name: own.part(port, rows) for port in spec.inputs_of("batch")}
         for place, port in enumerate(spec.inputs_of("noise")):
             feeds[port.name] = support.uniform(port.shape, step, place, seed=own.seed).astype(port.dtype)
         return labelled(graph.run(complete(spec, feeds), {}).arrays, "weights")

@@ -59,10 +59,9 @@ class Feeds:
         feeds: Arrays = {}
         for port in spec.inputs_of("batch"):
             stream, _, part = port.label.partition(".")
-            if part in ("x", "y"):
+            if part != "mask":
                 rows = Batches(self.seed, len(self.data), _rows(port), self.draws).indices(int(stream), step)
-                feeds[port.name] = self._part(part, rows)
-                check_port(port, feeds[port.name])
+                feeds[port.name] = self.part(port, rows)
         return feeds
 
     def passed(self, spec: Graph, step: int) -> Arrays:
@@ -72,17 +71,22 @@ class Feeds:
             part, over = port.label.partition(".")[2], Pass(len(self.data), _rows(port))
             if part == "mask":
                 feeds[port.name] = over.mask(step)
-            elif part in ("x", "y"):
-                feeds[port.name] = self._part(part, over.indices(step))
+                check_port(port, feeds[port.name])
             else:
-                continue
-            check_port(port, feeds[port.name])
+                feeds[port.name] = self.part(port, over.indices(step))
         return feeds
 
-    def _part(self, part: str, rows: Array) -> Array:
+    def part(self, port: Port, rows: Array) -> Array:
+        """``rows`` as a port of the batch has them; BundleError for one that the data have not, or of another shape."""
+        part = port.label.partition(".")[2]
         if part == "y":
-            return self.data.labels(rows)
-        return self.data.rows(rows) if self.features is None else self.features(rows)
+            found = self.data.labels(rows)
+        elif part == "x":
+            found = self.data.rows(rows) if self.features is None else self.features(rows)
+        else:
+            found = other_rows(self.data, port, rows)
+        check_port(port, found)
+        return found
 
     @cached_property
     def _facts(self) -> dict[str, Array]:
@@ -110,6 +114,18 @@ def complete(spec: Graph, feeds: Arrays) -> Arrays:
             ports=hungry,
         )
     return feeds
+
+
+def other_rows(data: FittedData, port: Port, rows: Array) -> Array:
+    """``rows`` of an input beside x; BundleError if the manifest does not describe it."""
+    name = port.label.partition(".")[2]
+    if name not in data.others:
+        raise BundleError(
+            f"a graph reads {port.name!r}, and the manifest describes no input {name!r} of the local data; export the "
+            "bundle again",
+            port=port.name,
+        )
+    return data.other(name, rows)
 
 
 def _rows(port: Port) -> int:

@@ -9,10 +9,11 @@ import numpy as np
 from device_runtime.data.samples import FittedData
 from device_runtime.memory import trim_memory
 from device_runtime.round.costs import Profiler
+from device_runtime.round.feeds import other_rows
 from device_runtime.round.graphs import Graphs, GraphSettings, Step
 from device_runtime.round.job import Job
 from device_runtime.round.record import Record
-from edgefl.wire.bundle.manifest import Manifest, Port
+from edgefl.wire.bundle.manifest import Graph, Manifest, Port
 from edgefl.wire.errors import BundleError, StaleRecordError
 from edgefl.wire.tensors import Array
 
@@ -40,7 +41,7 @@ class MultiStepForward:
         """The boundary activations, one row per sample. Chunks whose record is sealed already are not run again."""
         first, source = self._sealed(job, data)
         for index in range(first, len(self._manifest.prefix)):
-            following = self._chunk(index, job, source, len(data))
+            following = self._chunk(index, job, source, data)
             if isinstance(source, Record):
                 source.delete()
             source = following
@@ -59,14 +60,15 @@ class MultiStepForward:
             record.close()  # the local data have changed since
         return 0, data
 
-    def _chunk(self, index: int, job: Job, source: Source, rows: int) -> Record:
+    def _chunk(self, index: int, job: Job, source: Source, data: FittedData) -> Record:
         """Fetch one chunk's units, run them over all rows in fixed groups, drop them.
 
         The last group is filled by wrap-around, so that batch statistics (static BN) are those of a full group.
         """
-        chunk = self._manifest.prefix[index]
+        chunk, rows = self._manifest.prefix[index], len(data)
         spec = self._manifest.graph(chunk.graph)
-        port, out = _only(spec.inputs_of("batch"), chunk.graph), _only(spec.outputs_of("record"), chunk.graph)
+        out = _only(spec.outputs_of("record"), chunk.graph)
+        port, others = _read_by(spec)
         feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(job, chunk.units))
         graph = self._graphs.load(chunk.graph)
         path = self._settings.folder / f"record-{index}.bin"
@@ -77,7 +79,9 @@ class MultiStepForward:
             self._settings.check_aborted()
             indices = np.arange(start, start + group) % rows
             with self._profiler.timed("forward"):
-                result = graph.run({**feeds, port.name: _rows(source, indices, job)}, {}).arrays[out.name]
+                batch = {each.name: other_rows(data, each, indices) for each in others}
+                batch[port.name] = _rows(source, indices, job)
+                result = graph.run(feeds | batch, {}).arrays[out.name]
             with self._profiler.timed("write"):
                 record.write(start, result[: min(group, rows - start)])
             self._settings.watch(
@@ -93,6 +97,13 @@ class MultiStepForward:
 
 def _rows(source: Source, indices: Array, job: Job) -> Array:
     return source.rows(indices, record_tag(job)) if isinstance(source, Record) else source.rows(indices)
+
+
+def _read_by(chunk: Graph) -> tuple[Port, list[Port]]:
+    """What a chunk reads of a row that flows through all of them, and what it reads beside it."""
+    ports = chunk.inputs_of("batch")
+    flowing = _only([port for port in ports if port.label == "0.x"], chunk.name)
+    return flowing, [port for port in ports if port is not flowing]
 
 
 def _only(ports: Sequence[Port], graph: str) -> Port:

@@ -26,7 +26,7 @@ from edgefl.contract.program import Program
 from edgefl.data.partition import histograms
 from edgefl.objective.objective import Objective
 from edgefl.programs.personal.adapted import STEP
-from edgefl.setup.data import open_data, partition
+from edgefl.setup.data import how_spread, open_data, partition
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import program_of
@@ -88,7 +88,7 @@ def heterogeneity(
         seed=seed,
         told=progress,
     )
-    title = f"{spec.name} ({where}) on {dataset.name}, {count} users, partition {federation.data.partition}"
+    title = f"{spec.name} ({where}) on {dataset.name}, {count} users, partition {how_spread(federation.data, dataset)}"
     return title, report
 
 

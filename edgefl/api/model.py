@@ -18,15 +18,16 @@ from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model, built
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
-from edgefl.setup.model import check_fits, fitted_model
-from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.setup.model import check_fits, fitted_model, sample_of
+from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import ConfigError
 
 Model = str | nn.Module | ModelSpec | Callable[..., Any]
 """The name of a model that edgefl brings, ``file.py:factory``, a module, a factory of one, or a :class:`ModelSpec`."""
 
-Sample = Sequence[int] | TensorSpec
-"""The shape of one sample without batch dimension (float32), or its shape and dtype."""
+Sample = Sequence[int] | TensorSpec | Mapping[str, TensorSpec]
+"""The shape of one sample without batch dimension (float32), or its shape and dtype, or those of several inputs by the
+names that forward gives them."""
 
 DataSource = Dataset | DataTable | str | Path
 """A dataset, or what a federation names one by: a name, a file, or its table."""
@@ -82,8 +83,18 @@ def sample_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
     """What the devices' samples look like: like those of ``data``, else as the model reads them."""
     if data is not None:
         return data_spec(data)
-    dtype = str(spec.sample.dtype).removeprefix("torch.")
-    return DataSpec(shape=spec.sample.shape, dtype=dtype, classes=spec.classes)
+    others = tuple(
+        Input(name=name, shape=each.shape, dtype=_dtype(each), below=each.below or 0)
+        for name, each in spec.others.items()
+    )
+    sample = spec.sample
+    return DataSpec(
+        shape=sample.shape, dtype=_dtype(sample), classes=spec.classes, below=sample.below or 0, others=others
+    )
+
+
+def _dtype(sample: TensorSpec) -> str:
+    return str(sample.dtype).removeprefix("torch.")
 
 
 def _check_used(model: Model, data: Dataset | None, given: Mapping[str, object]) -> None:
@@ -106,9 +117,10 @@ def _check_used(model: Model, data: Dataset | None, given: Mapping[str, object])
 
 def _shape_of(
     model: object, data: Dataset | None, sample: Sample | None, classes: int | None
-) -> tuple[TensorSpec, int]:
+) -> tuple[TensorSpec | Mapping[str, TensorSpec], int]:
     if data is not None:
-        return TensorSpec(data.shape), data.classes
+        read = sample_of(data)
+        return read if isinstance(read, TensorSpec | Mapping) else TensorSpec(read), data.classes
     missing = [name for name, value in (("sample", sample), ("classes", classes)) if value is None]
     if missing:
         raise ConfigError(
@@ -117,7 +129,8 @@ def _shape_of(
             argument=missing[0],
         )
     assert sample is not None and classes is not None
-    return sample if isinstance(sample, TensorSpec) else TensorSpec(tuple(sample), torch.float32), classes
+    whole = sample if isinstance(sample, TensorSpec | Mapping) else TensorSpec(tuple(sample), torch.float32)
+    return whole, classes
 
 
 def _name_of(factory: Callable[..., Any]) -> str:

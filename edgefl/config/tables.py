@@ -102,14 +102,37 @@ class OptimizerTable(Table):
 class DataTable(Table):
     """What the simulated devices hold, and what the server evaluates on."""
 
-    name: Literal["auto", "fashion_mnist", "mnist", "cifar10", "digits", "random", "file"] = Field(
+    name: Literal[
+        "auto",
+        "fashion_mnist",
+        "mnist",
+        "cifar10",
+        "digits",
+        "random",
+        "imdb",
+        "ag_news",
+        "wikitext2",
+        "shakespeare",
+        "file",
+    ] = Field(
         "auto",
         description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits; file: your own, see `file`",
     )
+    task: Literal["auto", "class", "next"] = Field(
+        "auto", description="of texts: their class, or the next token; auto: the class where they have one"
+    )
+    tokens: Literal["auto", "words", "bytes"] = Field(
+        "auto", description="of texts: words need the extra `text`; auto: bytes of plays, words of all others"
+    )
+    length: int = Field(64, ge=1, description="of texts: tokens of a sample; what is shorter is padded")
+    vocabulary: int = Field(8192, ge=3, description="of texts in words: so many, the most frequent ones")
+    mask: bool = Field(
+        False, description="of texts: samples have an attention_mask too, 1 where a token is no padding"
+    )
     file: str = Field(
         "",
-        description="for name file: .npz with train_x, train_y, test_x, test_y: uint8 (n, C, H, W) and whole numbers (n,); "
-        "a server whose devices have their own samples needs the last two alone",
+        description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.Dataset takes them; a server "
+        "whose devices have their own samples needs the last two alone",
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")
@@ -117,14 +140,15 @@ class DataTable(Table):
         "standard",
         description="of pixels: mean 0 and deviation 1 over the dataset, or as they are, in [0, 1]",
     )
-    partition: Literal["dirichlet", "iid", "labels", "groups", "similarity", "dirichlet_equal", "paired"] = (
-        Field(
-            "dirichlet",
-            description=(
-                "how samples are spread over devices; labels: a few labels to each; groups: Per-FedAvg's ten groups; "
-                "similarity, dirichlet_equal, paired: FAFED's low, medium and high, in equal sizes"
-            ),
-        )
+    partition: Literal[
+        "auto", "dirichlet", "iid", "labels", "owners", "groups", "similarity", "dirichlet_equal", "paired"
+    ] = Field(
+        "auto",
+        description=(
+            "how samples are spread over devices; auto: dirichlet where samples have a class, else owners, else iid; "
+            "labels: a few labels to each; owners: whole authors, speakers or documents; groups: Per-FedAvg's ten groups; "
+            "similarity, dirichlet_equal, paired: FAFED's low, medium and high, in equal sizes"
+        ),
     )
     alpha: float = Field(
         1.0, gt=0, description="concentration of dirichlet and dirichlet_equal; smaller is more skewed"

@@ -1,9 +1,9 @@
-"""A labelled image dataset as integers, and the files that devices read."""
+"""A labelled dataset as compact arrays, and the files that devices read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,16 +14,38 @@ from edgefl.system.files import replacing
 from edgefl.wire.errors import DataError
 
 Array = NDArray[Any]
-_FACTS: dict[str, Callable[[Any], Any]] = {"scale": float, "shift": float, "top": int}
+_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "scale": float,
+    "shift": float,
+    "top": int,
+    "classes": int,
+    "below": int,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Other:
+    """An input beside x: its rows for training and testing, (n, ...). ``below``: whole numbers 0 .. below-1; 0: any."""
+
+    train: Array
+    test: Array
+    below: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats a model reads. Labels are int64, (n,).
+    """Samples x (n, ...), what else a model reads of each, and labels y (n, ...).
 
-    ``train_x`` and ``train_y`` are what devices train on, ``test_x`` and ``test_y`` what the server evaluates on.
-    ``classes`` is the number of classes, ``top`` the largest value a pixel can have. ``name`` says exactly which data these
-    are, for results and logs. DataError for arrays of another shape or dtype.
+    Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats a model reads. With ``below`` x are the numbers
+    of tokens, 0 .. below-1, which a model reads as they are (int64); samples of float32 are read as they are too. Labels
+    are whole numbers (int64) or floats (float32), of any shape.
+
+    ``train_x`` and ``train_y`` are what devices train on, ``test_x`` and ``test_y`` what the server evaluates on;
+    ``others`` are inputs beside x, by name. ``classes`` is the number of classes (a vocabulary's size where tokens are
+    labels, 1 where labels are no classes), ``top`` the largest value a pixel can have, ``names`` the classes' names.
+    ``owners``: who each training sample comes from (an author, a document), int64, for a partition by owner. ``name``
+    says exactly which data these are, for results and logs. DataError for arrays that contradict each other.
     """
 
     name: str
@@ -36,16 +58,35 @@ class Dataset:
     classes: int
     # The largest value a pixel can have.
     top: int = 255
+    below: int = 0
+    others: Mapping[str, Other] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    owners: Array | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            if x.ndim != 4 or x.dtype != np.uint8 or y.shape != (len(x),) or y.dtype != np.int64:
-                remedy = "; make pixels whole numbers from 0 to 255" if x.dtype != np.uint8 else ""
+            kinds = "biu" if self.below else "biuf"
+            if (
+                x.ndim < 2
+                or x.dtype.kind not in kinds
+                or len(y) != len(x)
+                or y.dtype not in (np.int64, np.float32)
+            ):
                 raise DataError(
-                    f"{self.name}, {part}: expected images uint8 (n, C, H, W) and labels int64 (n,), found "
-                    f"{x.dtype} {x.shape} and {y.dtype} {y.shape}{remedy}",
+                    f"{self.name}, {part}: expected samples (n, ...) of {'token numbers' if self.below else 'numbers'} and "
+                    f"as many labels, int64 or float32, found {x.dtype} {x.shape} and {y.dtype} {y.shape}",
                     part=part,
                 )
+            for name, other in self.others.items():
+                rows = other.train if part == "train" else other.test
+                if len(rows) != len(x):
+                    raise DataError(
+                        f"{self.name}, {part}: {len(x)} samples have {len(rows)} rows of {name}", part=part
+                    )
+        if self.owners is not None and self.owners.shape != (len(self.train_x),):
+            raise DataError(
+                f"{self.name}: {len(self.train_x)} training samples have owners {self.owners.shape}: one number for each"
+            )
         self._check_alike()
 
     @classmethod
@@ -58,101 +99,134 @@ class Dataset:
         *,
         name: str = "own data",
         classes: int | None = None,
+        below: int = 0,
+        **more: Any,
     ) -> Self:
-        """Images uint8, (n, C, H, W) or grey (n, H, W), and whole numbers (n,); normalised to mean 0 and deviation 1 over
-        the training images. ``classes``: by default one more than the largest label. DataError for anything else.
+        """Samples and labels as arrays.
 
-        Without training samples, as on a server whose devices have their own, over the test images.
+        Images are uint8, (n, C, H, W) or grey (n, H, W), and normalised to mean 0 and deviation 1 over the training
+        images (over the test images on a server whose devices have their own). Samples of floats become float32 and stay
+        what they are: bring them to a common scale. With ``below`` samples are token numbers 0 .. below-1. Labels are
+        whole numbers, ``classes`` by default one more than the largest, or floats, which are no classes. DataError for
+        anything else.
         """
         train_x, train_y, test_x, test_y = map(np.asarray, (train_x, train_y, test_x, test_y))
-        x = [each[:, None] if each.ndim == 3 else each for each in (train_x, test_x)]
-        y = [each.astype(np.int64) for each in (train_y, test_y) if np.issubdtype(each.dtype, np.integer)]
-        if len(y) != 2 or len(test_x) == 0 or len(test_y) == 0:
+        if len(test_x) == 0 or len(test_y) == 0:
             raise DataError(
-                f"{name}: labels are whole numbers, and there is one sample at least to test on; found "
-                f"{train_y.dtype} {train_y.shape} and {test_y.dtype} {test_y.shape}"
+                f"{name}: there is one sample at least to test on; found test_x {test_x.shape} and test_y {test_y.shape}"
             )
+        y = [_labels(each, name) for each in (train_y, test_y)]
+        count = _classes(y) if classes is None else classes
+        if below:
+            return cls(name, train_x, y[0], test_x, y[1], 1.0, 0.0, count, below=below, **more)
+        if train_x.dtype.kind == "f" or test_x.dtype.kind == "f":
+            x = [each.astype(np.float32) for each in (train_x, test_x)]
+            return cls(name, x[0], y[0], x[1], y[1], 1.0, 0.0, count, **more)
+        if test_x.dtype != np.uint8 or test_x.ndim not in (3, 4):
+            raise DataError(
+                f"{name}: samples are images (uint8, (n, H, W) or (n, C, H, W)), floats, or token numbers, which have "
+                f"`below`, the size of their vocabulary; found {test_x.dtype} {test_x.shape}"
+            )
+        x = [each[:, None] if each.ndim == 3 else each for each in (train_x, test_x)]
         pixels = train_x if len(train_x) else test_x
         mean, deviation = float(pixels.mean()), float(pixels.std()) or 1.0
-        count = 1 + max(int(labels.max()) for labels in y if len(labels)) if classes is None else classes
         top = max(int(each.max()) for each in x if len(each)) or 1
-        return cls(name, x[0], y[0], x[1], y[1], 1.0 / deviation, -mean / deviation, count, top)
+        return cls(name, x[0], y[0], x[1], y[1], 1.0 / deviation, -mean / deviation, count, top, **more)
 
     def save(self, path: str | Path) -> Path:
         """Write an npz that :meth:`load` and a federation file's ``data.file`` read, whole or not at all. Gives the path."""
-        parts = {
-            "train_x": self.train_x,
-            "train_y": self.train_y,
-            "test_x": self.test_x,
-            "test_y": self.test_y,
-        }
-        facts = {"scale": self.scale, "shift": self.shift, "classes": self.classes, "top": self.top}
+        parts: dict[str, Any] = {key: getattr(self, key) for key in (*_ARRAYS, *_FACTS)}
+        for name, other in self.others.items():
+            parts |= {f"train.{name}": other.train, f"test.{name}": other.test, f"below.{name}": other.below}
+        parts |= {"name": np.array(self.name), "names": np.array(self.names, np.str_)}
+        parts |= {} if self.owners is None else {"owners": self.owners}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as file:
-            np.savez_compressed(file, **parts, **facts, name=np.array(self.name))  # type: ignore[arg-type]
+            np.savez_compressed(file, **parts)
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The dataset in an npz: the four arrays of :meth:`of`, or the two to test on alone; what else :meth:`save` wrote
         is taken as it is."""
+        parts = _read(path)
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                parts = {key: archive[key] for key in archive.files}
-            if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
-                parts |= {"train_x": parts["test_x"][:0], "train_y": parts["test_y"][:0]}
-            arrays = [parts[key] for key in ("train_x", "train_y", "test_x", "test_y")]
-        except FileNotFoundError as error:
-            raise DataError(f"there is no file {path}; `Dataset.save` writes one", path=str(path)) from error
+            arrays = [parts[key] for key in _ARRAYS]
         except KeyError as error:
             raise DataError(
                 f"{path} has no array {error}: it needs test_x and test_y, and train_x and train_y too where its samples "
                 "are spread over devices",
                 path=str(path),
             ) from error
-        except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
-            raise DataError(f"{path} cannot be read as a dataset: {error}", path=str(path)) from error
         try:
-            given = {key: kind(parts[key]) for key, kind in _FACTS.items() if key in parts}
-            classes = int(parts["classes"]) if "classes" in parts else None
+            facts = {key: kind(parts[key]) for key, kind in _FACTS.items() if key in parts}
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{path}: scale, shift, classes and top are single numbers: {error}", path=str(path)
+                f"{path}: {', '.join(_FACTS)} are single numbers: {error}", path=str(path)
             ) from error
-        made = cls.of(*arrays, name=str(parts.get("name", Path(path).name)), classes=classes)
-        return replace(made, **given)
+        more: dict[str, Any] = {
+            "names": tuple(map(str, parts.get("names", ()))),
+            "owners": parts.get("owners"),
+            "others": _others(parts, len(arrays[0])),
+        }
+        given = {key: facts.pop(key) for key in ("classes", "below") if key in facts}
+        train_x, train_y, test_x, test_y = arrays
+        name = str(parts.get("name", Path(path).name))
+        made = cls.of(train_x, train_y, test_x, test_y, name=name, **given, **more)
+        return replace(made, **facts)
 
     def _check_alike(self) -> None:
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
             raise DataError(
-                f"{self.name}: training images have shape {self.train_x.shape[1:]}, test images {self.test_x.shape[1:]}: "
+                f"{self.name}: training samples have shape {self.train_x.shape[1:]}, test samples {self.test_x.shape[1:]}: "
                 "bring them to one"
             )
-        labels = np.concatenate([self.train_y, self.test_y])
-        if len(labels) and not 0 <= labels.min() <= labels.max() < self.classes:
+        if (self.train_y.shape[1:], self.train_y.dtype) != (self.test_y.shape[1:], self.test_y.dtype):
             raise DataError(
-                f"{self.name}: labels go from {labels.min()} to {labels.max()}, and {self.classes} classes are 0 to "
-                f"{self.classes - 1}",
-                classes=self.classes,
+                f"{self.name}: training labels are {self.train_y.dtype} {self.train_y.shape}, test labels "
+                f"{self.test_y.dtype} {self.test_y.shape}: bring them to one"
             )
+        if self.below:
+            _check_range(f"{self.name}: token numbers", (self.train_x, self.test_x), self.below, "tokens")
+        for name, other in self.others.items():
+            if other.below:
+                _check_range(f"{self.name}: {name}", (other.train, other.test), other.below, "values")
+        if self.train_y.dtype == np.int64:
+            _check_range(f"{self.name}: labels", (self.train_y, self.test_y), self.classes, "classes")
 
     def __repr__(self) -> str:
         return (
-            f"Dataset({self.name!r}, {len(self.train_y):,} train and {len(self.test_y):,} test images {self.shape}, "
+            f"Dataset({self.name!r}, {len(self.train_y):,} train and {len(self.test_y):,} test {self._kind} {self.shape}, "
             f"{self.classes} classes)"
         )
 
     @property
+    def _kind(self) -> str:
+        return "images" if self.dtype == "float32" and len(self.shape) == 3 else "samples"
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """(C, H, W) of one image."""
+        """Of one sample; (C, H, W) of an image."""
         return tuple(self.train_x.shape[1:])
 
-    def floats(self, x: Array) -> Array:
-        """Images as float32, normalised: ``x * scale + shift``."""
+    @property
+    def dtype(self) -> str:
+        """Of a sample as a model reads it: int64 of tokens, float32 of all others."""
+        return "int64" if self.below else "float32"
+
+    def read(self, x: Array) -> Array:
+        """Rows of x as a model reads them: float32, ``x * scale + shift`` where they are whole numbers; tokens int64."""
+        if self.below or x.dtype.kind == "f":
+            return x.astype(self.dtype, copy=False)
         floats = x.astype(np.float32)
         floats *= self.scale
         floats += self.shift
         return floats
+
+    def test_batch(self, rows: Array) -> dict[str, Array]:
+        """``rows`` of the test set by the parts of a batch: ``x`` as a model reads it, the inputs beside it, ``y``."""
+        others = {name: other.test[rows] for name, other in self.others.items()}
+        return {"x": self.read(self.test_x[rows]), **others, "y": self.test_y[rows]}
 
     def unit(self) -> Dataset:
         """The same with pixels in [0, 1] and not centred (``data.scale = "unit"``); the name says so."""
@@ -161,31 +235,96 @@ class Dataset:
     def limited(self, train: int = 0, test: int = 0, seed: int = 0) -> Dataset:
         """At most ``train`` and ``test`` samples, drawn by ``seed`` (0: all of them); the name says so."""
         rng = np.random.default_rng(seed)
-        rows, held_out = _some(rng, len(self.train_y), train), _some(rng, len(self.test_y), test)
+        rows, held_out = some(rng, len(self.train_y), train), some(rng, len(self.test_y), test)
         if len(rows) == len(self.train_y) and len(held_out) == len(self.test_y):
             return self
         return replace(
             self,
-            name=f"{self.name}, {len(rows):,} train and {len(held_out):,} test samples",
+            name=limited_name(self.name, len(rows), len(held_out)),
             train_x=self.train_x[rows],
             train_y=self.train_y[rows],
             test_x=self.test_x[held_out],
             test_y=self.test_y[held_out],
+            others={
+                name: Other(each.train[rows], each.test[held_out], each.below)
+                for name, each in self.others.items()
+            },
+            owners=None if self.owners is None else self.owners[rows],
         )
 
+    def write_device(self, path: Path, rows: Array) -> None:
+        """Write the training samples ``rows`` as a device's file."""
+        others = {name: each.train[rows] for name, each in self.others.items()}
+        write_client(path, self.train_x[rows], self.train_y[rows], **others)
 
-def _some(rng: np.random.Generator, available: int, wanted: int) -> Array:
+
+def limited_name(name: str, train: int, test: int) -> str:
+    """What a part of the data ``name`` is called."""
+    return f"{name}, {train:,} train and {test:,} test samples"
+
+
+def some(rng: np.random.Generator, available: int, wanted: int) -> Array:
+    """Places of ``wanted`` among those ``available``, ascending; all of them for 0."""
     if wanted == 0 or wanted >= available:
         return np.arange(available)
     return np.sort(rng.permutation(available)[:wanted])
 
 
-def write_client(path: Path, x: Array, y: Array) -> None:
-    """Write a device's file: npz with ``x`` (n, ...) and ``y`` (n,) int64; whole or not at all."""
+def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
+    """Write a device's file: npz with ``x`` (n, ...), ``y`` (n, ...), whole numbers as int64, and what else a model reads
+    of each sample, by name; whole or not at all."""
     if len(x) != len(y) or len(y) == 0:
         raise DataError(
             f"{path}: a device needs as many samples as labels and at least one, found {len(x)}, {len(y)}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        np.savez(file, x=x, y=y.astype(np.int64))
+        np.savez(file, x=x, y=y if y.dtype.kind == "f" else y.astype(np.int64), **others)  # type: ignore[arg-type]
+
+
+def _labels(y: Array, name: str) -> Array:
+    if y.dtype.kind not in "biuf":
+        raise DataError(f"{name}: labels are numbers, found {y.dtype} {y.shape}; give each class a number")
+    return y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+
+
+def _classes(labels: Sequence[Array]) -> int:
+    """One more than the largest; 1 for labels that are no whole numbers."""
+    whole = [int(each.max()) for each in labels if each.size and each.dtype == np.int64]
+    return 1 + max(whole, default=0)
+
+
+def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -> None:
+    found = [(int(each.min()), int(each.max())) for each in arrays if each.size]
+    least, most = min((low for low, _ in found), default=0), max((high for _, high in found), default=0)
+    if not 0 <= least <= most < below:
+        raise DataError(
+            f"{what} go from {least} to {most}, and {below} {counted} are 0 to {below - 1}", below=below
+        )
+
+
+def _read(path: str | Path) -> dict[str, Array]:
+    """The arrays of an npz; those to test on alone stand for all."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            parts = {key: archive[key] for key in archive.files}
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; `Dataset.save` writes one", path=str(path)) from error
+    except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
+        raise DataError(f"{path} cannot be read as a dataset: {error}", path=str(path)) from error
+    if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
+        parts |= {"train_x": parts["test_x"][:0], "train_y": parts["test_y"][:0]}
+    return parts
+
+
+def _others(parts: Mapping[str, Array], train: int) -> dict[str, Other]:
+    """The inputs beside x in a file, which has those to test on at least."""
+    names = [key.removeprefix("test.") for key in parts if key.startswith("test.")]
+    return {
+        name: Other(
+            parts.get(f"train.{name}", parts[f"test.{name}"][:train]),
+            parts[f"test.{name}"],
+            int(parts.get(f"below.{name}", 0)),
+        )
+        for name in names
+    }

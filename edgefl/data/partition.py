@@ -1,4 +1,5 @@
-"""Spreading labelled samples over clients: uniformly, by a Dirichlet distribution per label, or few labels to each."""
+"""Spreading labelled samples over clients: uniformly, by a Dirichlet distribution per label, few labels to each,
+or whole owners."""
 
 from __future__ import annotations
 
@@ -48,6 +49,30 @@ def dirichlet(
         clients=clients,
         alpha=alpha,
     )
+
+
+def by_owners(labels: Array, clients: int, *, owners: Array, seed: int) -> list[Array]:
+    """Whole owners (authors, speakers, documents) to each client; row numbers per client, in their order.
+
+    The largest owners first, each to the client that has the fewest rows so far; among equals the seed decides.
+    DataError where there are fewer owners than clients.
+    """
+    _check(labels, clients, 1)
+    numbers, counts = np.unique(owners, return_counts=True)
+    if len(numbers) < clients:
+        raise DataError(
+            f"{len(numbers)} owners cannot be spread over {clients} clients: take fewer clients, or another partition",
+            clients=clients,
+        )
+    shuffled = np.random.default_rng(seed).permutation(len(numbers))
+    held = np.zeros(clients, np.int64)
+    client_of: dict[int, int] = {}
+    for place in shuffled[np.argsort(-counts[shuffled], kind="stable")]:
+        client = int(held.argmin())
+        client_of[int(numbers[place])] = client
+        held[client] += counts[place]
+    clients_of_rows = np.array([client_of[int(owner)] for owner in owners], np.int64)
+    return [np.flatnonzero(clients_of_rows == client) for client in range(clients)]
 
 
 def _draw(rng: np.random.Generator, labels: Array, clients: int, alpha: float) -> list[Array]:

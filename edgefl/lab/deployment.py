@@ -162,7 +162,7 @@ class Workshop:
             yield self._floats(self.dataset.train_x[at])
 
     def _floats(self, x: Array) -> Tensor:
-        return torch.from_numpy(self.dataset.floats(x))
+        return torch.from_numpy(self.dataset.read(x))
 
     def _facts(self, submodel: Submodel, module: nn.Sequential, artifact: Artifact) -> dict[str, Any]:
         values = list(module.parameters())

@@ -90,12 +90,10 @@ class Lab:
             )
         if (self.folder / "model.safetensors").exists():
             raise ConfigError(f"{self.folder} holds a finished run: use `fresh` or another `out`")
-        from edgefl.data.dataset import write_client
-
         for name, rows in zip(self.devices, parts, strict=True):
             target = self.folder / "devices" / name / "data.npz"
             if not target.exists():
-                write_client(target, dataset.train_x[rows], dataset.train_y[rows])
+                dataset.write_device(target, rows)
         write_text(path, dump(wanted))
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.given import given
 from edgefl.models.loss import CROSS_ENTROPY, Loss
 from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ModelError
@@ -41,6 +42,11 @@ class ModelSpec:
     def units(self) -> tuple[str, ...]:
         """Their names, in order."""
         return tuple(name for name, _ in self.module.named_children())
+
+    @property
+    def others(self) -> Mapping[str, TensorSpec]:
+        """One sample of each input beside the first, by name."""
+        return given(self.module)
 
     @property
     def weights(self) -> dict[str, Tensor]:

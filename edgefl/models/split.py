@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, zip_longest
 from typing import Literal
@@ -16,6 +16,7 @@ from edgefl.models.graph.hidden_dropout import dropping
 from edgefl.models.graph.plain import paths_of
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
+from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
 from edgefl.models.loss import CrossEntropy, Loss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
@@ -29,7 +30,7 @@ def split(
     module: nn.Module,
     cuts: Cuts = None,
     *,
-    sample: TensorSpec,
+    sample: TensorSpec | Mapping[str, TensorSpec],
     classes: int,
     units: int | None = None,
     name: str = "custom",
@@ -37,7 +38,8 @@ def split(
     loss: Loss | None = None,
 ) -> ModelSpec:
     """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is the shape and dtype of one input without
-    batch dimension, ``classes`` how many a label chooses from, ``name`` what the model is called.
+    batch dimension, or those of several by the names that forward gives them; ``classes`` how many a label chooses from,
+    ``name`` what the model is called.
 
     Without ``cuts`` an ``nn.Sequential`` keeps its children as units and any other module is cut automatically
     (``"auto"``: both): at points of its graph that exactly one tensor crosses, between the blocks that it repeats,
@@ -56,6 +58,8 @@ def split(
     cannot be traced.
     """
     copied = visible(module)
+    if isinstance(sample, Mapping):
+        copied, sample = joined(copied, sample), next(iter(sample.values()))
     plain = type(copied).forward is nn.Sequential.forward
     if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
         made = _children(copied, sample)

@@ -113,12 +113,13 @@ def _gradient(
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
     noise, gates, facts = (select(tensors, prefix) for prefix in ("noise", "state.gate", "data"))
     hyper = {name: tensors[f"hyper.{name}"] for name in objective.scalars}
-    x, y = tensors[f"batch.{index}.x"], tensors[f"batch.{index}.y"]
+    batch = select(tensors, f"batch.{index}")
+    x, y = batch["x"], batch["y"]
     params = {name: weights[name] for name in objective.trainable}
     fixed = {name: weights[name] for name in objective.fixed}
 
     def loss_of(params: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
-        loss, correct, moved = objective(params, fixed, x, y, noise, gates, facts, hyper)
+        loss, correct, moved = objective(params, fixed, x, y, noise, gates, facts, hyper, batch)
         return loss, (loss.detach(), correct, moved)
 
     # torch.func rather than autograd.grad: the same function then also runs under vmap over clients.

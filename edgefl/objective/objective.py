@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.exit_loss import divergence
 from edgefl.models.layers.explicit import Dropout
+from edgefl.models.layers.given import given, placed
 from edgefl.models.loss import CROSS_ENTROPY, Loss, OfClasses, OfRounds, without_absent
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.objective.carrier import Carrier, Whole
@@ -151,6 +152,10 @@ class Objective:
         """The port of ``size`` boundary samples."""
         return self.boundary.rows(size)
 
+    def others(self, size: int) -> Mapping[str, TensorSpec]:
+        """The ports of ``size`` samples of what the suffix reads beside the boundary, by the inputs' names."""
+        return {name: sample.rows(size) for name, sample in given(self.suffix).items()}
+
     def labels(self, size: int) -> TensorSpec:
         """The port of ``size`` labels, as the loss reads them. ModelError if it cannot read the suffix's output."""
         return self._label.rows(size)
@@ -198,12 +203,13 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Tensor] | None = None,
         hyper: Mapping[str, Tensor] | None = None,
+        others: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
         """Training mode: (mean loss (), number correct () float32, buffers after the pass).
 
         ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` as
-        :meth:`labels` says, ``facts`` those of :attr:`facts`, ``hyper`` the scalars of :attr:`scalars`. The arguments
-        are never changed: batch norm's moving statistics come back as new tensors.
+        :meth:`labels` says, ``facts`` those of :attr:`facts`, ``hyper`` the scalars of :attr:`scalars`, ``others`` the
+        rows of :meth:`others`. The arguments are never changed: batch norm's moving statistics come back as new tensors.
         """
         loss = self.loss.at(hyper or {}) if isinstance(self.loss, OfRounds) and self.scalars else self.loss
         uniform = dict(noise or {})
@@ -213,7 +219,7 @@ class Objective:
             """The output, and the buffers after it, at the tensors that training or inference reads."""
             read = self.carrier.effective(dict(params), dict(gates or {}), uniform, training=training)
             tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}, **layers}
-            out = self._output(tensors, x, training=True)
+            out = self._output(tensors, x, others, training=True)
             if self.masked:
                 out = without_absent(cast(OfClasses, self.loss), out, (facts or {})["class_counts"])
             return out, {name: tensors[name].detach() for name in self.fixed}
@@ -239,25 +245,34 @@ class Objective:
         x: Tensor,
         y: Tensor,
         gates: Mapping[str, Tensor] | None = None,
+        others: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Inference mode: per sample, the loss (B,) and how right it is (B,), float32 from 0 to 1."""
-        out = self.predict(weights, x, gates)
+        out = self.predict(weights, x, gates, others)
         return self.loss.each(out, y), self.loss.correct(out, y)
 
     def predict(
-        self, weights: Mapping[str, Tensor], x: Tensor, gates: Mapping[str, Tensor] | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        x: Tensor,
+        gates: Mapping[str, Tensor] | None = None,
+        others: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Inference mode: the output. ``weights`` may hold more than the suffix, such as the whole model."""
         tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
         read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
-        return self._output(read, x, training=False)
+        return self._output(read, x, others, training=False)
 
-    def _output(self, tensors: Tensors, x: Tensor, *, training: bool) -> Tensor:
+    def _output(
+        self, tensors: Tensors, x: Tensor, others: Mapping[str, Tensor] | None, *, training: bool
+    ) -> Tensor:
         missing = [name for name in self.weights if name not in tensors]
         if missing:
             raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)
+        mode = self._modes[training]
+        tensors |= placed(mode, others or {})
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
-        return cast(Tensor, torch.func.functional_call(self._modes[training], tensors, (x,)))
+        return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))
 
 
 def _shape_into(found: dict[str, TensorSpec], name: str):  # type: ignore[no-untyped-def]

@@ -39,7 +39,8 @@ def evaluate(objective: Objective, batch: int) -> Function:
     def fn(tensors: Tensors) -> Tensors:
         mask = tensors["batch.0.mask"]
         weights, gates = objective.carrier.unpack(select(tensors, "weights"))
-        losses, correct = objective.evaluate(weights, tensors["batch.0.x"], tensors["batch.0.y"], gates)
+        batch = select(tensors, "batch.0")
+        losses, correct = objective.evaluate(weights, batch["x"], batch["y"], gates, batch)
         return {
             "metric.loss_sum": (losses * mask).sum(),
             "metric.correct": (correct * mask).sum(),
@@ -51,8 +52,9 @@ def evaluate(objective: Objective, batch: int) -> Function:
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
-    """Ports of one labelled batch: features as the suffix reads them, labels as the loss does."""
-    return {f"batch.{index}.x": objective.batch(batch), f"batch.{index}.y": objective.labels(batch)}
+    """Ports of one labelled batch: features and other inputs as the suffix reads them, labels as the loss does."""
+    parts = {"x": objective.batch(batch), **objective.others(batch), "y": objective.labels(batch)}
+    return prefixed(f"batch.{index}", parts)
 
 
 def held_ports(objective: Objective) -> dict[str, TensorSpec]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgefl.config import Federation
-from edgefl.data.dataset import Dataset
-from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.data.dataset import Dataset, Other
+from edgefl.wire.bundle.manifest import DataSpec, Input
 from exporters.bundle.formats import format_of
 from exporters.front.cache import BundleCache, Found
 from exporters.front.compile import cached
@@ -53,8 +53,14 @@ def data_spec(dataset: Dataset) -> DataSpec:
     """What the devices' samples look like."""
     return DataSpec(
         shape=dataset.shape,
-        dtype="float32",
+        dtype=dataset.dtype,
         classes=dataset.classes,
         scale=float(dataset.scale),
         shift=float(dataset.shift),
+        below=dataset.below,
+        others=tuple(_input(name, other) for name, other in dataset.others.items()),
     )
+
+
+def _input(name: str, other: Other) -> Input:
+    return Input(name=name, shape=other.test.shape[1:], dtype=str(other.test.dtype), below=other.below)

@@ -9,13 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgefl.config import DataTable, Federation
 from edgefl.data import datasets
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_equal, paired, similarity
 from edgefl.data.groups import groups
-from edgefl.data.partition import alike, by_labels, dirichlet, histograms, iid
-from edgefl.wire.errors import DataError
+from edgefl.data.partition import alike, by_labels, by_owners, dirichlet, histograms, iid
+from edgefl.data.text import corpora, samples, vocabulary
+from edgefl.data.text.corpora import Corpus
+from edgefl.wire.errors import ConfigError, DataError
 
 # Rows that a Dirichlet draw leaves each device at least: as benchmarks have it (fedbat.md 4.2), or if no draw does, two.
 WANTED_SAMPLES = 10
@@ -34,10 +38,27 @@ def open_data(federation: Federation) -> Dataset:
     directory = Path(table.dir) if table.dir else None
     if table.name == "file":
         loaded = Dataset.load(Path(table.file))
+    elif table.name in corpora.CORPORA:
+        loaded = _texts(
+            table, corpora.load(table.name, datasets.places(directory)), federation.federation.seed
+        )
     else:
         loaded = datasets.load(table.name, directory, download=table.download)
     scaled = loaded.unit() if table.scale == "unit" else loaded
     return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
+
+
+def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
+    """Samples of a corpus, for the task and in the tokens that the table says."""
+    whole = table.tokens == "bytes" or (table.tokens == "auto" and corpus.name == "Tiny Shakespeare")
+    task = table.task if table.task != "auto" else "class" if corpus.classes else "next"
+    words = vocabulary.separated if table.name == "wikitext2" else vocabulary.words
+    known = vocabulary.Vocabulary() if whole else words(corpus.train.texts, table.vocabulary)
+    length, encode = table.length, known.encoder()
+    if task == "next":
+        return samples.running(corpus, encode, length=length, vocabulary=known.size)
+    corpus = corpus.limited(table.train_samples, table.test_samples, seed)
+    return samples.classified(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
 
 
 def partition(
@@ -48,23 +69,40 @@ def partition(
     ``warn`` is told where devices get fewer samples than they should.
     """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
+    how = how_spread(table, dataset)
     if len(labels) == 0:
         raise DataError(
             f"{dataset.name} has no training samples to spread over {devices} devices: add train_x and train_y, or run "
             "`edgefl server` with devices that have their own"
         )
-    if table.partition == "dirichlet":
+    if how == "dirichlet":
         return _dirichlet(table, labels, devices, seed, warn)
-    if table.partition == "groups":
+    if how == "groups":
         return groups(labels, devices, a=table.group_samples, single_class=table.single_class, seed=seed)
     spread: dict[str, Callable[..., list[Array]]] = {
         "iid": iid,
+        "owners": partial(by_owners, owners=np.asarray(dataset.owners)),
         "labels": partial(by_labels, per_client=table.labels_per_device),
         "similarity": partial(similarity, percent=table.similarity),
         "dirichlet_equal": partial(dirichlet_equal, alpha=table.alpha),
         "paired": paired,
     }
-    return list(spread[table.partition](labels, devices, seed=seed))
+    return list(spread[how](labels, devices, seed=seed))
+
+
+def how_spread(table: DataTable, dataset: Dataset) -> str:
+    """The partition that the table asks for; ConfigError for one that such samples do not have."""
+    classed = dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
+    if table.partition == "auto":
+        return "dirichlet" if classed else "owners" if dataset.owners is not None else "iid"
+    if table.partition == "owners" and dataset.owners is None:
+        raise ConfigError(f"{dataset.name} does not say whose its samples are: choose another data.partition")
+    if table.partition not in ("iid", "owners") and not classed:
+        raise ConfigError(
+            f"data.partition {table.partition!r} goes by the class of a sample, and those of {dataset.name} have none: "
+            'choose "owners" or "iid"'
+        )
+    return table.partition
 
 
 def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list[Any]:

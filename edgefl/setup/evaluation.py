@@ -32,10 +32,9 @@ def evaluation(
         )
         loss, correct = 0.0, 0.0
         for rows in batches:
-            x = torch.from_numpy(dataset.floats(dataset.test_x[rows])).to(where)
-            y = torch.from_numpy(dataset.test_y[rows]).to(where)
-            batch = {"batch.0.x": x, "batch.0.y": y, "batch.0.mask": torch.ones(len(rows), device=where)}
-            metrics = program.evaluate(named | batch)
+            read = dataset.test_batch(rows) | {"mask": np.ones(len(rows), np.float32)}
+            batch = {part: torch.from_numpy(array).to(where) for part, array in read.items()}
+            metrics = program.evaluate(named | prefixed("batch.0", batch))
             loss, correct = (
                 loss + float(metrics["metric.loss_sum"]),
                 correct + float(metrics["metric.correct"]),

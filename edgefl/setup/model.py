@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from edgefl.config import Federation, TierTable
-from edgefl.data.dataset import Dataset
+from edgefl.contract.tensors import TensorSpec
+from edgefl.data.dataset import Dataset, Other
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.submodels import catalog as submodels
@@ -26,7 +29,7 @@ class SelfChecking(Protocol):
 
 
 def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
-    """The model with initial weights by seed, fitted to the images and classes of ``dataset``."""
+    """The model with initial weights by seed, fitted to the samples and classes of ``dataset``."""
     table = federation.model
     return fitted_model(
         table.name, dataset, bn=table.bn, seed=federation.federation.seed, options=table.options
@@ -41,15 +44,14 @@ def fitted_model(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """The model ``name`` with initial weights by ``seed``, fitted to the images and classes of ``dataset``.
+    """The model ``name`` with initial weights by ``seed``, fitted to the samples and classes of ``dataset``.
 
     ConfigError where the model, its batch norm mode ``bn`` and the data do not go together.
     """
-    channels, height, _ = dataset.shape
-    offered: dict[str, Any] = {"in_channels": channels, "size": height, "classes": dataset.classes}
+    offered = _offered(dataset)
     factory = MODELS.get(name)
     if factory is None:
-        offered["sample_shape"] = dataset.shape  # which need not be square
+        offered |= {"sample_shape": sample_of(dataset)}  # an image need not be square
     else:
         accepted = inspect.signature(factory).parameters
         offered = {key: value for key, value in offered.items() if key in accepted}
@@ -66,20 +68,67 @@ def fitted_model(
     return spec
 
 
+def _offered(dataset: Dataset) -> dict[str, Any]:
+    """What a factory may ask about the data."""
+    if dataset.below:
+        layout = {"length": dataset.shape[0], "vocabulary": dataset.below}
+    elif len(dataset.shape) == 3:
+        layout = {"in_channels": dataset.shape[0], "size": dataset.shape[1]}
+    else:
+        layout = {"features": dataset.shape[-1]}
+    return layout | {"classes": dataset.classes}
+
+
+def sample_of(dataset: Dataset) -> tuple[int, ...] | TensorSpec | dict[str, TensorSpec]:
+    """A sample's shape; with its dtype where that is not float32, and with the inputs beside it where there are some."""
+    x = TensorSpec(dataset.shape, getattr(torch, dataset.dtype), dataset.below or None)
+    if dataset.others:
+        return {"x": x} | {name: _spec(other) for name, other in dataset.others.items()}
+    return x if dataset.below else dataset.shape
+
+
+def _spec(other: Other) -> TensorSpec:
+    dtype = torch.from_numpy(other.test[:0]).dtype
+    return TensorSpec(other.test.shape[1:], dtype, other.below or None)
+
+
 def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
     """ConfigError if the model does not read such samples, or is not trained on such labels."""
-    if spec.sample.shape != dataset.shape or spec.classes != dataset.classes:
+    dtype = str(spec.sample.dtype).removeprefix("torch.")
+    if (spec.sample.shape, dtype, spec.classes) != (dataset.shape, dataset.dtype, dataset.classes):
         raise ConfigError(
-            f"model {model!r} takes samples of shape {spec.sample.shape} in {spec.classes} classes, "
-            f"{dataset.name} has {dataset.shape} in {dataset.classes}: change model.options or data.name",
+            f"model {model!r} takes samples of shape {spec.sample.shape} ({dtype}) in {spec.classes} classes, "
+            f"{dataset.name} has {dataset.shape} ({dataset.dtype}) in {dataset.classes}: change model.options or data.name",
             model=model,
         )
-    if spec.label.shape or spec.label.dtype.is_floating_point:
+    if dataset.below > (spec.sample.below or dataset.below):
+        raise ConfigError(
+            f"model {model!r} has a vocabulary of {spec.sample.below} tokens, {dataset.name} one of {dataset.below}: "
+            "change model.options",
+            model=model,
+        )
+    for name, wanted in spec.others.items():
+        found = dataset.others.get(name)
+        if found is None or _spec(found).shape != wanted.shape or _spec(found).dtype != wanted.dtype:
+            there = ", ".join(f"{each} {_spec(other).shape}" for each, other in dataset.others.items())
+            raise ConfigError(
+                f"model {model!r} reads {name} {wanted.shape} ({wanted.dtype}) of each sample, {dataset.name} has "
+                f"{there or 'nothing beside x'}: add it to the data",
+                model=model,
+            )
+    labels = dataset.test_y
+    if (spec.label.shape, spec.label.dtype.is_floating_point) != (labels.shape[1:], labels.dtype.kind == "f"):
         raise ConfigError(
             f"model {model!r} is trained on labels of shape {spec.label.shape} and type {spec.label.dtype}, "
-            f"{dataset.name} has one class number per sample: choose a model that classifies, or its loss",
+            f"{dataset.name} has {_labels_told(labels)}: choose a model, or a loss, that reads such labels",
             model=model,
         )
+
+
+def _labels_told(labels: Array) -> str:
+    if labels.ndim == 1:
+        return "one number per sample" if labels.dtype.kind == "f" else "one class number per sample"
+    return f"{labels.dtype} {labels.shape[1:]} per sample"
 
 
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from edgefl.config import Federation, load, without_devices
-from edgefl.data.dataset import Dataset
+from edgefl.data.dataset import Dataset, Other
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS
 from edgefl.programs.catalog import PROGRAMS
@@ -33,7 +33,11 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": model})})
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
-    samples = Dataset("the bundle", x, y, x, y, data.scale, data.shift, data.classes)
+    rows = {each.name: np.zeros((1, *each.shape), each.dtype) for each in data.others}
+    others = {each.name: Other(rows[each.name], rows[each.name], each.below) for each in data.others}
+    samples = Dataset(
+        "the bundle", x, y, x, y, data.scale, data.shift, data.classes, below=data.below, others=others
+    )
     spec = federation_model(settings, samples)
     if federation is None:
         submodel: Submodel = _units(manifest, spec)

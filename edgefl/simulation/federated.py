@@ -22,7 +22,7 @@ from edgefl.contract.program import Function, Program
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import Feed, run_round
+from edgefl.simulation.round import Feed, Samples, run_round
 from edgefl.wire.errors import ConfigError
 
 SELECTION, NOISE = 1 << 20, 1 << 21
@@ -31,11 +31,17 @@ SELECTION, NOISE = 1 << 20, 1 << 21
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A user's samples x (n, *sample) and labels y (n, *label). ``number`` decides its random streams."""
+    """A user's samples x (n, *sample), labels y (n, *label) and inputs beside x. ``number`` decides its random streams."""
 
     number: int
     x: Tensor
     y: Tensor
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> Samples:
+        """By the parts of a batch."""
+        return {"x": self.x, **self.others, "y": self.y}
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ def federated(
                 make(exchange, clients[at], number),
                 hyper=scalars,
                 carry=now.carries.get(clients[at].number),
-                samples=(clients[at].x, clients[at].y),
+                samples=clients[at].samples,
             )
             for at in chosen
         }
@@ -162,7 +168,7 @@ def drawn(exchange: Program, client: Client, seed: int, number: int) -> Feed:
             if role_of(name) == "batch":
                 _, stream, part = name.split(".", 2)
                 rows = draw(len(client.x), spec.shape[0], (*key, int(stream)))
-                inputs[name] = (client.y if part == "y" else client.x)[rows]
+                inputs[name] = client.samples[part][rows]
             elif role_of(name) == "noise":
                 place = list(function.inputs).index(name)
                 inputs[name] = _uniform(spec, (*key, NOISE, place), client.x.dtype)

@@ -13,8 +13,8 @@ from edgefl.contract.tensors import Tensors, prefixed, role_of, select
 
 # (step function, step over all phases) -> its batch.* and noise.* inputs.
 Feed = Callable[[Function, int], Tensors]
-Samples = tuple[Tensor, Tensor]
-"""A client's rows and labels."""
+Samples = Mapping[str, Tensor]
+"""A client's samples by the parts of a batch: rows ``x``, labels ``y``, and the inputs beside x."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,29 @@ class RoundResult:
     metrics: tuple[Tensors, ...]
 
 
-def multi_step_forward(chunks: Sequence[Function], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def multi_step_forward(
+    chunks: Sequence[Function],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    others: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """EmbracingFL Algorithm 1: the record of all rows of ``x`` (n, *sample), one row per sample, in order.
 
     ``chunks`` come from :func:`edgefl.programs.submodels.frozen_forward.chunk_forward`. Rows go through in
     consecutive groups of the
-    chunk's batch; the last group is filled by wrap-around (rows 0, 1, ...), which matters for static batch norm.
+    chunk's batch; the last group is filled by wrap-around (rows 0, 1, ...), which matters for static batch norm. ``others``
+    are the inputs beside x, by name.
     """
     record = x
     for chunk in chunks:
         named = _weights_of(chunk, weights)
         size = chunk.inputs["batch.0.x"].shape[0]
         groups = torch.arange(-(-len(x) // size) * size).remainder(len(x)).view(-1, size)
-        outputs = [chunk(named | {"batch.0.x": record[rows]})["record.x"] for rows in groups]
+        read = {
+            "x": record,
+            **{name: each for name, each in (others or {}).items() if f"batch.0.{name}" in chunk.inputs},
+        }
+        outputs = [chunk(named | prefixed("batch.0", _rows(read, rows)))["record.x"] for rows in groups]
         record = torch.cat(outputs)[: len(x)]
     return record
 
@@ -86,13 +96,16 @@ def _inputs(phase: Phase, step: int, feed: Feed, samples: Samples | None) -> Ite
         return
     if samples is None:
         raise ValueError(f"phase {phase.name!r} passes over the data; give run_round the samples")
-    x, y = samples
-    size = phase.function.inputs["batch.0.x"].shape[0]
-    for first in range(0, len(x), size):
+    count, size = len(samples["y"]), phase.function.inputs["batch.0.x"].shape[0]
+    for first in range(0, count, size):
         rows = torch.arange(first, first + size)
-        mask, at = (rows < len(x)).to(x.dtype), rows.remainder(len(x))
-        batch = {"batch.0.x": x[at], "batch.0.y": y[at], "batch.0.mask": mask}
-        yield feed(phase.function, step + first // size) | batch
+        dtype = samples["x"].dtype if samples["x"].is_floating_point() else torch.float32
+        batch = {**_rows(samples, rows.remainder(count)), "mask": (rows < count).to(dtype)}
+        yield feed(phase.function, step + first // size) | prefixed("batch.0", batch)
+
+
+def _rows(parts: Samples, rows: Tensor) -> Tensors:
+    return {name: tensor[rows] for name, tensor in parts.items()}
 
 
 def _run(function: Function, available: Mapping[str, Tensor]) -> Tensors:

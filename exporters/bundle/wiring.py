@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgefl.wire.bundle.manifest import Graph, Manifest, Port
+from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, Port
 from edgefl.wire.errors import ExportError
 
 _GIVEN = ("hyper", "data", "noise")
@@ -26,11 +26,13 @@ class _Place:
     parts: tuple[str, ...] = ()
     first_only: bool = False
 
-    def feeds(self, port: Port) -> bool:
+    def feeds(self, port: Port, others: Collection[str] = ()) -> bool:
+        """Whether a device whose samples have the inputs ``others`` beside x feeds ``port`` here."""
         if port.role != "batch":
             return port.role in self.roles
         stream, _, part = port.label.partition(".")
-        return "batch" in self.roles and part in self.parts and (stream == "0" or not self.first_only)
+        known = part in self.parts or (bool(self.parts) and part in others)
+        return "batch" in self.roles and known and (stream == "0" or not self.first_only)
 
 
 _KEEP = "return it from start as state.*, which steps read"
@@ -59,15 +61,17 @@ _ADAPTS = _Place(
 def check_wiring(manifest: Manifest) -> None:
     """Raise ExportError if a device that follows ``manifest`` would lack a tensor or feed one of a wrong shape."""
     for place, graph in _placed(manifest):
-        _check_fed(place, graph)
+        _check_fed(place, graph, [each.name for each in manifest.data.others])
         _check_in_place(graph)
     steps = [manifest.graph(phase.graph) for phase in manifest.phases]
     _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
     _check_hyper(manifest)
     _check_record([manifest.graph(chunk.graph) for chunk in manifest.prefix], steps)
+    for graph in manifest.graphs:
+        _check_others(graph, manifest.data)
     for phase in manifest.phases:
         if phase.over_data:
-            _check_pass(manifest.graph(phase.graph))
+            _check_pass(manifest.graph(phase.graph), manifest.data)
     if manifest.personalize:
         _check_personalize(manifest.graph(manifest.personalize))
 
@@ -83,12 +87,12 @@ def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
         yield _ADAPTS, manifest.graph(manifest.personalize)
 
 
-def _check_fed(place: _Place, graph: Graph) -> None:
+def _check_fed(place: _Place, graph: Graph, others: Collection[str]) -> None:
     for port in graph.inputs:
-        if not place.feeds(port):
+        if not place.feeds(port, others):
             raise ExportError(
                 f"function {graph.name!r} reads {port.name!r}, which no device feeds to {place.what}: "
-                f"{_listed(place)}; {place.remedy}",
+                f"{_listed(place, others)}; {place.remedy}",
                 function=graph.name,
                 port=port.name,
             )
@@ -109,9 +113,23 @@ def _check_in_place(graph: Graph) -> None:
             )
 
 
-def _listed(place: _Place) -> str:
+def _check_others(graph: Graph, data: DataSpec) -> None:
+    """An input beside x has the shape and the dtype that the manifest tells devices."""
+    told = {each.name: each for each in data.others}
+    for port in graph.inputs_of("batch"):
+        part = port.label.partition(".")[2]
+        if part in told and (port.dtype, port.shape[1:]) != (told[part].dtype, told[part].shape):
+            raise ExportError(
+                f"function {graph.name!r} reads {port.name!r} as {_shown(port)}, samples have {part} as {told[part].dtype}"
+                f"{list(told[part].shape)}; describe the data as the model reads them",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _listed(place: _Place, others: Collection[str]) -> str:
     stream = "batch.0" if place.first_only else "batch.<k>"
-    batches = [f"{stream}.{part}" for part in place.parts]
+    batches = [f"{stream}.{part}" for part in (*place.parts, *(others if place.parts else ()))]
     return f"it may read {_and([f'{role}.*' for role in place.roles if role != 'batch'] + batches)}"
 
 
@@ -159,10 +177,11 @@ def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
             )
 
 
-def _check_pass(graph: Graph) -> None:
+def _check_pass(graph: Graph, data: DataSpec) -> None:
     """A step over all the data has one batch, and heeds which of its rows are there for the first time."""
     labels = {port.label for port in graph.inputs_of("batch")}
-    if "0.mask" not in labels or not labels <= {"0.x", "0.y", "0.mask"}:
+    allowed = {"0.x", "0.y", "0.mask", *(f"0.{each.name}" for each in data.others)}
+    if "0.mask" not in labels or not labels <= allowed:
         raise ExportError(
             f"function {graph.name!r} passes over the data and reads {sorted(labels)} of its batch; it should read 0.x, "
             "0.y and 0.mask, by which it leaves out the rows that only fill up the last batch, and no other stream",

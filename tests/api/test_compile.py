@@ -106,7 +106,7 @@ def test_what_is_missing_or_wrong_is_told_by_the_arguments_name(data: Dataset) -
 
 
 def _accuracy(weights: dict[str, Array], data: Dataset) -> float:
-    x = data.floats(data.test_x).reshape(len(data.test_y), -1)
+    x = data.read(data.test_x).reshape(len(data.test_y), -1)
     hidden = np.maximum(x @ weights["1.weight"].T + weights["1.bias"], 0)
     logits = hidden @ weights["3.weight"].T + weights["3.bias"]
     return float((logits.argmax(1) == data.test_y).mean())

@@ -73,7 +73,7 @@ def test_data_of_your_own_are_a_file_of_four_arrays(tmp_path: Path) -> None:
     opened = open_data(edgefl.federation(data=path))
 
     assert (opened.name, opened.shape, opened.classes) == ("mine", (1, 8, 8), 4)
-    assert abs(float(opened.floats(opened.train_x).mean())) < 1e-4
+    assert abs(float(opened.read(opened.train_x).mean())) < 1e-4
     np.savez(tmp_path / "plain.npz", train_x=x, train_y=y, test_x=x, test_y=y)
     assert Dataset.load(tmp_path / "plain.npz").classes == 4
 

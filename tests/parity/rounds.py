@@ -17,8 +17,9 @@ from device_runtime.round.job import Job
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl import programs
+from edgefl.api.model import sample_spec
 from edgefl.contract.program import Function, Program
-from edgefl.contract.tensors import Tensors
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.programs.submodels.frozen_forward import chunk_forward
@@ -27,7 +28,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.tensors import Array
 from exporters.bundle.build import Label, Prefix, build_bundle
 from exporters.bundle.formats import format_of
 from tests.parity.forms import engine_of
@@ -81,7 +82,7 @@ def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: s
         [Prefix(chunk.units, function) for chunk, function in zip(submodel.prefix, forward, strict=True)],
         tuple(name for name, _ in submodel.suffix.named_children()),
         label=Label(spec.name, "tier"),
-        data=DataSpec(shape=spec.sample.shape, dtype=_numpy_name(spec.sample.dtype), classes=spec.classes),
+        data=sample_spec(spec, None),
         format=format_of(form),
     )
     return Exported(spec, submodel, program, forward, bundle)
@@ -89,14 +90,17 @@ def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: s
 
 def local_data(spec: ModelSpec, samples: int, seed: int) -> LocalData:
     rng = np.random.default_rng(seed)
-    shape = (samples, *spec.sample.shape)
-    tokens = spec.sample.below
-    x = rng.standard_normal(shape).astype(np.float32) if tokens is None else rng.integers(0, tokens, shape)
-    return LocalData(x, rng.integers(0, spec.classes, (samples, *spec.label.shape)), "random")
 
+    def rows(sample: TensorSpec) -> Array:
+        shape = (samples, *sample.shape)
+        return (
+            rng.standard_normal(shape, np.float32)
+            if sample.below is None
+            else rng.integers(0, sample.below, shape)
+        )
 
-def _numpy_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    x, others = rows(spec.sample), {name: rows(each) for name, each in spec.others.items()}
+    return LocalData(x, rng.integers(0, spec.classes, (samples, *spec.label.shape)), "random", others)
 
 
 def _fitted(tier: Exported, data: LocalData) -> FittedData:
@@ -152,11 +156,13 @@ def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
     x = torch.from_numpy(fitted.rows(np.arange(len(fitted))))
     y = torch.from_numpy(fitted.y)
     weights = {name: tensor.clone() for name, tensor in tier.spec.weights.items()}
-    rows = simulation.multi_step_forward(tier.forward, weights, x) if tier.forward else x
+    others = {name: torch.from_numpy(array) for name, array in fitted.others.items()}
+    rows = simulation.multi_step_forward(tier.forward, weights, x, others) if tier.forward else x
+    parts = prefixed("batch.0", {"x": rows, **others, "y": y})
     batches = Batches(seed, len(fitted), tier.bundle.manifest.batch)
 
     def feed(_: Function, step: int) -> dict[str, Tensor]:
         indices = torch.from_numpy(batches.indices(0, step))
-        return {"batch.0.x": rows[indices], "batch.0.y": y[indices]}
+        return {name: tensor[indices] for name, tensor in parts.items()}
 
     return simulation.run_round(tier.program, weights, feed).update

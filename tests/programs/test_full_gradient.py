@@ -28,7 +28,7 @@ def _gathered(users: Users, user: int, batch: int, *, masked: bool = True) -> Ro
         exchange = replace(exchange, phases=(replace(phase, function=step),))
     client = users.clients[user]
     feed = drawn(exchange, client, SEED, 1)
-    return run_round(exchange, users.spec.weights, feed, samples=(client.x, client.y))
+    return run_round(exchange, users.spec.weights, feed, samples=client.samples)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 5, 12, 40])
@@ -69,7 +69,7 @@ def test_batch_norm_normalises_by_the_batch_and_its_statistics_stay() -> None:
     objective = Objective.of(OutputSide(spec, 0))
     lite = programs.build("mimelite", objective, batch=6, steps=0)
 
-    update = run_round(lite, _with_memory(spec.weights, objective), _never, samples=(x, y)).update
+    update = run_round(lite, _with_memory(spec.weights, objective), _never, samples={"x": x, "y": y}).update
 
     module = spec.module.train()
     torch.nn.functional.cross_entropy(module(x), y).backward()
@@ -116,6 +116,6 @@ def test_gradients_of_a_device_in_the_exchange_that_trains(name: str, gradients:
 
     with counting() as counts:
         feed = drawn(program, client, 0, 1)
-        run_round(program, users.spec.weights | server_state, feed, samples=(client.x, client.y))
+        run_round(program, users.spec.weights | server_state, feed, samples=client.samples)
 
     assert (counts.gradients, counts.products) == (gradients, 0)

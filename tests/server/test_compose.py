@@ -293,7 +293,7 @@ def test_evaluation_is_inference_of_the_whole_model_on_all_test_samples(bn: str)
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     found = evaluation(sgd(Objective.of(OutputSide(spec, 0))), DATASET, "cpu")(weights)
     with torch.inference_mode():
-        logits = spec.module.eval()(torch.from_numpy(DATASET.floats(DATASET.test_x)))
+        logits = spec.module.eval()(torch.from_numpy(DATASET.read(DATASET.test_x)))
     labels = torch.from_numpy(DATASET.test_y)
     assert found["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
     assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)

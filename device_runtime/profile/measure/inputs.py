@@ -54,7 +54,8 @@ class Inputs:
         """Local data of so many rows."""
         spec, label = self._manifest.data, LabelSpec.of(self._manifest)
         x = self._drawn((rows, *spec.shape), spec.dtype, 2)
-        return FittedData(x, self._drawn((rows, *label.shape), label.dtype, spec.classes), spec)
+        others = {each.name: self._drawn((rows, *each.shape), each.dtype, 2) for each in spec.others}
+        return FittedData(x, self._drawn((rows, *label.shape), label.dtype, spec.classes), spec, others)
 
     def _batch(self, port: Port) -> Array:
         part = port.label.partition(".")[2]

@@ -38,7 +38,7 @@ class Shards(Sequence[Shard]):
 
     def __getitem__(self, user):  # type: ignore[no-untyped-def]
         own = self.rows[user]
-        x = self.dataset.floats(self.dataset.train_x[own])
+        x = self.dataset.read(self.dataset.train_x[own])
         return torch.from_numpy(x), torch.from_numpy(self.dataset.train_y[own])
 
 

@@ -90,7 +90,7 @@ class Finished:
         )
 
     def _floats(self, x: Array) -> torch.Tensor:
-        return torch.from_numpy(self.dataset.floats(x))
+        return torch.from_numpy(self.dataset.read(x))
 
     def adapter(self, tier: str) -> Adapter:
         """The tier's submodel of the model, to adapt. A program that does not personalize gets the plain step."""

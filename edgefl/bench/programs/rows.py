@@ -169,7 +169,7 @@ def _exchanged(
                 drawn(exchange, device, 0, number),
                 hyper=exchange.schedule(number, len(exchanges)),
                 carry=carry,
-                samples=(device.x, device.y),
+                samples=device.samples,
             )
         carry = result.carry or carry
         cost = Cost(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from edgefl.models.graph.tracing import Traced
+from edgefl.models.layers.given import Given
 
 _aten = torch.ops.aten
 _SIZE = _aten.sym_size.int
@@ -21,8 +22,8 @@ class Flow:
     """The operations of a graph in order, with what each needs.
 
     A *step* is an operation whose value depends on the input; steps belong to one unit each, in their order. All
-    others (positions, masks of ones, products of weights alone) are computed in every unit that needs them. So is
-    the batch size, from the unit's own input.
+    others (positions, masks of ones, products of weights alone, inputs beside the first and what is made of them) are
+    computed in every unit that needs them. So is the batch size, from the unit's own input.
     """
 
     traced: Traced
@@ -50,6 +51,11 @@ class Flow:
         value = node.meta.get("val")
         return isinstance(value, torch.SymInt) and value.node.expr == self._batch
 
+    def is_given(self, node: fx.Node) -> bool:
+        """Whether ``node`` is an input beside the first, which every unit reads for itself."""
+        call = self.traced.call(node)
+        return call is not None and isinstance(self.traced.root.get_submodule(call.path), Given)
+
     def needs(self, node: fx.Node) -> list[fx.Node]:
         """What ``node`` reads, and what was written in place, before it, into what it reads."""
         return [*node.all_input_nodes, *self._writes.get(node, ())]
@@ -61,7 +67,7 @@ class Flow:
         while waiting:
             reached = waiting.pop()
             nodes.add(reached)
-            inputs = () if self.is_batch(reached) else self.needs(reached)
+            inputs = () if self._stands_alone(reached) else self.needs(reached)
             waiting += [inner for inner in inputs if inner not in nodes and inner not in self.place]
         return frozenset(nodes)
 
@@ -129,8 +135,12 @@ class Flow:
         batched = isinstance(leading, torch.SymInt) and leading.node.expr == self._batch
         return batched and all(isinstance(size, int) for size in rest)
 
+    def _stands_alone(self, node: fx.Node) -> bool:
+        """Whether a unit has ``node`` without anything that is computed before it."""
+        return self.is_batch(node) or self.is_given(node)
+
     def _read(self, node: fx.Node) -> list[fx.Node]:
-        inputs = [] if self.is_batch(node) else self.needs(node)
+        inputs = [] if self._stands_alone(node) else self.needs(node)
         return [inner for inner in inputs if inner in self.place]
 
     def _names(self, nodes: Iterable[fx.Node]) -> Iterable[str]:
@@ -154,7 +164,7 @@ class Flow:
         while True:
             before = len(operations)
             for node in self.nodes:
-                if not self.is_batch(node) and (
+                if not self._stands_alone(node) and (
                     _is_random(node) or not operations.isdisjoint(self.needs(node))
                 ):
                     operations.add(node)

@@ -135,7 +135,8 @@ class _Builder:
         return self._graph.create_node("call_module", path, tuple(args), kwargs)
 
     def _results(self, call: Call, node: fx.Node) -> list[fx.Node]:
-        tensors = [self._copies[argument] for argument in arguments(node)[0]]
+        own = self._stretch.flow.is_given(node)  # which needs to know no more than how many rows there are
+        tensors = [self._x if own else self._copies[argument] for argument in arguments(node)[0]]
         args, kwargs = pytree.tree_map(
             lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, call.arguments
         )

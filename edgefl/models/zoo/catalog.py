@@ -48,7 +48,7 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
 
 
 # Options that describe the data; a factory gets those that it declares.
-_SHAPE_OPTIONS = ("in_channels", "size", "classes", "sample_shape")
+_SHAPE_OPTIONS = ("in_channels", "size", "features", "length", "vocabulary", "classes", "sample_shape")
 
 
 def build_model(name: str, **options: Any) -> ModelSpec:
@@ -143,9 +143,9 @@ def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
     return split(module, cuts, sample=_sample(path, options), classes=int(options["classes"]), name=path)
 
 
-def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec:
-    if isinstance(options.get("sample_shape"), TensorSpec):
-        shape: TensorSpec = options["sample_shape"]
+def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec | Mapping[str, TensorSpec]:
+    shape = options.get("sample_shape")
+    if isinstance(shape, TensorSpec | Mapping):
         return shape
     if "sample_shape" in options:
         return TensorSpec(tuple(int(size) for size in options["sample_shape"]))

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.program import Function
-from edgefl.contract.tensors import Tensors, TensorSpec, select
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.layers.given import given, placed
 from edgefl.models.spec import skeleton
 
 
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
-    """Frozen units on a group of rows: ``weights.*``, ``batch.0.x`` (batch, *sample) -> ``record.x``.
+    """Frozen units on a group of rows: ``weights.*``, ``batch.0.x`` (batch, *sample), ``batch.0.*`` of the other inputs
+    that they read -> ``record.x``.
 
     Nothing is trained or changed (embracingfl.md 2.7): global batch norm uses its moving statistics and leaves them alone,
     static batch norm uses the statistics of exactly these ``batch`` rows, dropout is off. ``sample`` is one input
@@ -24,9 +26,11 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
 
     def fn(tensors: Tensors) -> Tensors:
         with torch.no_grad():
-            out = torch.func.functional_call(bare, select(tensors, "weights"), (tensors["batch.0.x"],))
+            batch = select(tensors, "batch.0")
+            read = select(tensors, "weights") | placed(bare, batch)
+            out = torch.func.functional_call(bare, read, (batch["x"],))
         return {"record.x": cast(Tensor, out)}
 
-    ports = {f"weights.{name}": spec for name, spec in weights.items()}
-    ports["batch.0.x"] = sample.rows(batch)
-    return Function("forward", fn, ports)
+    parts = {"x": sample, **given(units)}
+    batches = {name: each.rows(batch) for name, each in parts.items()}
+    return Function("forward", fn, prefixed("weights", weights) | prefixed("batch.0", batches))

@@ -27,6 +27,9 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 """What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
 
+PARTS = ("x", "y", "mask")
+"""What every batch may have: samples, their labels, and which rows count. Other parts are inputs beside x."""
+
 Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record"]
 
 
@@ -97,14 +100,32 @@ class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     over_data: bool = False
 
 
-class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one local sample looks like. Integer inputs become ``x * scale + shift`` in ``dtype``."""
+class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sample of an input beside ``x``: a port ``batch.<k>.<name>``, and the array ``name`` of the local data.
+
+    ``below``: its values are the whole numbers 0 .. below-1. 0 says nothing about them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    below: int = 0
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one local sample looks like. Integer inputs become ``x * scale + shift`` in ``dtype``, if that is of floats.
+
+    ``below``: of whole numbers, which are 0 .. below-1 (tokens of a vocabulary). 0 says nothing about them. ``others``: what
+    a model reads of a sample beside ``x``.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     classes: int
     scale: float = 1.0
     shift: float = 0.0
+    below: int = 0
+    others: tuple[Input, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +284,14 @@ def _check(manifest: Manifest) -> None:
             manifest.pass_rows(phase)
     for graph in manifest.graphs:
         _check_graph(graph)
-    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange)
+    names = [each.name for each in manifest.data.others]
+    if len({*names, *PARTS}) < len(names) + len(PARTS):
+        raise BundleError(
+            f"the inputs beside x are called {', '.join(names)}: each has a name of its own, and none is called "
+            f"{', '.join(PARTS)}; export the bundle again",
+            names=names,
+        )
+    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange, *names)
     for name in (*shown, *(graph.name for graph in manifest.graphs)):
         if not name.isprintable():
             raise BundleError(

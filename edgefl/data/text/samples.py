@@ -1,0 +1,100 @@
+"""Samples made of texts: one for each text and its class, or windows of running text that say what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgefl.data.dataset import Array, Dataset, Other
+from edgefl.data.text.corpora import Corpus, Texts
+from edgefl.wire.errors import ConfigError, DataError
+
+Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+"""Texts as the token numbers of each."""
+
+MASK = "attention_mask"
+"""The input beside x that says which tokens are there (1) and which are padding (0)."""
+
+
+def classified(
+    corpus: Corpus, encode: Encode, *, length: int, vocabulary: int, mask: bool = False
+) -> Dataset:
+    """A sample for each text: its first ``length`` tokens, padding (token 0) behind them, int64 (n, length), and its class.
+
+    With ``mask`` there is the input ``attention_mask`` beside it. ConfigError for texts without classes.
+    """
+    if not corpus.classes:
+        raise ConfigError(f"{corpus.name} has no classes: train a model that says what comes next on it")
+    (train_x, train_mask), (test_x, test_mask) = (
+        _padded(encode(part.texts), length) for part in (corpus.train, corpus.test)
+    )
+    assert corpus.train.labels is not None and corpus.test.labels is not None
+    return Dataset(
+        name=corpus.name,
+        train_x=train_x,
+        train_y=corpus.train.labels,
+        test_x=test_x,
+        test_y=corpus.test.labels,
+        scale=1.0,
+        shift=0.0,
+        classes=len(corpus.classes),
+        below=vocabulary,
+        others={MASK: Other(train_mask, test_mask, 2)} if mask else {},
+        names=corpus.classes,
+        owners=corpus.train.owners,
+    )
+
+
+def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> Dataset:
+    """Windows of ``length`` tokens, int64 (n, length), and the tokens that follow each: what a language model learns.
+
+    Windows lie end to end in the text of one owner; what is left of it at its end is left out. DataError where no owner
+    has ``length + 1`` tokens.
+    """
+    train_x, train_y, owners = _windows(corpus.train, encode, length)
+    test_x, test_y, _ = _windows(corpus.test, encode, length)
+    for part, x in (("training", train_x), ("test", test_x)):
+        if not len(x):
+            raise DataError(
+                f"{corpus.name}: no {part} text has {length + 1} tokens; choose a smaller length",
+                length=length,
+            )
+    return Dataset(
+        name=corpus.name,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        scale=1.0,
+        shift=0.0,
+        classes=vocabulary,
+        below=vocabulary,
+        owners=owners,
+    )
+
+
+def _padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
+    """(tokens, mask), both int64 (n, length)."""
+    tokens, mask = np.zeros((2, len(rows), length), np.int64)
+    for place, row in enumerate(rows):
+        kept = row[:length]
+        tokens[place, : len(kept)], mask[place, : len(kept)] = kept, 1
+    return tokens, mask
+
+
+def _windows(part: Texts, encode: Encode, length: int) -> tuple[Array, Array, Array]:
+    """(tokens, the tokens that follow them, owners)."""
+    owners = np.zeros(len(part), np.int64) if part.owners is None else part.owners
+    said: dict[int, list[int]] = {}
+    for who, tokens in zip(owners.tolist(), encode(part.texts), strict=True):
+        said.setdefault(who, []).extend(tokens)
+    x, y, whose = [np.zeros((0, length), np.int64)], [np.zeros((0, length), np.int64)], []
+    for who, tokens in said.items():
+        count = (len(tokens) - 1) // length
+        stream = np.array(tokens[: count * length + 1], np.int64)
+        if count:
+            x.append(stream[:-1].reshape(count, length))
+            y.append(stream[1:].reshape(count, length))
+            whose += [who] * count
+    return np.concatenate(x), np.concatenate(y), np.array(whose, np.int64)

@@ -1,0 +1,80 @@
+"""Texts as token numbers: a trained tokenizer (extra ``text``), or the bytes of UTF-8, which need nothing.
+
+A tokenizer is the JSON of the ``tokenizers`` library. Number 0 is padding and 1 an unknown word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgefl.wire.errors import ConfigError, DataError
+
+PAD, UNKNOWN = "<pad>", "<unk>"
+BYTES = 256
+"""Size of the vocabulary of bytes; a text has no byte 0, which is padding."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """How a text becomes numbers 0 .. size-1. ``tokenizer``: its JSON; empty for bytes."""
+
+    size: int = BYTES
+    tokenizer: bytes = b""
+
+    def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
+        """``texts -> token numbers of each``. ConfigError if the tokenizer's library is missing, DataError if it is damaged."""
+        if not self.tokenizer:
+            return lambda texts: [list(text.encode("utf-8")) for text in texts]
+        try:
+            made = _library().Tokenizer.from_str(self.tokenizer.decode("utf-8"))
+        except ConfigError:
+            raise
+        except Exception as error:  # the library raises its own bare exceptions
+            raise DataError(f"the tokenizer cannot be read: {error}; make it again") from error
+        return lambda texts: [
+            each.ids for each in made.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
+
+
+def words(texts: Iterable[str], size: int) -> Vocabulary:
+    """The ``size`` most frequent words of ``texts`` in small letters, punctuation apart; the others are unknown.
+
+    Words that are equally frequent come in the order of the alphabet, so that equal texts give equal numbers.
+    """
+    library = _library()
+    made = library.Tokenizer(library.models.WordLevel(vocab={}, unk_token=UNKNOWN))
+    made.normalizer = library.normalizers.Sequence(
+        [library.normalizers.NFKC(), library.normalizers.Lowercase()]
+    )
+    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    trainer = library.trainers.WordLevelTrainer(
+        vocab_size=size, special_tokens=[PAD, UNKNOWN], show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    return Vocabulary(size, made.to_str().encode())
+
+
+def separated(texts: Sequence[str], size: int) -> Vocabulary:
+    """The same for texts whose tokens stand between spaces already, taken as they are (WikiText)."""
+    library = _library()
+    made = library.Tokenizer(library.models.WordLevel(vocab={}, unk_token=UNKNOWN))
+    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    trainer = library.trainers.WordLevelTrainer(
+        vocab_size=size, special_tokens=[PAD, UNKNOWN], show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    return Vocabulary(size, made.to_str().encode())
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+        from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "texts become words by the library tokenizers, which is not installed: pip install 'edgefl-tiers[text]', or "
+            'take their bytes (tokens = "bytes")'
+        ) from error
+    return tokenizers

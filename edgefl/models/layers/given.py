@@ -1,0 +1,105 @@
+"""Inputs beside the one that flows from unit to unit: attention masks, token types, a second thing to look at.
+
+A unit maps one tensor to one tensor. What else a model reads of a sample lies on the device anyway, so that every unit
+may read it again: it enters through a :class:`Given` layer, as a tensor that a program sets by name, like the noise of a
+dropout layer. A cut therefore carries one tensor, however many inputs there are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.wire.bundle.manifest import PARTS
+from edgefl.wire.errors import ModelError
+
+
+class Given(nn.Module):
+    """The rows of input ``name`` that belong to the rows of ``x``: (B, *sample.shape).
+
+    ``value`` is a non-persistent buffer that a program replaces through ``functional_call`` by its port
+    ``batch.<k>.<name>``. Without a replacement it is ones of whole numbers (a mask that hides nothing) or zeros of others.
+    """
+
+    value: Tensor
+
+    def __init__(self, name: str, sample: TensorSpec) -> None:
+        super().__init__()
+        self.name, self.sample = name, sample
+        self.register_buffer("value", torch.empty(0, dtype=sample.dtype), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.value.numel():
+            return self.value
+        fill = 0 if self.sample.dtype.is_floating_point else 1
+        return torch.full((x.shape[0], *self.sample.shape), fill, dtype=self.sample.dtype, device=x.device)
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, {list(self.sample.shape)}"
+
+
+def joined(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
+    """``module``, whose forward takes ``inputs`` by name, as one that takes the first of them alone: in place.
+
+    The others come from :class:`Given` layers. The module's state keeps its names. ModelError for a name that forward does
+    not take, or that a batch has for something else.
+    """
+    kind = type(module)
+    first, *others = _named(kind, inputs)
+    layers = [f"given_{name}" for name in others]
+
+    def forward(self: Any, x: Tensor) -> Any:
+        read = {name: getattr(self, layer)(x) for name, layer in zip(others, layers, strict=True)}
+        return kind.forward(self, **{first: x}, **read)
+
+    for name, layer in zip(others, layers, strict=True):
+        module.add_module(layer, Given(name, inputs[name]))
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return module
+
+
+def _named(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list[str]:
+    """The names of ``inputs`` as forward has them: the first, called x, is forward's first that no other one is."""
+    accepted = inspect.signature(kind.forward).parameters
+    named = [
+        name
+        for name, each in accepted.items()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ][1:]
+    first, *others = inputs
+    if first == "x" and first not in named:
+        first = next((name for name in named if name not in others), first)
+    anything = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+    for name in (first, *others):
+        if name not in named and not anything:
+            raise ModelError(
+                f"{kind.__name__}.forward takes no input {name!r}; it takes {', '.join(named)}: call the inputs so",
+                input=name,
+            )
+    for name in others:
+        if name in PARTS or not name.isidentifier():
+            raise ModelError(
+                f"an input beside the first cannot be called {name!r}: {', '.join(PARTS)} are other parts of a batch, and "
+                "a name is one of Python's",
+                input=name,
+            )
+    return [first, *others]
+
+
+def given(module: nn.Module) -> Mapping[str, TensorSpec]:
+    """One sample of each input beside the first that ``module`` reads, by name."""
+    return {part.name: part.sample for _, part in _layers(module)}
+
+
+def placed(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensors:
+    """``inputs`` by name as the tensors of ``module`` that stand for them, for ``functional_call``."""
+    return {f"{path}.value": inputs[part.name] for path, part in _layers(module) if part.name in inputs}
+
+
+def _layers(module: nn.Module) -> Iterable[tuple[str, Given]]:
+    return ((path, part) for path, part in module.named_modules() if isinstance(part, Given))

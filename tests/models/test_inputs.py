@@ -1,0 +1,158 @@
+"""Models with several inputs: the first flows from unit to unit, every unit reads the others again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.spec import ModelSpec
+from edgefl.models.split import split
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.errors import ModelError
+
+WORDS, LENGTH, WIDTH, CLASSES = 11, 6, 8, 3
+TEXT = {
+    "ids": TensorSpec((LENGTH,), torch.int64, WORDS),
+    "attention_mask": TensorSpec((LENGTH,), torch.int64, 2),
+}
+
+
+class Block(nn.Module):
+    """Attention that looks at words only, as everybody writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.norm = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = q @ k.transpose(1, 2) / WIDTH**0.5 + mask
+        return self.norm(x + self.out(scores.softmax(-1) @ v))
+
+
+class Reader(nn.Module):
+    """Words, and which of them are padding, in every block and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = (1.0 - attention_mask[:, None, :].float()) * -1e4
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x, hidden)
+        weights = attention_mask.unsqueeze(-1).float()
+        return self.head((x * weights).sum(1) / weights.sum(1).clamp_min(1.0))
+
+
+class Towers(nn.Module):
+    """Two things of equal standing: who, and what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(5, WIDTH), nn.Embedding(7, WIDTH)
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(2 * WIDTH, 2)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        left, right = self.left(self.user(user)).relu(), self.right(self.item(item)).relu()
+        return self.head(torch.cat([left, right], dim=-1))
+
+
+def reader() -> Reader:
+    torch.manual_seed(0)
+    return Reader()
+
+
+def batch(rows: int = 4) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, LENGTH + 1, (rows, 1), generator=generator)
+    return {
+        "x": torch.randint(WORDS, (rows, LENGTH), generator=generator),
+        "attention_mask": (torch.arange(LENGTH) < lengths).long(),
+        "y": torch.randint(CLASSES, (rows,), generator=generator),
+    }
+
+
+def objective_of(spec: ModelSpec, cut: int = 0) -> Objective:
+    return Objective.of(OutputSide(spec, cut))
+
+
+def test_a_cut_carries_one_tensor_and_every_unit_reads_the_mask_again() -> None:
+    module = reader()
+    spec = split(module, sample=TEXT, classes=CLASSES)
+
+    assert spec.units == ("words", "blocks_0", "blocks_1", "head")
+    assert dict(spec.others) == {"attention_mask": TEXT["attention_mask"]}
+    assert set(spec.own_names.values()) == set(module.state_dict())
+    assert spec.boundary(2) == TensorSpec((LENGTH, WIDTH))
+    assert list(objective_of(spec, 2).others(4)) == ["attention_mask"]
+    assert not objective_of(spec, 3).others(4)  # the mean over words stays with the block before it
+
+
+def test_gradients_equal_those_of_the_unedited_module() -> None:
+    module, given = reader(), batch()
+    spec = split(module, sample=TEXT, classes=CLASSES)
+    ports = {f"batch.0.{name}": tensor for name, tensor in given.items()}
+    loss, _, grads, _ = gradient(objective_of(spec), spec.weights, ports)
+
+    out = module(given["x"], given["attention_mask"])
+    expected = nn.functional.cross_entropy(out, given["y"])
+    expected.backward()
+    assert torch.allclose(loss, expected)
+    own = dict(module.named_parameters())
+    for name, value in grads.items():
+        grad = own[spec.own_names[name]].grad
+        assert grad is not None and torch.allclose(value, grad, atol=1e-6), name
+
+
+def test_another_mask_gives_another_loss() -> None:
+    spec, given = split(reader(), sample=TEXT, classes=CLASSES), batch()
+    objective = objective_of(spec)
+    other = {**given, "attention_mask": torch.ones_like(given["attention_mask"])}
+    losses = [objective.evaluate(spec.weights, each["x"], each["y"], {}, each)[0] for each in (given, other)]
+    assert not torch.allclose(*losses)
+
+
+def test_of_two_towers_the_second_is_computed_where_it_is_read() -> None:
+    torch.manual_seed(0)
+    module = Towers()
+    sample = {"user": TensorSpec((), torch.int64, 5), "item": TensorSpec((), torch.int64, 7)}
+    spec = split(module, sample=sample, classes=2)
+    x, item = torch.tensor([0, 4, 2]), torch.tensor([6, 1, 3])
+
+    assert spec.units == ("user", "left", "head")
+    assert set(spec.own_names.values()) == set(module.state_dict())
+    found = objective_of(spec).predict(spec.weights, x, others={"item": item})
+    assert torch.allclose(found, module(x, item))
+
+
+def test_the_first_input_may_be_called_x_whatever_forward_calls_it() -> None:
+    named = {"x": TEXT["ids"], "attention_mask": TEXT["attention_mask"]}
+    assert split(reader(), sample=named, classes=CLASSES).units == ("words", "blocks_0", "blocks_1", "head")
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (
+            {"ids": TEXT["ids"], "mask": TEXT["attention_mask"]},
+            "takes no input 'mask'; it takes ids, attention_mask",
+        ),
+        ({"words": TEXT["ids"]}, "takes no input 'words'"),
+    ],
+)
+def test_inputs_are_called_what_forward_calls_them(sample: dict[str, TensorSpec], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        split(reader(), sample=sample, classes=CLASSES)

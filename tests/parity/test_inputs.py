@@ -1,0 +1,99 @@
+"""A model with two inputs, through a whole round of a device: both engines, the prefix too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.data.samples import LabelSpec, LocalData
+from edgefl.models.split import split
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.errors import BundleError, DataError, ExportError
+from exporters.bundle.wiring import check_wiring
+from tests.models.test_inputs import CLASSES, LENGTH, TEXT, reader
+from tests.parity.rounds import Exported, exported, in_torch, local_data, on_device
+
+
+@cache
+def tier(form: str = "onnx") -> Exported:
+    spec = split(reader(), sample=TEXT, classes=CLASSES)
+    return exported(OutputSide(spec, 2, 2), batch=4, steps=3, lr=0.1, form=form)
+
+
+def data() -> LocalData:
+    return local_data(tier().spec, 10, seed=3)
+
+
+@pytest.mark.parametrize("form", ["onnx", "executorch"])
+def test_a_round_behind_a_prefix_gives_the_update_of_torch(form: str, tmp_path: Path) -> None:
+    result, _ = on_device(tier(form), data(), 5, tmp_path, form)
+
+    expected = in_torch(tier(form), data(), 5)
+    assert result.update.keys() == expected.keys()
+    for name, array in result.update.items():
+        assert np.allclose(array, expected[name].numpy(), atol=1e-5), name
+    ports = [port.name for graph in tier(form).bundle.manifest.of_round for port in graph.inputs_of("batch")]
+    assert (
+        ports.count("batch.0.attention_mask") == 2
+    )  # of the block in the prefix, and of the step; not of the words
+
+
+def test_another_mask_is_another_update(tmp_path: Path) -> None:
+    seen = data()
+    mask = np.ones_like(seen.others["attention_mask"])
+    first, _ = on_device(tier(), seen, 5, tmp_path / "a")
+    second, _ = on_device(tier(), replace(seen, others={"attention_mask": mask}), 5, tmp_path / "b")
+    assert any(not np.array_equal(first.update[name], second.update[name]) for name in first.update)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({}, r"no array 'attention_mask', which the model reads of each sample beside x: int64 \(n, 6\)"),
+        ({"mask": np.ones((10, LENGTH), np.int64)}, "beside x and y there is mask"),
+        (
+            {"attention_mask": np.ones((10, 2), np.int64)},
+            r"attention_mask is int64 \(10, 2\), the model takes",
+        ),
+        ({"attention_mask": np.ones((10, LENGTH))}, "attention_mask is float64"),
+        (
+            {"attention_mask": np.full((10, LENGTH), 2)},
+            "attention_mask go from 2 to 2, the model takes whole numbers",
+        ),
+    ],
+)
+def test_data_without_what_the_model_reads_are_refused(others: dict[str, np.ndarray], message: str) -> None:
+    manifest = tier().bundle.manifest
+    with pytest.raises(DataError, match=message):
+        replace(data(), others=others).fitted(manifest.data, LabelSpec.of(manifest))
+
+
+def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+    manifest, seen = tier().bundle.manifest, data()
+    with pytest.raises(
+        DataError, match=r"samples go from .* to 99, the model takes whole numbers from 0 to 10"
+    ):
+        replace(seen, x=np.where(seen.x == seen.x.max(), 99, seen.x)).fitted(
+            manifest.data, LabelSpec.of(manifest)
+        )
+
+
+def test_a_manifest_describes_every_input_that_its_graphs_read(tmp_path: Path) -> None:
+    manifest = tier().bundle.manifest
+    silent = msgspec.structs.replace(manifest.data, others=())
+    with pytest.raises(ExportError, match=r"reads 'batch.0.attention_mask', which no device feeds"):
+        check_wiring(msgspec.structs.replace(manifest, data=silent))
+    (mask,) = manifest.data.others
+    other = msgspec.structs.replace(manifest.data, others=(msgspec.structs.replace(mask, shape=(3,)),))
+    with pytest.raises(ExportError, match="samples have attention_mask as"):
+        check_wiring(msgspec.structs.replace(manifest, data=other))
+    unknown = replace(
+        tier(), bundle=replace(tier().bundle, manifest=msgspec.structs.replace(manifest, data=silent))
+    )
+    with pytest.raises(BundleError, match="the manifest describes no input 'attention_mask'"):
+        on_device(unknown, data(), 5, tmp_path)
