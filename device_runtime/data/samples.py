@@ -244,6 +244,10 @@ def _load(path: Path) -> LocalData:
     if path.suffix == ".npz":
         return _load_archive(path)
     if (path / "x.npy").is_file():
+        if not (path / "y.npy").is_file():
+            raise DataError(
+                f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
+            )
         arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(path.glob("*.npy"))}
         return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays)
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):

@@ -83,8 +83,8 @@ def test_data_of_your_own_are_a_file_of_four_arrays(tmp_path: Path) -> None:
     [
         ({"train_x": np.zeros((2, 4, 4), np.uint8)}, "has no array 'train_y'"),
         (
-            {name: np.zeros((2, 4, 4), np.float32) for name in ("train_x", "train_y", "test_x", "test_y")},
-            "labels are whole numbers",
+            {name: np.array(["cat", "dog"]) for name in ("train_x", "train_y", "test_x", "test_y")},
+            "labels are numbers, found",
         ),
     ],
     ids=["incomplete", "wrong types"],

@@ -139,7 +139,7 @@ def test_a_history_with_a_damaged_line_tells_the_others_and_a_full_disk_is_told(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"test_x": np.zeros((2, 3, 4, 4), np.uint8)}, "training images have shape"),
+        ({"test_x": np.zeros((2, 3, 4, 4), np.uint8)}, "training samples have shape"),
         ({"train_y": np.array([0, 7])}, "labels go from 0 to 7, and 2 classes are 0 to 1"),
         ({"train_y": np.array([0, -1])}, "labels go from -1"),
     ],
@@ -151,10 +151,12 @@ def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object]
         replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def test_images_of_floating_point_are_told_what_to_become() -> None:
-    x, y = np.zeros((2, 1, 4, 4), np.float32), np.array([0, 1])
-    with pytest.raises(DataError, match=r"found float32 .*; make pixels whole numbers from 0 to 255"):
+def test_whole_numbers_that_are_neither_pixels_nor_tokens_are_told_what_there_is() -> None:
+    x, y = np.zeros((2, 16), np.int32), np.array([0, 1])
+    with pytest.raises(DataError, match=r"or token numbers, which have `below`, .*; found int32 \(2, 16\)"):
         edgefl.Dataset.of(x, y, x, y)
+    with pytest.raises(DataError, match="token numbers go from 0 to 7, and 5 tokens are 0 to 4"):
+        edgefl.Dataset.of(x + 7 * y[:, None], y, x, y, below=5)
 
 
 def test_a_dataset_that_is_not_there_is_told_once(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_auto_falls_back_to_the_digits(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_floats_are_normalised_and_limits_are_named() -> None:
     digits = datasets.digits()
-    floats = digits.floats(digits.train_x)
+    floats = digits.read(digits.train_x)
     assert floats.dtype == np.float32
     assert abs(floats.mean()) < 0.01 and abs(floats.std() - 1) < 0.01
     small = digits.limited(100, 50, seed=1)

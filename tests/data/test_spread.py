@@ -19,9 +19,9 @@ def _federation(**data: object) -> Federation:
 
 def test_pixels_are_standardised_or_in_0_to_1_as_the_file_says() -> None:
     standard, unit = open_data(_federation()), open_data(_federation(scale="unit"))
-    floats = standard.floats(standard.train_x)
+    floats = standard.read(standard.train_x)
     assert abs(floats.mean()) < 0.05 and abs(floats.std() - 1) < 0.05
-    floats = unit.floats(unit.train_x)
+    floats = unit.read(unit.train_x)
     assert floats.min() == 0.0 and floats.max() == 1.0
     assert "pixels in [0, 1]" in unit.name and np.array_equal(unit.train_x, standard.train_x)
 
@@ -37,7 +37,7 @@ def test_a_server_s_own_file_needs_samples_to_test_on_alone(tmp_path: Path) -> N
     opened = open_data(_federation(name="file", file=str(tmp_path / "test.npz")))
 
     assert (opened.shape, opened.classes, opened.train_x.shape) == ((1, 4, 4), 2, (0, 1, 4, 4))
-    assert abs(float(opened.floats(opened.test_x).mean())) < 1e-5
+    assert abs(float(opened.read(opened.test_x).mean())) < 1e-5
     with pytest.raises(DataError, match="has no training samples to spread over 3 devices: add train_x"):
         partition(_federation(), opened, 3)
     with pytest.raises(DataError, match="one sample at least to test on"):

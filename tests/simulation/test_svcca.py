@@ -92,11 +92,11 @@ def test_bad_input_is_refused() -> None:
 def study() -> tuple[ModelSpec, list[Samples], list[torch.Tensor]]:
     """Four clients with skewed digits, and digits that none of them has."""
     data = digits().limited(train=400, test=64)
-    x = torch.from_numpy(data.floats(data.train_x))
+    x = torch.from_numpy(data.read(data.train_x))
     y = torch.from_numpy(data.train_y)
     parts = [torch.as_tensor(part) for part in dirichlet(data.train_y, 4, alpha=0.1, seed=0, min_samples=8)]
     spec = resnet8(size=8, widths=(4, 8, 8), in_channels=data.shape[0])
-    return spec, [(x[rows], y[rows]) for rows in parts], [torch.from_numpy(data.floats(data.test_x))]
+    return spec, [(x[rows], y[rows]) for rows in parts], [torch.from_numpy(data.read(data.test_x))]
 
 
 def test_without_synchronisation_the_input_side_stays_more_alike_than_the_output_side(

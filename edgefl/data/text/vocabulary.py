@@ -24,7 +24,7 @@ class Vocabulary:
     tokenizer: bytes = b""
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
-        """``texts -> token numbers of each``. ConfigError if the tokenizer's library is missing, DataError if it is damaged."""
+        """``texts -> token numbers of each``. ConfigError without the tokenizer's library, DataError if it is damaged."""
         if not self.tokenizer:
             return lambda texts: [list(text.encode("utf-8")) for text in texts]
         try:

@@ -78,12 +78,14 @@ def test_labels_of_global_tensors_with_slashes_are_fed_like_any_other() -> None:
 def test_a_part_of_a_drawn_batch_that_is_not_known_is_refused_by_name(label: str) -> None:
     spec = reading(*stream(0, 4), port(label, (4,)))
 
-    with pytest.raises(BundleError, match=rf"reads \['{label}'\], which nobody feeds"):
+    with pytest.raises(
+        BundleError, match=rf"reads (\['{label}'\], which nobody feeds|'{label}', and the manifest)"
+    ):
         complete(spec, Feeds(seed=7, data=DATA).batches(spec, 0))
 
 
 def test_a_part_of_a_pass_that_is_not_known_is_refused_by_name() -> None:
     spec = reading(*stream(0, 4), port("batch.0.z", (4,)))
 
-    with pytest.raises(BundleError, match=r"reads \['batch.0.z'\], which nobody feeds"):
+    with pytest.raises(BundleError, match=r"reads 'batch.0.z', and the manifest describes no input 'z'"):
         complete(spec, Feeds(seed=7, data=DATA).passed(spec, 0))
