@@ -1,0 +1,174 @@
+"""Texts: their files as they are published, their words as numbers, and the samples that are made of them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import Table, parquet
+
+from edgefl.config import parse
+from edgefl.data.partition import by_owners
+from edgefl.data.text import corpora, samples, vocabulary
+from edgefl.data.text.corpora import Corpus, Texts
+from edgefl.setup.data import open_data, partition
+from edgefl.setup.model import federation_model
+from edgefl.wire.errors import ConfigError, DataError
+
+PLAY = "\n\n".join(
+    f"{who}:\n{said} again and again"
+    for number in range(12)
+    for who, said in (("First Citizen", f"Hear me {number}"), ("All", f"Speak {number}"))
+)
+ARTICLES = " \n = Lobster = \n \n It is large . \n \n = = Name = = \n \n From old words . \n = Crab = \n \n Small . \n"
+
+
+def written(folder: Path) -> Path:
+    """One small file of each corpus, in the folders and under the names that are looked for."""
+    reviews = {"text": ["A fine, fine film.", "Bad!", "", "So so film"], "label": [1, 0, 0, 1]}
+    for place in ("imdb", "ag_news", "wikitext2", "tinyshakespeare"):
+        (folder / place).mkdir()
+    for part in ("train", "test"):
+        parquet.write_table(Table.from_pydict(reviews), folder / "imdb" / f"{part}.parquet")
+    news = '"3","Fears for pension","Unions say they are ""disappointed""."\n"1","Summit","Leaders meet."\n'
+    (folder / "ag_news" / "train.csv").write_text(news)
+    (folder / "ag_news" / "test.csv.gz").write_bytes(gzip.compress(news.encode()))
+    for part in ("train", "test"):
+        (folder / "wikitext2" / f"wiki.{part}.tokens").write_text(ARTICLES)
+    (folder / "tinyshakespeare" / "input.txt").write_text(PLAY)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "called", "train", "classes", "owners"),
+    [
+        ("imdb", "IMDB", 4, 2, None),
+        ("ag_news", "AG News (2 of 120,000 training texts)", 2, 4, None),
+        ("wikitext2", "WikiText-2", 2, 0, 2),
+        ("shakespeare", "Tiny Shakespeare", 22, 0, 2),
+    ],
+)
+def test_a_corpus_is_read_as_it_is_published(
+    tmp_path: Path, name: str, called: str, train: int, classes: int, owners: int | None
+) -> None:
+    corpus = corpora.load(name, [tmp_path / "nowhere", written(tmp_path)])
+
+    assert (corpus.name, len(corpus.train), len(corpus.classes)) == (called, train, classes)
+    assert (corpus.train.labels is None) == (classes == 0)
+    found = None if corpus.train.owners is None else len(np.unique(corpus.train.owners))
+    assert found == owners
+
+
+def test_what_speakers_say_last_is_for_testing(tmp_path: Path) -> None:
+    corpus = corpora.load("shakespeare", [written(tmp_path)])
+    assert [text.split()[2] for text in corpus.test.texts if text.startswith("Hear")] == ["11"]
+    assert corpus.train.texts[0] == "Hear me 0 again and again\n"
+
+
+def test_news_are_numbered_from_0_and_keep_title_and_text(tmp_path: Path) -> None:
+    train = corpora.load("ag_news", [written(tmp_path)]).train
+    assert train.labels is not None and train.labels.tolist() == [2, 0]
+    assert train.texts[0] == 'Fears for pension Unions say they are "disappointed".'
+
+
+def test_files_that_are_nowhere_or_damaged_are_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"IMDB was not found: train.parquet or .* is not in .*; name the folder"
+    ):
+        corpora.load("imdb", [tmp_path])
+    (written(tmp_path) / "imdb" / "test.parquet").write_bytes(b"gone")
+    with pytest.raises(DataError, match=r"the files of imdb cannot be read: .*; fetch them again"):
+        corpora.load("imdb", [tmp_path])
+
+
+def test_words_are_numbered_by_how_often_they_come_and_the_rest_are_unknown() -> None:
+    known = vocabulary.words(["A fine film. Fine, fine!", "a film"], 6)
+    encode = known.encoder()
+
+    assert encode(["fine film", "FINE", "strange a"]) == [[2, 4], [2], [1, 3]]  # 0 is padding, 1 unknown
+    again = vocabulary.Vocabulary(6, known.tokenizer).encoder()
+    assert again(["fine film"]) == encode(["fine film"])
+    with pytest.raises(DataError, match="the tokenizer cannot be read"):
+        vocabulary.Vocabulary(6, b"{}").encoder()
+
+
+def test_bytes_need_no_library_and_lose_nothing() -> None:
+    (numbers,) = vocabulary.Vocabulary().encoder()(["Grüße"])
+    assert bytes(numbers).decode() == "Grüße"
+
+
+def _letters(texts: list[str]) -> list[list[int]]:
+    return [[1 + ord(letter) - ord("a") for letter in text] for text in texts]
+
+
+def test_short_texts_are_padded_and_long_ones_cut() -> None:
+    texts = Texts(["abc", "abcdefgh", ""], np.array([0, 1, 0]))
+    data = samples.classified(
+        Corpus("letters", texts, texts, ("no", "yes")), _letters, length=4, vocabulary=27, mask=True
+    )
+
+    assert data.train_x.tolist() == [[1, 2, 3, 0], [1, 2, 3, 4], [0, 0, 0, 0]]
+    assert data.others["attention_mask"].train.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+    assert (data.below, data.classes, data.names, data.dtype) == (27, 2, ("no", "yes"), "int64")
+    assert data.test_batch(np.array([1])).keys() == {"x", "attention_mask", "y"}
+
+
+def test_windows_of_running_text_stay_with_their_owner_and_say_what_follows() -> None:
+    texts = Texts(["abc", "xyz", "def", "x"], owners=np.array([5, 7, 5, 7]))
+    data = samples.running(Corpus("letters", texts, texts), _letters, length=2, vocabulary=27)
+
+    assert data.train_x.tolist() == [[1, 2], [3, 4], [24, 25]]
+    assert data.train_y.tolist() == [[2, 3], [4, 5], [25, 26]]
+    assert data.owners is not None and data.owners.tolist() == [5, 5, 7]
+    with pytest.raises(DataError, match="no training text has 8 tokens"):
+        samples.running(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
+    with pytest.raises(ConfigError, match="letters has no classes"):
+        samples.classified(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
+
+
+def test_owners_stay_whole_and_devices_about_equal() -> None:
+    owners = np.repeat(np.arange(20), np.arange(1, 21))
+    parts = by_owners(owners, 4, owners=owners, seed=3)
+
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(owners)))
+    assert sum(len(np.unique(owners[part])) for part in parts) == 20
+    assert max(map(len, parts)) - min(map(len, parts)) <= 4
+    assert [part.tolist() for part in parts] == [
+        part.tolist() for part in by_owners(owners, 4, owners=owners, seed=3)
+    ]
+    with pytest.raises(DataError, match="20 owners cannot be spread over 21 clients"):
+        by_owners(owners, 21, owners=owners, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "shape", "spread"),
+    [
+        ({"name": "imdb", "length": 8, "vocabulary": 16, "partition": "iid"}, "bilstm", (8,), [1, 1, 1, 1]),
+        ({"name": "ag_news", "length": 8, "vocabulary": 16}, "bert", (8,), None),
+        ({"name": "shakespeare", "length": 8}, "lstm_lm", (8,), [33, 35]),
+        ({"name": "wikitext2", "length": 2, "vocabulary": 12}, "lstm_lm", (2,), [2, 7]),
+    ],
+)
+def test_a_model_takes_its_length_and_vocabulary_from_the_texts(
+    tmp_path: Path, data: dict[str, object], model: str, shape: tuple[int, ...], spread: list[int] | None
+) -> None:
+    own = {"dir": str(written(tmp_path)), **data}
+    federation = parse({"data": own, "model": {"name": model}}, source="the test")
+    dataset = open_data(federation)
+    spec = federation_model(federation, dataset)
+
+    assert spec.sample.shape == shape == dataset.shape
+    assert spec.sample.below == dataset.below == int(str(data.get("vocabulary", 256)))
+    if spread is not None:
+        assert sorted(map(len, partition(federation, dataset, len(spread)))) == spread
+
+
+def test_a_partition_by_class_is_refused_where_samples_have_none(tmp_path: Path) -> None:
+    table = {"name": "shakespeare", "dir": str(written(tmp_path)), "length": 8, "partition": "dirichlet"}
+    federation = parse({"data": table, "model": {"name": "lstm_lm"}}, source="the test")
+    with pytest.raises(
+        ConfigError, match="goes by the class of a sample, and those of Tiny Shakespeare have none"
+    ):
+        partition(federation, open_data(federation), 2)
