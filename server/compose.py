@@ -84,7 +84,8 @@ def compose(
         trained=trained,
         aggregate=aggregate,
         downlink=DownlinkSpec(**federation.downlink.model_dump()),
-        evaluate=evaluation(program_of(federation, OutputSide(spec, 0)), dataset, device),
+        evaluate=evaluation(spec, program_of(federation, OutputSide(spec, 0)), dataset, device),
+        metric=next(iter(spec.metrics), "loss"),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
     )

@@ -189,6 +189,9 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 class RoundClosed(Event, frozen=True, kw_only=True):
     """A round is evaluated. ``accuracy`` and ``loss`` are the global model's on the test set, None if it is not its turn.
 
+    ``metrics`` are all that tell how good the model is, by name, without the loss; ``metric`` is the one of them that
+    people are shown first, or ``loss`` where there are none. Accuracy is None where the task has none.
+
     ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that
     brought them blobs (by their own count) and of those that brought their updates here, second copies included (one
     that comes after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets
@@ -213,6 +216,8 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     up_wire_bytes: int = 0
     up_float32_bytes: int = 0
     text: str = ""
+    metric: str = "accuracy"
+    metrics: dict[str, float] = {}
 
 
 class Stopped(Event, frozen=True, kw_only=True):
@@ -224,10 +229,12 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """All rounds are over; ``model`` is the file of the trained model."""
+    """All rounds are over; ``model`` is the file of the trained model. Metrics as in :class:`RoundClosed`."""
 
     rounds: int
     model: str
     weights_sha256: str
     accuracy: float | None
     loss: float | None
+    metric: str = "accuracy"
+    metrics: dict[str, float] = {}

@@ -20,7 +20,7 @@ from server.aggregate.robust import MeanRule
 from server.coordinator.machine import Outcome, Rules
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
-"""Metrics of a global model; ``accuracy`` and ``loss`` are shown to people."""
+"""Metrics of a global model by name, ``loss`` among them."""
 
 
 Count = Literal["holders", "nonzero"]
@@ -133,7 +133,8 @@ class RunSpec:
     the model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead`` and
     the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled in
     by the service. ``count`` says whom an entry is averaged over (:class:`server.aggregate.aggregator.Aggregator`).
-    ``evaluate`` is called every ``evaluate_every`` rounds (0: never) and after the last one.
+    ``evaluate`` is called every ``evaluate_every`` rounds (0: never) and after the last one; ``metric`` names the number
+    of it that people are shown first.
     """
 
     federation: str
@@ -154,6 +155,7 @@ class RunSpec:
     aggregate: AggregateSpec = AggregateSpec()
     downlink: DownlinkSpec = DownlinkSpec()
     evaluate: Evaluate | None = None
+    metric: str = "accuracy"
     evaluate_every: int = 1
     limits: Limits = Limits()
 

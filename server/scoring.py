@@ -15,25 +15,40 @@ from server.run_spec import Evaluate
 
 @dataclass(frozen=True)
 class Scored:
-    """The metrics of the model after a round; empty if it was not to be evaluated. ``error`` is what went wrong."""
+    """The metrics of the model after a round, and its loss; empty if it was not to be evaluated. ``error`` is what went
+    wrong."""
 
     round: int
     metrics: Mapping[str, float]
     error: Exception | None = None
 
     @property
-    def finite(self) -> dict[str, float]:
-        """The metrics that are numbers: JSON has no others."""
-        return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+    def told(self) -> dict[str, Any]:
+        """The fields of events that tell of it. Only numbers: JSON has neither infinity nor NaN."""
+        finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        loss = finite.pop("loss", None)
+        return {"accuracy": finite.get("accuracy"), "loss": loss, "metrics": finite}
 
 
-def round_closed(scored: Scored, outcome: str, details: Mapping[str, Any]) -> RoundClosed:
-    """What people are told of a round: its ``outcome`` and ``details`` of the journal, and its evaluation."""
+def round_closed(scored: Scored, outcome: str, details: Mapping[str, Any], metric: str) -> RoundClosed:
+    """What people are told of a round: its ``outcome`` and ``details`` of the journal, and its evaluation, of which
+    ``metric`` is shown first."""
     text = details["text"] or (f"evaluation failed: {scored.error}" if scored.error else "")
     fields = {name: details[name] for name in RoundClosed.__struct_fields__ if name in details}
-    metrics = scored.finite
-    fields |= {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss"), "text": text}
-    return RoundClosed(round=scored.round, outcome=outcome, **fields)
+    return RoundClosed(
+        round=scored.round, outcome=outcome, **fields | scored.told | {"text": text, "metric": metric}
+    )
+
+
+def last_words(details: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """The same fields at the end of a run, from the journal's ``details`` of its last round."""
+    metrics = details.get("metrics", {})
+    return {
+        "accuracy": details.get("accuracy"),
+        "loss": details.get("loss"),
+        "metrics": metrics,
+        "metric": metric,
+    }
 
 
 class Scorer:

@@ -37,7 +37,7 @@ from server.intake.declines import reason_of
 from server.intake.updates import Intake
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, Scorer, round_closed
+from server.scoring import Scored, Scorer, last_words, round_closed
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
 
@@ -361,8 +361,7 @@ class Service:
                 rounds=self._rules.rounds,
                 model=str(self._checkpoints.model),
                 weights_sha256=digest,
-                accuracy=last.get("accuracy"),
-                loss=last.get("loss"),
+                **last_words(last, self._spec.metric),
             )
         )
 
@@ -383,10 +382,10 @@ class Service:
     def _scored(self, scored: Scored) -> None:
         """A round's evaluation is in: tell of the round, then journal that it was told."""
         outcome, details = self._journal.outcome(self._rules.run, scored.round)
-        self._emit(round_closed(scored, outcome, details))
+        self._emit(round_closed(scored, outcome, details, self._spec.metric))
         if self._stopped:  # nobody listens any more: whoever takes up the run tells of it
             return
-        self._journal.add_to_outcome(self._rules.run, scored.round, {**scored.finite, "told": True})
+        self._journal.add_to_outcome(self._rules.run, scored.round, {**scored.told, "told": True})
         self._scorer.pending.discard(scored.round)
 
     def _emit(self, event: events.Event) -> None:

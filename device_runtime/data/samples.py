@@ -26,6 +26,8 @@ class LabelSpec:
 
     shape: tuple[int, ...] = ()
     dtype: str = "int64"
+    # A number that stands beside the classes and counts for nothing, such as -100.
+    ignored: int | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> LabelSpec:
@@ -33,11 +35,13 @@ class LabelSpec:
         graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
         for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
             if port.label.endswith(".y"):
-                return cls(port.shape[1:], port.dtype)
+                return cls(port.shape[1:], port.dtype, port.ignored)
         return cls()
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
-        """``y`` (n, *shape) in this dtype; DataError says what differs."""
+        """``y`` (n, *shape) in this dtype, or (n,) where a label is (1,); DataError says what differs."""
+        if self.shape == (1,) and y.ndim == 1:
+            y = y[:, None]
         if y.shape[1:] != self.shape:
             wanted = f"{self.dtype} {self.shape}" if self.shape else "one number"
             raise DataError(
@@ -47,13 +51,22 @@ class LabelSpec:
             )
         if np.issubdtype(self.dtype, np.floating):
             return self._numbers(y, source)
-        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
+        counted = self.counted(y)
+        if not np.issubdtype(y.dtype, np.integer) or (counted.size and not self._classes(counted, classes)):
+            beside = "" if self.ignored is None else f", or {self.ignored} for none"
             raise DataError(
                 f"{source}: labels are {y.dtype} from {y.min()} to {y.max()}, "
-                f"the model takes integers from 0 to {classes - 1}",
+                f"the model takes integers from 0 to {classes - 1}{beside}",
                 classes=classes,
             )
         return y.astype(self.dtype)
+
+    def counted(self, y: Array) -> Array:
+        """The labels that count, flat: all but the ``ignored``."""
+        return y.reshape(-1) if self.ignored is None else y[y != self.ignored]
+
+    def _classes(self, y: Array, classes: int) -> bool:
+        return bool(y.min() >= 0 and y.max() < classes)
 
     def _numbers(self, y: Array, source: str) -> Array:
         kind = y.dtype.kind
@@ -112,7 +125,7 @@ class LocalData:
         if np.issubdtype(spec.dtype, np.integer):
             _check_below("samples", x, spec.below, self.source)
         others = {each.name: self._other(each) for each in spec.others}
-        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec, others)
+        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec, others, label)
 
     def _other(self, wanted: Input) -> Array:
         """The array of an input beside x, in its dtype."""
@@ -145,6 +158,7 @@ class FittedData:
     y: Array
     spec: DataSpec
     others: Mapping[str, Array] = field(default_factory=dict)
+    label: LabelSpec = ONE_CLASS
 
     def __len__(self) -> int:
         return len(self.y)
@@ -174,7 +188,7 @@ class FittedData:
         """
         if not np.issubdtype(self.y.dtype, np.integer):
             return {}
-        counts = np.bincount(self.y.reshape(-1), minlength=self.spec.classes)
+        counts = np.bincount(self.label.counted(self.y), minlength=self.spec.classes)
         return {"class_counts": counts.astype(np.int64)}
 
     def first(self, samples: int) -> FittedData:
@@ -182,7 +196,7 @@ class FittedData:
         if not samples:
             return self
         others = {name: rows[:samples] for name, rows in self.others.items()}
-        return FittedData(self.x[:samples], self.y[:samples], self.spec, others)
+        return FittedData(self.x[:samples], self.y[:samples], self.spec, others, self.label)
 
 
 def load(path: Path) -> LocalData:

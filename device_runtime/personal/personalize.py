@@ -121,7 +121,7 @@ class Chosen(FittedData):
 
     @classmethod
     def of(cls, data: FittedData, at: Array) -> Chosen:
-        return cls(data.x, data.y[at], data.spec, data.others, at=at)
+        return cls(data.x, data.y[at], data.spec, data.others, data.label, at=at)
 
     def rows(self, indices: Array) -> Array:
         return super().rows(self.at[indices])

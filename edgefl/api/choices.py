@@ -15,6 +15,7 @@ from typing import Any
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import (
     CodecChoice,
+    LossChoice,
     Named,
     OptimizerChoice,
     ProgramChoice,
@@ -24,6 +25,9 @@ from edgefl.contract.choice import (
     chosen,
 )
 from edgefl.contract.options import check_options
+from edgefl.models import losses
+from edgefl.models.losses.loss import Loss
+from edgefl.models.losses.own import OwnLoss
 from edgefl.optimizers import adaptive as server_adaptive
 from edgefl.optimizers.momentum import server_momentum
 from edgefl.programs.adaptive.fafed import fafed
@@ -88,6 +92,26 @@ ZeroFL = built_upon(CodecChoice, "zerofl", "ZeroFL", codecs.zerofl)
 BiFL = built_upon(CodecChoice, "bifl", "BiFL", codecs.bifl)
 BiFLFull = built_upon(CodecChoice, "bifl_full", "BiFLFull", codecs.bifl_full)
 
+# Losses: what training minimises.
+CrossEntropy = built_alone(LossChoice, "cross_entropy", "CrossEntropy", losses.CrossEntropy)
+SequenceCrossEntropy = built_alone(
+    LossChoice, "sequence_cross_entropy", "SequenceCrossEntropy", losses.SequenceCrossEntropy
+)
+CausalLM = built_alone(LossChoice, "causal_lm", "CausalLM", losses.CausalLM)
+BinaryCrossEntropy = built_alone(
+    LossChoice, "binary_cross_entropy", "BinaryCrossEntropy", losses.BinaryCrossEntropy
+)
+SquaredError = built_alone(LossChoice, "squared_error", "SquaredError", losses.SquaredError)
+AbsoluteError = built_alone(LossChoice, "absolute_error", "AbsoluteError", losses.AbsoluteError)
+Huber = built_alone(LossChoice, "huber", "Huber", losses.Huber)
+Quantile = built_alone(LossChoice, "quantile", "Quantile", losses.Quantile)
+InfoNCE = built_alone(LossChoice, "info_nce", "InfoNCE", losses.InfoNCE)
+NTXent = built_alone(LossChoice, "nt_xent", "NTXent", losses.NTXent)
+CTC = built_alone(LossChoice, "ctc", "CTC", losses.CTC)
+
+LossLike = LossChoice | Loss | str | Callable[..., Any]
+"""A choice such as ``edgefl.Huber(delta=2.0)``, a loss, its name, or a function ``(out, y)`` of your own."""
+
 # Submodels: how a tier is cut out of the model.
 OutputSide = built_upon(SubmodelChoice, "output_side", "OutputSide", output_side)
 Width = built_upon(SubmodelChoice, "width", "Width", width)
@@ -144,3 +168,40 @@ def codec_choice(value: object) -> CodecChoice:
     if isinstance(made, ProgramChoice) and made.name in codecs.CODECS:
         return CodecChoice(made.name, made.options, made.label)
     return chosen("codec", CodecChoice, made)
+
+
+def loss_of(value: LossLike | None) -> Loss | None:
+    """The loss that the argument ``loss`` names; None: the model's own."""
+    if value is None:
+        return None
+    if isinstance(value, Named | LossChoice | str):
+        made = chosen("loss", LossChoice, value)
+        return losses.build(made.name, **made.options)
+    made_loss = value() if inspect.isclass(value) else value
+    if not isinstance(made_loss, Loss) and not callable(made_loss):
+        raise ConfigError(
+            f"argument `loss` is {value!r}; give a loss such as edgefl.Huber(delta=2.0), its name, or a function "
+            "(out, y) -> one loss per sample",
+            argument="loss",
+        )
+    return losses.own_loss(made_loss)
+
+
+def loss_choice(value: LossLike) -> LossChoice:
+    """The same as a federation file has it. ConfigError for what another process could not load."""
+    if isinstance(value, Named | LossChoice | str):
+        return chosen("loss", LossChoice, value)
+    if isinstance(value, OwnLoss):
+        return LossChoice(address_of(value.function, "a loss"))
+    for name, kind in losses.LOSSES.items():
+        if type(value) is kind:
+            return LossChoice(
+                name, {option: getattr(value, option) for option in inspect.signature(kind).parameters}
+            )
+    if not callable(value):
+        raise ConfigError(
+            f"argument `loss` is {value!r}, which other processes cannot load: give a loss such as edgefl.Huber(delta=2.0), "
+            "its name, or a function or class at the top level of a file",
+            argument="loss",
+        )
+    return LossChoice(address_of(value, "a loss"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from edgefl.api.bundle import Bundle
-from edgefl.api.choices import SGD, Dense, OutputSide, codec_choice
+from edgefl.api.choices import SGD, Dense, LossLike, OutputSide, codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
@@ -29,6 +29,7 @@ def compile(
     model: Model,
     *,
     submodel: SubmodelChoice | str | None = None,
+    loss: LossLike | None = None,
     program: ProgramChoice | str = SGD(),
     codec: CodecChoice | ProgramChoice | str = Dense(),
     optimizer: OptimizerChoice | str | None = None,
@@ -55,6 +56,8 @@ def compile(
         model: a model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory of one, or a
             ``ModelSpec``.
         submodel: what the tier holds and trains; by default the whole model.
+        loss: what training minimises: a choice such as ``edgefl.Huber(delta=2.0)``, its name, or a function of your own,
+            ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the labels.
         program: the local training; by default SGD.
         codec: how the update becomes bytes; by default float32 weights. FedBAT, which is a training too, takes the place of
             SGD.
@@ -87,7 +90,9 @@ def compile(
     program, data = chosen("program", ProgramChoice, program), dataset(data)
     codec = codec_choice(codec)
     optimizer = None if optimizer is None else chosen("optimizer", OptimizerChoice, optimizer)
-    spec = model_spec(model, data=data, sample=sample, classes=classes, seed=seed, options=options)
+    spec = model_spec(
+        model, data=data, sample=sample, classes=classes, seed=seed, options=options, loss=loss_of(loss)
+    )
     cut = submodels.build(spec, submodel.name, **submodel.options)
     training = coded_program(
         cut,

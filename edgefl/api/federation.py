@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefl.api.choices import address_of, codec_choice
+from edgefl.api.choices import LossLike, address_of, codec_choice, loss_choice
 from edgefl.config import DataTable, Federation, parse
 from edgefl.config.tables import (
     AggregateTable,
@@ -68,6 +68,7 @@ def federation(
     rounds: int = 10,
     seed: int = 0,
     tiers: Mapping[str, Tier] | None = None,
+    loss: LossLike | None = None,
     program: ProgramChoice | str | None = None,
     codec: CodecChoice | ProgramChoice | str | None = None,
     optimizer: OptimizerChoice | str | None = None,
@@ -91,6 +92,8 @@ def federation(
         seed: decides initial weights, partition, batches and noise.
         tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong``, the
             whole model, for a :class:`edgefl.Server`: which devices there are elsewhere is for its owner to say.
+        loss: what training minimises: a choice such as ``edgefl.Huber(delta=2.0)``, its name, or a function of your own,
+            ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the labels.
         program: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the program says.
@@ -118,6 +121,9 @@ def federation(
         "tiers": {tier: _tier(tier, each).table for tier, each in (tiers or {}).items()},
         "limits": dict(limits or {}),
     }
+    if loss is not None:
+        named_loss = loss_choice(loss)
+        tables["loss"] = {"name": absolute(named_loss.name), "options": dict(named_loss.options)}
     if program is not None:
         program = chosen("program", ProgramChoice, program)
         tables["program"] = {"name": absolute(program.name), **program.options}

@@ -13,12 +13,13 @@ from edgefl.api.federation import data_table
 from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
+from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.models.zoo.catalog import build_model, built
+from edgefl.models.zoo.catalog import built, model_trained_on, with_loss
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
-from edgefl.setup.model import check_fits, fitted_model, sample_of
+from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import ConfigError
 
@@ -50,29 +51,35 @@ def model_spec(
     classes: int | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
 ) -> ModelSpec:
     """``model`` cut into units, its initial weights by ``seed`` where it is built here.
 
     ``data`` tells the shape of a sample and the number of classes; without it ``sample`` and ``classes`` do, and a model
-    that edgefl brings has its own. ``options`` go to the model's factory. ConfigError, naming the argument, for one that
+    that edgefl brings has its own. ``options`` go to the model's factory. ``loss``: what it is trained on; None: its own, or
+    the one that fits. ConfigError, naming the argument, for one that
     is missing; ModelError for a model that cannot be built or cut.
     """
     _check_used(model, data, {"sample": sample, "classes": classes, "options": options or None})
     if isinstance(model, str) and data is not None:
-        return fitted_model(model, data, seed=seed, options=options)
+        return fitted_model(model, data, seed=seed, options=options, loss=loss)
+    labels = None if data is None else labels_of(data)
     if isinstance(model, str) and ":" not in model:
         given = {} if classes is None else {"classes": classes}
-        return build_model(model, **{"seed": seed, **given, **(options or {})})
+        return model_trained_on(model, {"seed": seed, **given, **(options or {})}, loss)
     if isinstance(model, ModelSpec):
-        spec = model
+        spec = with_loss(model, loss, labels)
     elif isinstance(model, nn.Module):
         shape, count = _shape_of(model, data, sample, classes)
-        spec = split(model, sample=shape, classes=count, name=type(model).__name__.lower())
+        name = type(model).__name__.lower()
+        spec = split(model, sample=shape, classes=count, name=name, loss=loss, labels=labels)
     else:
         shape, count = _shape_of(model, data, sample, classes)
         layout = {"sample_shape": shape, "classes": count, "seed": seed, **(options or {})}
         spec = (
-            build_model(model, **layout) if isinstance(model, str) else built(model, _name_of(model), layout)
+            model_trained_on(model, layout, loss)
+            if isinstance(model, str)
+            else built(model, _name_of(model), layout, loss, labels)
         )
     if data is not None:
         check_fits(spec, spec.name, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edgefl.api.choices import SGD, TCBGD, Dense, codec_choice
+from edgefl.api.choices import SGD, TCBGD, Dense, LossLike, codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice
@@ -24,6 +24,7 @@ def plan(
     model: Model,
     device: Device = Device(),
     *,
+    loss: LossLike | None = None,
     program: ProgramChoice | Callable[[Submodel], ProgramChoice] | None = None,
     codec: CodecChoice | ProgramChoice | str = Dense(),
     optimizer: OptimizerChoice | None = None,
@@ -40,6 +41,7 @@ def plan(
     Args:
         model: as in :func:`edgefl.compile`, with ``data``, ``sample``, ``classes`` and ``options``.
         device: what it offers; 0 is unknown.
+        loss: what training minimises, as in :func:`edgefl.compile`.
         program: the local training, of all submodels or of each; by default SGD, and TCBGD for submodels of single entries.
         codec: how the update becomes bytes.
         optimizer: the server's.
@@ -54,7 +56,9 @@ def plan(
     >>> fit.recommended().kind
     'width'
     """
-    spec = model_spec(model, data=dataset(data), sample=sample, classes=classes, options=options)
+    spec = model_spec(
+        model, data=dataset(data), sample=sample, classes=classes, options=options, loss=loss_of(loss)
+    )
     coding = codec_choice(codec)
     coder = codecs.build(coding.name, **coding.options)
 

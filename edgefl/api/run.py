@@ -105,18 +105,21 @@ class Run:
     @cached_property
     def history(self) -> tuple[RoundClosed, ...]:
         """A row for each round: accuracy and loss of the global model on the test set (None where it was not evaluated),
-        mean training loss, seconds, bytes."""
+        its ``metrics`` by name (accuracy and f1, perplexity, mae, ...), mean training loss, seconds, bytes."""
         return rounds_of(self.folder)
 
     @cached_property
     def curves(self) -> Mapping[str, Array]:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``,
-        ``up_bytes``, ``down_bytes``, ``reports``; NaN where there is no value. ``seconds`` are those from a round's opening
-        to its end, and a pause in which the run was stopped is in them."""
+        ``up_bytes``, ``down_bytes``, ``reports``, and each of the run's metrics; NaN where there is no value. ``seconds``
+        are those from a round's opening to its end, and a pause in which the run was stopped is in them."""
         rows = [msgspec.to_builtins(row) for row in self.history]
+        metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
         return {
             name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
             for name in ("round", *_CURVES)
+        } | {
+            name: np.array([row["metrics"].get(name, np.nan) for row in rows], np.float64) for name in metrics
         }
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from edgefl.config.tables import (
     DownlinkTable,
     ExportTable,
     FederationTable,
+    LossTable,
     ModelTable,
     OptimizerTable,
     ProgramTable,
@@ -29,12 +30,13 @@ from edgefl.wire.mqtt.topics import checked_name
 class Federation(Table):
     """A federation file: who trains what together, and how.
 
-    Its tables are ``federation``, ``model``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``, ``export``,
-    ``codec``, ``aggregate``, ``downlink``, ``broker`` and ``limits``.
+    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``,
+    ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker`` and ``limits``.
     """
 
     federation: FederationTable = FederationTable()
     model: ModelTable = ModelTable()
+    loss: LossTable = LossTable()
     program: ProgramTable = ProgramTable()
     optimizer: OptimizerTable = OptimizerTable()
     data: DataTable = DataTable()

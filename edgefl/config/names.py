@@ -22,7 +22,14 @@ def name_problems(tables: Mapping[str, Any]) -> list[str]:
 
     Tables and values of a wrong shape are passed over: they are problems of the file's own types.
     """
-    return [*_model(tables), *_program(tables), *_optimizer(tables), *_codec(tables), *_tiers(tables)]
+    return [
+        *_model(tables),
+        *_loss(tables),
+        *_program(tables),
+        *_optimizer(tables),
+        *_codec(tables),
+        *_tiers(tables),
+    ]
 
 
 def _model(tables: Mapping[str, Any]) -> Iterator[str]:
@@ -38,6 +45,15 @@ def _model(tables: Mapping[str, Any]) -> Iterator[str]:
     yield from _options("model.options", f"model {name!r}", facts.models[name], options)
     if table.get("bn", "global") != "global" and "bn" not in facts.models[name]:
         yield f"model.bn: model {name!r} has no batch norm mode; remove model.bn, or choose a model that has one"
+
+
+def _loss(tables: Mapping[str, Any]) -> Iterator[str]:
+    table = _table(tables, "loss")
+    name = _name(table, "")
+    if place := name.rpartition(":")[0]:
+        yield from _missing("loss", place)
+    elif name:
+        yield from _listed("loss", "loss", name, shipped().losses, _table(table, "options"))
 
 
 def _program(tables: Mapping[str, Any]) -> Iterator[str]:

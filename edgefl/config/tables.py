@@ -47,6 +47,25 @@ class ModelTable(Table):
     )
 
 
+class LossTable(Table):
+    """What training minimises."""
+
+    name: str = Field(
+        "",
+        description=(
+            "a loss of `edgefl ls losses`, or file.py:function of your own, (out, y) -> one loss per sample; default: the "
+            "model's own, or the one that fits its output and the labels"
+        ),
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the loss")
+
+    @model_validator(mode="after")
+    def _options_of_something(self) -> LossTable:
+        if self.options and not self.name:
+            raise ValueError("options belong to a loss: set name, or leave them out")
+        return self
+
+
 class ProgramTable(Table):
     """How a device trains: the program, and its options by their names (`edgefl ls programs NAME` lists them)."""
 

@@ -66,6 +66,10 @@ class ProgramChoice(Choice):
         return self.with_options(personal=alpha)
 
 
+class LossChoice(Choice):
+    """What training minimises: one value per sample."""
+
+
 class CodecChoice(Choice):
     """How an update becomes bytes.
 

@@ -42,6 +42,9 @@ Schedule = Callable[[int, int], Scalars]
 """(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this program were
 completed before it, ``rounds`` are planned in all."""
 
+_IGNORED = 0.2
+"""Share of the random labels that are ignored, where there are such."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -60,7 +63,8 @@ class Function:
         return self.fn(tensors)
 
     def example(self, seed: int) -> Tensors:
-        """Random inputs that satisfy the ports: normal floats, whole numbers in their range, noise in [0, 1).
+        """Random inputs that satisfy the ports: normal floats, whole numbers in their range (a few of them labels that are
+        ignored, where there are such), noise in [0, 1).
 
         Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5).
         """
@@ -71,7 +75,11 @@ class Function:
 def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
     if spec.below is not None or not spec.dtype.is_floating_point:
         below = label_range if spec.below is None else spec.below
-        return torch.randint(0, below, spec.shape, generator=generator, dtype=spec.dtype)
+        drawn = torch.randint(0, below, spec.shape, generator=generator, dtype=spec.dtype)
+        if spec.ignored is None:
+            return drawn
+        few = torch.rand(spec.shape, generator=generator) < _IGNORED
+        return torch.where(few, torch.full_like(drawn, spec.ignored), drawn)
     uniform = name.startswith("noise.") or name.endswith("running_var")
     if uniform:
         shift = 0.5 if name.endswith("running_var") else 0.0

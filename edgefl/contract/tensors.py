@@ -21,6 +21,8 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32
     # Valid values are the whole numbers 0 .. below-1: token numbers, class labels. None says nothing about them.
     below: int | None = None
+    # One more valid value, of labels that count for nothing: any whole number, such as -100.
+    ignored: int | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -33,7 +35,7 @@ class TensorSpec:
 
     def rows(self, count: int) -> TensorSpec:
         """``count`` of these with a batch dimension in front, for a spec of one sample."""
-        return TensorSpec((count, *self.shape), self.dtype, self.below)
+        return TensorSpec((count, *self.shape), self.dtype, self.below, self.ignored)
 
 
 def role_of(port: str) -> str:

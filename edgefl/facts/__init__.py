@@ -41,6 +41,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: dict[str, list[dict[str, Any]]]
     models: Options
+    losses: Options
     kinds: Options
     programs: Options
     optimizers: Options

@@ -116,8 +116,9 @@ class Workshop:
         artifact = deploy(module, self.spec.sample, rows, batch=self.batch)
         facts = self._facts(submodel, module, artifact) | {
             "batch_norm": source,
-            "accuracy": self.accuracy(module),
-            "whole_accuracy": self.accuracy(self.module(OutputSide(self.spec, 0))),
+            self.metric: self.score(module),
+            f"whole_{self.metric}": self.score(self.module(OutputSide(self.spec, 0))),
+            "metric": self.metric,
         }
         return Deployment(artifact, facts)
 
@@ -125,8 +126,13 @@ class Workshop:
         """``submodel`` on its own, in inference mode."""
         return self._finished(submodel)[0]
 
-    def accuracy(self, module: nn.Sequential) -> float:
-        """Share of the test set that is right. Where the batch has a say, in full batches of the artifact's size."""
+    @property
+    def metric(self) -> str:
+        """What tells how good a model of this task is: accuracy, perplexity, mae, or the loss."""
+        return next(iter(self.spec.metrics), "loss")
+
+    def score(self, module: nn.Sequential) -> float:
+        """:attr:`metric` on the test set. Where the batch has a say, in full batches of the artifact's size."""
         x, y = self.dataset.test_x, self.dataset.test_y
         step, last = ROWS, len(y)
         if self.bn_eval == "batch":
@@ -135,7 +141,7 @@ class Workshop:
             (self._floats(x[at : at + step]), torch.from_numpy(y[at : at + step]))
             for at in range(0, last, step)
         )
-        return scores(module, self.spec.loss, batches)["accuracy"]
+        return scores(module, self.spec.loss, batches)[self.metric]
 
     def _finished(self, submodel: Submodel) -> tuple[nn.Sequential, str]:
         """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""

@@ -34,6 +34,8 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     _check_same(run, dataset, named=here.name != "auto")
     spec = federation_model(federation, dataset)
     workshop = Workshop(spec, dataset, weights, samples=ROWS)
+    if workshop.metric != "accuracy":
+        raise DataError(f"the run in {run} is measured by {workshop.metric}, not by accuracy", path=str(run))
     accuracies: dict[str, float] = {}
     whole: float | None = None
     for tier in federation.tiers:
@@ -41,7 +43,7 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
         if submodel.prefix and whole is not None:
             accuracies[tier] = whole
             continue
-        accuracies[tier] = workshop.accuracy(workshop.module(submodel))
+        accuracies[tier] = workshop.score(workshop.module(submodel))
         whole = accuracies[tier] if submodel.prefix else whole
     return accuracies
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.contract.tensors import TensorSpec
-from edgefl.models.loss import Loss, OfClasses
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.loss import Loss, Measured, OfClasses, among, metrics_of, sample_weights
 from edgefl.wire.errors import ModelError
 
 TEMPERATURE = 3.0
@@ -74,10 +74,26 @@ class ExitLoss:
         return self.kd_weight * divergence(self.base.logits(last).detach(), self.base.logits(said))
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return self.base.correct(out if out.dim() == self.rank else out[:, -1], y)
+        return self.base.correct(self._last(out), y)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         return self.base.label(out)
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        return sample_weights(self.base, y)
+
+    def among(self, mask: Tensor) -> ExitLoss:
+        return replace(self, base=among(self.base, mask))
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return metrics_of(self.base, out)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return self.base.sums(self._last(out), y) if isinstance(self.base, Measured) else {}
+
+    def _last(self, out: Tensor) -> Tensor:
+        """What the last exit says."""
+        return out if out.dim() == self.rank else out[:, -1]
 
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float = TEMPERATURE) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.given import given
-from edgefl.models.loss import CROSS_ENTROPY, Loss
+from edgefl.models.losses.classes import CROSS_ENTROPY
+from edgefl.models.losses.loss import Loss, metrics_of
 from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ModelError
 
@@ -71,6 +72,11 @@ class ModelSpec:
     def label(self) -> TensorSpec:
         """One sample's label. ModelError if the loss cannot read the model's output."""
         return self.loss.label(self.boundary(len(self.units)))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics of the model's task, the one that people are shown first; () where there is but the loss."""
+        return metrics_of(self.loss, self.boundary(len(self.units)))
 
 
 def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:

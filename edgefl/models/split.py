@@ -18,7 +18,8 @@ from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
-from edgefl.models.loss import CrossEntropy, Loss
+from edgefl.models.losses.catalog import fitted
+from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.wire.errors import ModelError
 
@@ -36,6 +37,7 @@ def split(
     name: str = "custom",
     accounting_batch: int = 32,
     loss: Loss | None = None,
+    labels: TensorSpec | None = None,
 ) -> ModelSpec:
     """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is the shape and dtype of one input without
     batch dimension, or those of several by the names that forward gives them; ``classes`` how many a label chooses from,
@@ -52,9 +54,10 @@ def split(
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
     The module is copied; batch norm and dropout, ``F.dropout`` too, become those of
-    :mod:`edgefl.models.layers.explicit`. ``loss`` is cross entropy unless another one of :mod:`edgefl.models.loss` is
-    given; ``accounting_batch`` is :class:`ModelSpec`'s. Raises ModelError, naming the cut and the tensors, where more than
-    one tensor crosses or weights are needed on both sides, and with torch's reason and the line of code where the module
+    :mod:`edgefl.models.layers.explicit`. ``loss`` is one of :mod:`edgefl.models.losses`; without it cross entropy for
+    an output (classes,), or the one loss that fits the output and ``labels`` (one label of the data).
+    ``accounting_batch`` is :class:`ModelSpec`'s. Raises ModelError, naming the cut and the tensors, where more than one
+    tensor crosses or weights are needed on both sides, and with torch's reason and the line of code where the module
     cannot be traced.
     """
     copied = visible(module)
@@ -73,10 +76,10 @@ def split(
         sample,
         classes,
         accounting_batch,
-        loss=loss or CrossEntropy(),
+        loss=fitted(loss, output_spec(made, sample), labels, sample),
         own_names=_names(copied, made),
     )
-    _check_output(spec)
+    check_classes(spec)
     return spec
 
 
@@ -87,7 +90,8 @@ def _names(module: nn.Module, units: nn.Sequential) -> dict[str, str]:
     return {name: names[id(tensor)] for name, tensor in state.items() if id(tensor) in names}
 
 
-def _check_output(spec: ModelSpec) -> None:
+def check_classes(spec: ModelSpec) -> None:
+    """ModelError if the loss cannot read the output, or the model gives another number of classes than it should."""
     label = spec.label
     # Other labels than numbers of classes are no choice, whatever their bounds are.
     if not label.dtype.is_floating_point and label.below not in (None, spec.classes):

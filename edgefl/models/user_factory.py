@@ -1,4 +1,4 @@
-"""Models and programs of the user's own, by a name that says where their factory is: ``package.module:factory``, or
+"""Models, programs and losses of the user's own, by a name that says where their factory is: ``package.module:factory``, or
 ``path/to/file.py:factory`` for a file that nobody has to install."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
-_ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "program": ConfigError}
+_ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "program": ConfigError, "loss": ConfigError}
 
 
 def factory_of(name: str, what: str) -> Callable[..., Any]:
-    """The factory of ``what`` ("model" or "program") of that name. ModelError or ConfigError for a module, file or factory
-    that is not there, and for one that fails."""
+    """The factory of ``what`` ("model", "program" or "loss") of that name. ModelError or ConfigError for a module, file or
+    factory that is not there, and for one that fails."""
     place, _, attribute = name.rpartition(":")
     module = _module(name, place, what)
     factory = getattr(module, attribute, None)

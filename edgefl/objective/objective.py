@@ -15,7 +15,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.exit_loss import divergence
 from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.given import given, placed
-from edgefl.models.loss import CROSS_ENTROPY, Loss, OfClasses, OfRounds, without_absent
+from edgefl.models.losses.classes import CROSS_ENTROPY
+from edgefl.models.losses.loss import Loss, OfClasses, OfRounds, batch_mean, sums_of, without_absent
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.objective.carrier import Carrier, Whole
 from edgefl.wire.errors import ModelError
@@ -205,7 +206,7 @@ class Objective:
         hyper: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
-        """Training mode: (mean loss (), number correct () float32, buffers after the pass).
+        """Training mode: (mean loss () over the samples as they weigh, number correct () float32, buffers after the pass).
 
         ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` as
         :meth:`labels` says, ``facts`` those of :attr:`facts`, ``hyper`` the scalars of :attr:`scalars`, ``others`` the
@@ -231,7 +232,7 @@ class Objective:
             losses = loss.each(out, y) + self._distilled(self.distilled, part, out, losses)
         elif isinstance(self.carrier, Resting):
             moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
-        return losses.mean(), loss.correct(out.detach(), y).sum(), moved
+        return batch_mean(loss, losses, y), loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
         """What distillation adds to the loss at ``whole``; ``losses`` are those at ``part``. All of them (B,)."""
@@ -244,12 +245,12 @@ class Objective:
         weights: Mapping[str, Tensor],
         x: Tensor,
         y: Tensor,
+        mask: Tensor,
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Inference mode: per sample, the loss (B,) and how right it is (B,), float32 from 0 to 1."""
-        out = self.predict(weights, x, gates, others)
-        return self.loss.each(out, y), self.loss.correct(out, y)
+    ) -> Tensors:
+        """Inference mode: what loss and metrics are made of, over the rows whose ``mask`` (B,) is 1 (:func:`sums_of`)."""
+        return sums_of(self.loss, self.predict(weights, x, gates, others), y, mask)
 
     def predict(
         self,

@@ -34,18 +34,17 @@ def finish(objective: Objective) -> Function:
 
 
 def evaluate(objective: Objective, batch: int) -> Function:
-    """Inference of the suffix on a masked batch: sums over the rows whose ``batch.0.mask`` is 1 (0: padding)."""
+    """Inference of the suffix on a masked batch: sums over the rows whose ``batch.0.mask`` is 1 (0: padding).
+
+    ``metric.loss_sum``, ``metric.correct`` and ``metric.count``, and what else the loss's metrics are made of
+    (:func:`edgefl.models.losses.loss.sums_of`).
+    """
 
     def fn(tensors: Tensors) -> Tensors:
         mask = tensors["batch.0.mask"]
         weights, gates = objective.carrier.unpack(select(tensors, "weights"))
         batch = select(tensors, "batch.0")
-        losses, correct = objective.evaluate(weights, batch["x"], batch["y"], gates, batch)
-        return {
-            "metric.loss_sum": (losses * mask).sum(),
-            "metric.correct": (correct * mask).sum(),
-            "metric.count": mask.sum(),
-        }
+        return prefixed("metric", objective.evaluate(weights, batch["x"], batch["y"], mask, gates, batch))
 
     ports = prefixed("weights", objective.carrier.payload) | batch_ports(objective, batch)
     return Function("evaluate", fn, ports | {"batch.0.mask": TensorSpec((batch,))})

@@ -35,8 +35,8 @@ def run_digest(federation: Federation) -> str:
 
 def code_of(federation: Federation) -> list[str]:
     """The code that a run comes from: edgefl's version, and the digests of the files of a model's and of a program's
-    factory outside it. What these files import is not among them."""
-    own = {"model": federation.model.name, "program": federation.program.name}
+    factory, and of a loss, outside it. What these files import is not among them."""
+    own = {"model": federation.model.name, "program": federation.program.name, "loss": federation.loss.name}
     return [
         version(),
         *(hashlib.sha256(source_of(name, what)).hexdigest() for what, name in own.items() if ":" in name),

@@ -8,21 +8,24 @@ import numpy as np
 import torch
 
 from edgefl.contract.program import Program
-from edgefl.contract.tensors import prefixed
+from edgefl.contract.tensors import prefixed, select
 from edgefl.data.dataset import Dataset
+from edgefl.models.losses.metrics import added, measured
+from edgefl.models.spec import ModelSpec
 from edgefl.setup.processor import processor
-from edgefl.wire.tensors import Arrays
+from edgefl.wire.tensors import Array, Arrays
 
 EVALUATION_BATCH = 500
 """Static batch norm takes its statistics from test batches; large ones are asked for (embracingfl.md 2.7)."""
 
 
 def evaluation(
-    program: Program, dataset: Dataset, device: str = "auto"
+    spec: ModelSpec, program: Program, dataset: Dataset, device: str = "auto"
 ) -> Callable[[Arrays], Mapping[str, float]]:
-    """``weights -> {"accuracy", "loss"}`` on the test set, as ``program`` of the whole model has inference."""
+    """``weights -> {name: value}`` on the test set, as ``program`` of the whole model has inference: the metrics of
+    ``spec`` (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss``."""
     where = torch.device(processor(device))
-    count = len(dataset.test_y)
+    count, label = len(dataset.test_y), spec.label.shape
     batches = np.array_split(np.arange(count), max(1, -(-count // EVALUATION_BATCH)))
 
     @torch.inference_mode()
@@ -30,15 +33,12 @@ def evaluation(
         named = prefixed(
             "weights", {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
         )
-        loss, correct = 0.0, 0.0
+        sums: dict[str, Array] = {}
         for rows in batches:
             read = dataset.test_batch(rows) | {"mask": np.ones(len(rows), np.float32)}
+            read["y"] = read["y"].reshape(len(rows), *label)
             batch = {part: torch.from_numpy(array).to(where) for part, array in read.items()}
-            metrics = program.evaluate(named | prefixed("batch.0", batch))
-            loss, correct = (
-                loss + float(metrics["metric.loss_sum"]),
-                correct + float(metrics["metric.correct"]),
-            )
-        return {"accuracy": correct / count, "loss": loss / count}
+            sums = added(sums, select(program.evaluate(named | prefixed("batch.0", batch)), "metric"))
+        return measured(spec.metrics, sums)
 
     return evaluate

@@ -11,8 +11,11 @@ import torch
 from edgefl.config import Federation, TierTable
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, Other
+from edgefl.models import losses
+from edgefl.models.losses.catalog import fitting
+from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import MODELS, build_model
+from edgefl.models.zoo.catalog import MODELS, model_trained_on
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
@@ -30,9 +33,14 @@ class SelfChecking(Protocol):
 
 def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
     """The model with initial weights by seed, fitted to the samples and classes of ``dataset``."""
-    table = federation.model
+    table, loss = federation.model, federation.loss
     return fitted_model(
-        table.name, dataset, bn=table.bn, seed=federation.federation.seed, options=table.options
+        table.name,
+        dataset,
+        bn=table.bn,
+        seed=federation.federation.seed,
+        options=table.options,
+        loss=losses.build(loss.name, **loss.options) if loss.name else None,
     )
 
 
@@ -43,8 +51,10 @@ def fitted_model(
     bn: str = "global",
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
 ) -> ModelSpec:
-    """The model ``name`` with initial weights by ``seed``, fitted to the samples and classes of ``dataset``.
+    """The model ``name`` with initial weights by ``seed``, fitted to the samples and classes of ``dataset``, and trained on
+    ``loss``; None: on its own, or on the one that fits its output and the labels.
 
     ConfigError where the model, its batch norm mode ``bn`` and the data do not go together.
     """
@@ -63,20 +73,22 @@ def fitted_model(
             "a model that has one (a factory of your own takes what it needs from model.options)",
             model=name,
         )
-    spec = build_model(name, **{**offered, "seed": seed, **(options or {})})
+    spec = model_trained_on(name, {**offered, "seed": seed, **(options or {})}, loss, labels_of(dataset))
     check_fits(spec, name, dataset)
     return spec
 
 
 def _offered(dataset: Dataset) -> dict[str, Any]:
-    """What a factory may ask about the data."""
+    """What a factory may ask about the data; where labels are numbers, as many outputs as a label has."""
+    labels = dataset.test_y
+    outputs = (*labels.shape[1:], 1)[0] if labels.dtype.kind == "f" else dataset.classes
     if dataset.below:
         layout = {"length": dataset.shape[0], "vocabulary": dataset.below}
     elif len(dataset.shape) == 3:
         layout = {"in_channels": dataset.shape[0], "size": dataset.shape[1]}
     else:
         layout = {"features": dataset.shape[-1]}
-    return layout | {"classes": dataset.classes}
+    return layout | {"classes": outputs}
 
 
 def sample_of(dataset: Dataset) -> tuple[int, ...] | TensorSpec | dict[str, TensorSpec]:
@@ -95,7 +107,10 @@ def _spec(other: Other) -> TensorSpec:
 def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
     """ConfigError if the model does not read such samples, or is not trained on such labels."""
     dtype = str(spec.sample.dtype).removeprefix("torch.")
-    if (spec.sample.shape, dtype, spec.classes) != (dataset.shape, dataset.dtype, dataset.classes):
+    label, labels = spec.label, labels_of(dataset)
+    of_classes = not labels.dtype.is_floating_point
+    classes = dataset.classes if of_classes else spec.classes
+    if (spec.sample.shape, dtype, spec.classes) != (dataset.shape, dataset.dtype, classes):
         raise ConfigError(
             f"model {model!r} takes samples of shape {spec.sample.shape} ({dtype}) in {spec.classes} classes, "
             f"{dataset.name} has {dataset.shape} ({dataset.dtype}) in {dataset.classes}: change model.options or data.name",
@@ -116,19 +131,29 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
                 f"{there or 'nothing beside x'}: add it to the data",
                 model=model,
             )
-    labels = dataset.test_y
-    if (spec.label.shape, spec.label.dtype.is_floating_point) != (labels.shape[1:], labels.dtype.kind == "f"):
+    alike = label.shape == labels.shape or (label.shape, labels.shape) == ((1,), ())
+    if not alike or label.dtype.is_floating_point == of_classes:
+        names = ", ".join(fitting(spec.boundary(len(spec.units)), labels, spec.sample))
         raise ConfigError(
-            f"model {model!r} is trained on labels of shape {spec.label.shape} and type {spec.label.dtype}, "
-            f"{dataset.name} has {_labels_told(labels)}: choose a model, or a loss, that reads such labels",
+            f"model {model!r} is trained on labels of shape {label.shape} and type {label.dtype}, {dataset.name} has "
+            f"{_described(labels)} per sample: choose the loss that fits ({names or 'none of edgefl does'}), or another "
+            "model",
             model=model,
         )
 
 
-def _labels_told(labels: Array) -> str:
-    if labels.ndim == 1:
-        return "one number per sample" if labels.dtype.kind == "f" else "one class number per sample"
-    return f"{labels.dtype} {labels.shape[1:]} per sample"
+def labels_of(dataset: Dataset) -> TensorSpec:
+    """One label of ``dataset``: class numbers, int64, or other numbers, float32."""
+    shape = tuple(dataset.test_y.shape[1:])
+    if dataset.test_y.dtype.kind == "f":
+        return TensorSpec(shape, torch.float32)
+    return TensorSpec(shape, torch.int64, dataset.classes)
+
+
+def _described(labels: TensorSpec) -> str:
+    if labels.dtype.is_floating_point:
+        return f"numbers of shape {labels.shape}"
+    return f"class numbers of shape {labels.shape}" if labels.shape else "one class number"
 
 
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from edgefl.wire.errors import ConfigError
 GRAMMAR = "NAME[:KEY=VALUE,...]"
 _TEXT = re.compile(r"\s*(?P<name>[^:=,\s]+)\s*(?::(?P<options>.*))?", re.DOTALL)
 _OWN = re.compile(r"\s*((?:[^:]*[^:\s]\.py|[^:=,\s]+):[A-Za-z_]\w*)\s*(?::(.*))?", re.DOTALL)
-"""A program of the user's own: ``package.module:factory`` or ``path/to/file.py:factory``, with or without options."""
+"""A program or a loss of the user's own: ``package.module:factory`` or ``path/to/file.py:factory``, with options or not."""
 _NEXT = re.compile(r",(?=\s*\w+\s*=)")
 """A comma that begins an option: those inside of a value are not followed by a key."""
 
@@ -41,11 +42,25 @@ def parse_program(text: str) -> dict[str, Any]:
     """Settings of a federation file's table ``program`` by dotted key, from ``name:lr=0.1,alpha=0.03``."""
     from edgefl.programs.catalog import PROGRAMS
 
-    own_factory = None if text.partition(":")[0].strip() in PROGRAMS else _OWN.fullmatch(text)
-    name, options = (own_factory[1], own_factory[2]) if own_factory else (None, None)
-    program = parse_named(text if name is None else "own" if options is None else f"own:{options}", "program")
+    program = _named_or_own(text, "program", PROGRAMS)
     options_by_key = {f"program.{key}": value for key, value in program["options"].items()}
-    return {"program.name": name or program["name"], **options_by_key}
+    return {"program.name": program["name"], **options_by_key}
+
+
+def parse_loss(text: str) -> dict[str, Any]:
+    """The table ``loss`` of a federation file, from ``huber:delta=2`` or ``path/to/file.py:function``."""
+    from edgefl.models.losses import LOSSES
+
+    return _named_or_own(text, "loss", LOSSES)
+
+
+def _named_or_own(text: str, what: str, known: Collection[str]) -> dict[str, Any]:
+    """``name`` and ``options`` of one that is ``known``, or of one in a file of the user's own."""
+    own = None if text.partition(":")[0].strip() in known else _OWN.fullmatch(text)
+    if own is None:
+        return parse_named(text, what)
+    name, options = own.groups()
+    return parse_named("own" if options is None else f"own:{options}", what) | {"name": name}
 
 
 def _value(text: str) -> Any:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.tensors import Tensors
-from edgefl.models.loss import Loss
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.loss import Loss, metrics_of, sums_of
+from edgefl.models.losses.metrics import added, measured
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ModelError
@@ -36,14 +37,14 @@ def standalone(submodel: Submodel, weights: Mapping[str, Array]) -> nn.Sequentia
 
 @torch.inference_mode()
 def scores(module: nn.Sequential, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """``accuracy`` and ``loss``: means over the rows (x, y) of all ``batches``."""
-    total, correct, count = 0.0, 0.0, 0
+    """The metrics of ``loss`` and the loss itself, by name, over the rows (x, y) of all ``batches``; {} without any."""
+    sums: dict[str, Array] = {}
+    names: tuple[str, ...] = ()
     for x, y in batches:
         out = module(x)
-        total += float(loss.each(out, y).double().sum())
-        correct += float(loss.correct(out, y).double().sum())
-        count += len(y)
-    return {"accuracy": correct / max(count, 1), "loss": total / max(count, 1)}
+        sums = added(sums, sums_of(loss, out, y, torch.ones(len(y), device=y.device)))
+        names = metrics_of(loss, TensorSpec(tuple(out.shape[1:]), out.dtype))
+    return measured(names, sums) if sums else {}
 
 
 def _read(submodel: Submodel, weights: Mapping[str, Array]) -> Tensors:

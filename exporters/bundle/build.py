@@ -144,6 +144,7 @@ def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = Non
             dtype=str(spec.dtype).removeprefix("torch."),
             shape=spec.shape,
             mask=packed.get(name, 0),
+            ignored=spec.ignored,
         )
         for name, spec in specs.items()
     )

@@ -13,6 +13,7 @@ import edgefl
 from edgefl.api import choices
 from edgefl.codecs.catalog import CODECS
 from edgefl.contract.choice import Named
+from edgefl.models.losses import LOSSES
 from edgefl.optimizers.catalog import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels.catalog import KINDS
@@ -43,6 +44,7 @@ def test_the_objects_are_the_catalogs_and_take_the_options_of_their_factories() 
     named = [thing for thing in vars(choices).values() if isinstance(thing, Named)]
     factories = {
         **PROGRAMS,
+        **LOSSES,
         **KINDS,
         **OPTIMIZERS,
         **{name: each for name, each in CODECS.items() if name != BOTH},

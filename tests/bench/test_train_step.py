@@ -24,7 +24,7 @@ from edgefl.bench.train_step.rows import TrainStepSettings, compiled, measure
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
-from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.losses import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.bundle.formats import format_of

@@ -15,7 +15,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.autocut import grouped
 from edgefl.models.layers.explicit import BatchNorm, Dropout
 from edgefl.models.layers.visible import visible
-from edgefl.models.loss import SequenceCrossEntropy
+from edgefl.models.losses import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.visible import visible
-from edgefl.models.loss import BinaryCrossEntropy, SquaredError
+from edgefl.models.losses import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective

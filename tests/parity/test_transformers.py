@@ -14,7 +14,7 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.visible import visible
-from edgefl.models.loss import CrossEntropy, Loss, SequenceCrossEntropy
+from edgefl.models.losses import CrossEntropy, Loss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective

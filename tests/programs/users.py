@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from edgefl.contract.program import Program
 from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.loss import SquaredError
+from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, Completed, draw, federated

@@ -291,7 +291,7 @@ def test_evaluation_is_inference_of_the_whole_model_on_all_test_samples(bn: str)
         federation(model={"name": "resnet8", "bn": bn, "options": {"widths": [4, 4, 4]}}), DATASET
     )
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
-    found = evaluation(sgd(Objective.of(OutputSide(spec, 0))), DATASET, "cpu")(weights)
+    found = evaluation(spec, sgd(Objective.of(OutputSide(spec, 0))), DATASET, "cpu")(weights)
     with torch.inference_mode():
         logits = spec.module.eval()(torch.from_numpy(DATASET.read(DATASET.test_x)))
     labels = torch.from_numpy(DATASET.test_y)
@@ -318,7 +318,7 @@ def test_a_model_with_labels_of_another_kind_is_named(
 ANSWERS = """
 from dataclasses import replace
 from edgefl.models.zoo.basic import mlp
-from edgefl.models.loss import BinaryCrossEntropy
+from edgefl.models.losses import BinaryCrossEntropy
 def model(in_channels, size, classes):
     return replace(mlp(in_channels=in_channels, size=size, classes=classes), loss=BinaryCrossEntropy())
 """

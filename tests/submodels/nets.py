@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.loss import SequenceCrossEntropy
+from edgefl.models.losses import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model

@@ -15,7 +15,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.data.datasets import digits
 from edgefl.models.exit_loss import ExitLoss, divergence
 from edgefl.models.exits import Exit, ExitSpec, with_exits
-from edgefl.models.loss import CROSS_ENTROPY, SquaredError
+from edgefl.models.losses import CROSS_ENTROPY, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.catalog import build_model

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from device_runtime.data.samples import Batches, LabelSpec, LocalData, noise
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, role_of, select
-from edgefl.models.loss import CrossEntropy, SequenceCrossEntropy, SquaredError, without_absent
+from edgefl.models.losses import CrossEntropy, SequenceCrossEntropy, SquaredError
+from edgefl.models.losses.loss import without_absent
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers.explicit import BatchNorm
-from edgefl.models.loss import CROSS_ENTROPY
+from edgefl.models.losses import CROSS_ENTROPY
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8

@@ -219,7 +219,9 @@ class _Batches:
             elif role_of(name) == "hyper":
                 inputs[name] = torch.tensor(self._scalar(name.partition(".")[2]), dtype=dtype)
             elif name == CLASS_COUNTS:
-                inputs[name] = torch.bincount(y.reshape(-1), minlength=spec.shape[0])
+                ignored = ports["batch.0.y"].ignored
+                counted = y.reshape(-1) if ignored is None else y[y != ignored]
+                inputs[name] = torch.bincount(counted, minlength=spec.shape[0])
         return {name: inputs[name] for name in ports}
 
     def _positions(self, step: int) -> Array:

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import BatchNorm, Dropout
 from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack, TorchStack
-from edgefl.models.loss import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.losses import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.losses.loss import batch_mean
 from edgefl.wire.errors import ModelError
 
 IGNORE_NOTHING = -100
@@ -155,9 +156,10 @@ def _frozen_as(new: nn.Module, old: nn.Module) -> nn.Module:
 def loss_as_written(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
     """The mean loss of a batch by ``torch.nn.functional``; a kind of loss that is unknown here is called as it is."""
     match loss:
-        case CrossEntropy(label_smoothing=smoothing):
+        case CrossEntropy(label_smoothing=smoothing, ignore_index=ignored):
+            index = IGNORE_NOTHING if ignored is None else ignored
             return lambda out, y: (
-                F.cross_entropy(out, y, label_smoothing=smoothing)
+                F.cross_entropy(out, y, ignore_index=index, label_smoothing=smoothing)
                 if out.shape[1] > 1
                 else F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype))
             )
@@ -170,4 +172,4 @@ def loss_as_written(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
             return F.binary_cross_entropy_with_logits
         case SquaredError():
             return F.mse_loss
-    return lambda out, y: loss.each(out, y).mean()
+    return lambda out, y: batch_mean(loss, loss.each(out, y), y)

@@ -29,7 +29,7 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     import torch
 
     from edgefl.bench.common.as_written import as_written
-    from edgefl.models.loss import CrossEntropy
+    from edgefl.models.losses import CrossEntropy
 
     spec = submodel.spec
     if spec.loss != CrossEntropy() or spec.boundary(len(spec.units)).shape == (1,):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgefl.wire.bundle.manifest import Manifest
     from edgefl.wire.update.size import UpdateSize
 
-Catalog = StrEnum("Catalog", ["models", "kinds", "submodels", "programs", "optimizers", "codecs"])
+Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
 
 _LS = """
 List what edgefl knows.
@@ -29,6 +29,8 @@ List what edgefl knows.
 Examples:
 
   edgefl ls models
+
+  edgefl ls losses
 
   edgefl ls kinds
 

@@ -13,11 +13,12 @@ from types import EllipsisType, NoneType, UnionType
 from typing import Any
 
 from edgefl import facts
-from edgefl.cli.catalog.programs import optimizer_rows, program_rows
+from edgefl.cli.catalog.programs import optimizer_rows, options_of, program_rows, summary
 from edgefl.cli.federation.updates import codec_rows
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.catalog import CODECS
 from edgefl.facts import Facts, Option, Options
+from edgefl.models.losses import LOSSES
 from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
@@ -36,6 +37,7 @@ def live_facts() -> Facts:
     return Facts(
         rows={
             "models": model_rows(),
+            "losses": loss_rows(),
             "kinds": kind_rows(),
             "submodels": submodel_rows(),
             "programs": program_rows(),
@@ -43,6 +45,7 @@ def live_facts() -> Facts:
             "codecs": codec_rows(),
         },
         models=_options_of(MODELS, upon=0),
+        losses=_options_of(LOSSES, upon=0),
         kinds=_options_of(KINDS),
         programs=_options_of(PROGRAMS),
         optimizers=_options_of(OPTIMIZERS, upon=0),
@@ -66,6 +69,18 @@ def model_rows() -> Rows:
             }
         )
     return rows
+
+
+def loss_rows() -> Rows:
+    """One row per loss, with its options and their defaults."""
+    return [
+        {
+            "name": name,
+            "what": summary(factory),
+            "options": options_of(factory, 0),
+        }
+        for name, factory in LOSSES.items()
+    ]
 
 
 def submodel_rows() -> Rows:

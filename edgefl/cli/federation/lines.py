@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 from pathlib import Path
 
+from edgefl.cli.federation.scores import headline
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.mqtt.neighbours import named
@@ -177,8 +178,9 @@ def _(event: events.Finished) -> str:
 
 
 def _scores(event: events.RoundClosed | events.Finished) -> str:
-    accuracy = "" if event.accuracy is None else f", accuracy {event.accuracy:.1%}"
-    return accuracy + ("" if event.loss is None else f", loss {event.loss:.4g}")
+    fields = {"metric": event.metric, "metrics": event.metrics, "accuracy": event.accuracy}
+    score = headline(fields)
+    return (f", {score}" if score else "") + ("" if event.loss is None else f", loss {event.loss:.4g}")
 
 
 def _counted(count: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.cli.federation.scores import headline
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
@@ -135,9 +136,8 @@ class View:
 
     def conclude(self, folder: Path) -> None:
         """The last word: how good, where the model is, how to look further."""
-        accuracy = self._final.get("accuracy")
-        if accuracy is not None:
-            console.print(f"[bold green]final accuracy {accuracy:.1%}[/]")
+        if score := headline(self._final):
+            console.print(f"[bold green]final {score}[/]")
         for line in self._uplink():
             console.print(line, markup=False, highlight=False)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
@@ -216,9 +216,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _round_line(row: dict[str, Any], coded: bool) -> str:
-    accuracy = "not evaluated" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.1%}"
     return (
-        f"round {row['round']:>3}  {accuracy}  {row['reports']} reports  {row['seconds']:.1f} s  "
+        f"round {row['round']:>3}  {headline(row) or 'not evaluated'}  {row['reports']} reports  {row['seconds']:.1f} s  "
         f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}"
         f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {row.get('text', '')}"
     ).rstrip()

@@ -65,6 +65,12 @@ def run(
         str | None,
         typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
     ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="NAME[:KEY=VALUE,...], what training minimises; `edgefl ls losses` lists them, FILE.py:FUNCTION is your own"
+        ),
+    ] = None,
     program: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +97,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     from edgefl.api.run import demo_federation, load_federation, prepare
-    from edgefl.setup.one_line import parse_named, parse_program
+    from edgefl.setup.one_line import parse_loss, parse_named, parse_program
     from edgefl.setup.tier_text import parse_tiers
     from edgefl.setup.tiers import completed
 
@@ -102,6 +108,7 @@ def run(
         "data.download": download or None,
         "model.name": model,
         "codec": None if codec is None else parse_named(codec, "codec"),
+        "loss": None if loss is None else parse_loss(loss),
         "optimizer": None if optimizer is None else parse_named(optimizer, "optimizer"),
         **({} if program is None else parse_program(program)),
         "downlink.encoding": None if downlink is None else downlink.value,

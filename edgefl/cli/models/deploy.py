@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from edgefl.cli.federation.scores import number
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
@@ -127,12 +128,13 @@ def _options(texts: list[str]) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any], beside: Path) -> None:
+    metric = facts["metric"]
     row = {
         "size": size(facts["bytes"]),
         "parameters": facts["parameters"],
         "nonzero": facts["nonzero"],
-        "accuracy": f"{facts['accuracy']:.2%}",
-        "whole model": f"{facts['whole_accuracy']:.2%}",
+        metric: number(metric, facts[metric], 2),
+        "whole model": number(metric, facts[f"whole_{metric}"], 2),
         "error": f"{facts['max_rel_error']:.1e}",
     }
     print_table(f"{facts['model']} on {facts['data']}", [row])

@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.exit_loss import ExitLoss
+from edgefl.models.losses.catalog import fitted
+from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
-from edgefl.models.split import split
+from edgefl.models.split import check_classes, split
 from edgefl.models.user_code import blamed, defined_at
 from edgefl.models.user_factory import factory_of
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
@@ -57,8 +60,15 @@ def build_model(name: str, **options: Any) -> ModelSpec:
     ``package.module:factory`` or ``path/to/file.py:factory`` calls a factory of your own (:func:`built`). Raises ModelError
     with what exists.
     """
+    return model_trained_on(name, options)
+
+
+def model_trained_on(
+    name: str, options: Mapping[str, Any], loss: Loss | None = None, labels: TensorSpec | None = None
+) -> ModelSpec:
+    """The same, trained on ``loss`` (None: its own, or the one that fits) and on ``labels``, one label of the data."""
     if ":" in name:
-        return built(factory_of(name, "model"), name, options)
+        return built(factory_of(name, "model"), name, options, loss, labels)
     factory = MODELS.get(name)
     if factory is None:
         known = ", ".join(sorted(MODELS))
@@ -75,15 +85,35 @@ def build_model(name: str, **options: Any) -> ModelSpec:
             unknown=unknown,
             accepted=tuple(accepted),
         )
-    return factory(**options)
+    return with_loss(factory(**options), loss, labels)
 
 
-def built(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) -> ModelSpec:
+def with_loss(spec: ModelSpec, loss: Loss | None, labels: TensorSpec | None = None) -> ModelSpec:
+    """``spec`` trained on ``loss``, at each of its exits where it has some; None: on its own. ModelError if it cannot read
+    the model's output."""
+    if loss is None:
+        return spec
+    reading = fitted(loss, spec.boundary(len(spec.units)), labels)
+    made = replace(
+        spec, loss=replace(spec.loss, base=reading) if isinstance(spec.loss, ExitLoss) else reading
+    )
+    check_classes(made)
+    return made
+
+
+def built(
+    factory: Callable[..., Any],
+    name: str,
+    options: Mapping[str, Any],
+    loss: Loss | None = None,
+    labels: TensorSpec | None = None,
+) -> ModelSpec:
     """What a factory of the user's own makes: a ModelSpec, an ``nn.Module`` (cut automatically; an ``nn.Sequential``
     between its children) or ``(nn.Module, cuts)``.
 
     ``sample_shape`` (sizes or a :class:`TensorSpec`; or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken
-    out of ``options`` where the factory does not ask for them, the rest is passed on. ModelError, with the line, for a
+    out of ``options`` where the factory does not ask for them, the rest is passed on. ``loss`` and ``labels`` as in
+    :func:`model_trained_on`. ModelError, with the line, for a
     factory that fails or returns something else.
     """
     seed = int(options.get("seed", 0))
@@ -104,7 +134,7 @@ def built(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) ->
         torch.manual_seed(seed)
         with blamed(f"the factory {name!r} of a model failed", defined_at(factory)):
             made = factory(**passed)
-    return _placed(factory, lambda: _spec(name, made, layout))
+    return _placed(factory, lambda: _spec(name, made, layout, loss, labels))
 
 
 def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:
@@ -121,9 +151,11 @@ def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> Model
         ) from error
 
 
-def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
+def _spec(
+    path: str, made: object, options: Mapping[str, Any], loss: Loss | None, labels: TensorSpec | None
+) -> ModelSpec:
     if isinstance(made, ModelSpec):
-        return replace(made, name=made.name or path)
+        return with_loss(replace(made, name=made.name or path), loss, labels)
     module, cuts = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise ModelError(
@@ -140,7 +172,15 @@ def _spec(path: str, made: object, options: Mapping[str, Any]) -> ModelSpec:
             f"{'s' * (len(missing) > 1)} {' and '.join(missing)}",
             name=path,
         )
-    return split(module, cuts, sample=_sample(path, options), classes=int(options["classes"]), name=path)
+    return split(
+        module,
+        cuts,
+        sample=_sample(path, options),
+        classes=int(options["classes"]),
+        name=path,
+        loss=loss,
+        labels=labels,
+    )
 
 
 def _sample(path: str, options: Mapping[str, Any]) -> TensorSpec | Mapping[str, TensorSpec]:

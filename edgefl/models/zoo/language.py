@@ -9,7 +9,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import Lstm
-from edgefl.models.loss import SequenceCrossEntropy
+from edgefl.models.losses import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec, sequential
 
 BOUND = 0.1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.loss import Loss
+from edgefl.models.losses.loss import Loss, among, sample_weights
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, dtype_of, step_ports
@@ -18,7 +18,8 @@ from edgefl.programs.baselines.steps import trained_specs
 
 def accumulate(objective: Objective, batch: int) -> Function:
     """``state.full.*`` += the sum of the per-sample gradients at ``state.weights`` where ``batch.0.mask`` is 1, and
-    ``state.seen`` += their number: for a phase over the data, after which :func:`mean_of` is the mean over all samples.
+    ``state.seen`` += their number, or what they weigh: for a phase over the data, after which :func:`mean_of` is the mean
+    over all samples.
 
     Weights and moving statistics stay as they are. It is a pass of training: batch norm normalizes by the batch, the rows
     that fill up the last one included, so that with it the result depends on how the samples fall into batches.
@@ -28,10 +29,16 @@ def accumulate(objective: Objective, batch: int) -> Function:
         mask = tensors["batch.0.mask"]
         masked = objective.with_loss(_Masked(objective.loss, mask))
         loss, correct, grads, _ = gradient(masked, select(tensors, "state.weights"), tensors)
-        full, seen = select(tensors, "state.full"), mask.sum()
-        rows = len(mask)  # the objective's mean is over all rows, of which those without a mask are 0
-        state = prefixed("state.full", {name: full[name] + rows * g for name, g in grads.items()})
-        metrics = {"metric.loss": rows * loss / seen, "metric.correct": correct}
+        full = select(tensors, "state.full")
+        weight = sample_weights(masked.loss, tensors["batch.0.y"])
+        if weight is None:
+            rows, seen = len(mask), mask.sum()  # a mean over all rows, of which those without a mask are 0
+            sums, loss = {name: rows * g for name, g in grads.items()}, rows * loss / seen
+        else:
+            seen = weight.sum()
+            sums = {name: seen * g for name, g in grads.items()}
+        metrics = {"metric.loss": loss, "metric.correct": correct}
+        state = prefixed("state.full", {name: full[name] + added for name, added in sums.items()})
         return state | {"state.seen": tensors["state.seen"] + seen} | metrics
 
     ports = step_ports(objective, batch) | {"batch.0.mask": TensorSpec((batch,))}
@@ -56,16 +63,20 @@ def mean_of(tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class _Masked:
-    """A loss, times ``mask`` (B,)."""
+    """A loss, times ``mask`` (B,); where samples weigh differently, their weights times it."""
 
     loss: Loss
     mask: Tensor
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        return torch.mul(self.loss.each(out, y), self.mask)
+        return torch.mul(among(self.loss, self.mask).each(out, y), self.mask)
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return torch.mul(self.loss.correct(out, y), self.mask)
+        return torch.mul(among(self.loss, self.mask).correct(out, y), self.mask)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         return self.loss.label(out)
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        weight = sample_weights(self.loss, y)
+        return None if weight is None else weight * self.mask

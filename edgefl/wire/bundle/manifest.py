@@ -37,6 +37,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name.
 
     ``mask``: entries of a packed mask (uint8), which may travel in another form. 0: it is none.
+    ``ignored``: of labels, a whole number that stands beside the classes and counts for nothing, such as -100.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str
     shape: tuple[int, ...]
     mask: int = 0
+    ignored: int | None = None
 
     @property
     def label(self) -> str:

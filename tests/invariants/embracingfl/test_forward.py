@@ -82,10 +82,10 @@ def test_i2_suffix_of_the_record_equals_the_full_model(name: str, training: bool
 def test_i2_evaluation_of_the_record_equals_evaluation_of_the_raw_rows(name: str) -> None:
     spec = tiny(name)
     x, y = samples(spec, 8)
-    expected, _ = Objective(spec.module, spec.sample, spec.loss).evaluate(spec.weights, x, y)
+    expected = spec.loss.each(Objective(spec.module, spec.sample, spec.loss).predict(spec.weights, x), y)
     for tier in ("moderate", "weak") if name != "mlp" else ():
         submodel = tiers(spec.name)[tier].of(spec)
-        losses, _ = Objective.of(submodel).evaluate(spec.weights, record(submodel, x, 8), y)
+        losses = spec.loss.each(Objective.of(submodel).predict(spec.weights, record(submodel, x, 8)), y)
         torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
 
 

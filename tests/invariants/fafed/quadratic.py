@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
-from edgefl.models.loss import BinaryCrossEntropy, Loss
+from edgefl.models.losses import BinaryCrossEntropy, Loss
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.loss import SquaredError
+from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
 from edgefl.programs.quantized.fedbat import fedbat

@@ -117,7 +117,7 @@ def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
     x = torch.randn(6, *spec.sample.shape, generator=generator)
     whole = objective.predict(spec.weights, x)
     assert not torch.equal(objective.predict(masked, x), whole)
-    objective.evaluate(masked, x, torch.zeros(6, dtype=torch.int64))
+    objective.evaluate(masked, x, torch.zeros(6, dtype=torch.int64), torch.ones(6))
     liveness(spec, found)
     assert {name: array.tobytes() for name, array in own_weights(spec).items()} == before
 

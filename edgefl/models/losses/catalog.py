@@ -1,0 +1,125 @@
+"""The losses by name, as federation files have them, and the one that a model is given where nobody says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from edgefl.contract.options import check_options
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.losses.answers import BinaryCrossEntropy
+from edgefl.models.losses.classes import CROSS_ENTROPY, CrossEntropy
+from edgefl.models.losses.contrastive import InfoNCE, NTXent
+from edgefl.models.losses.ctc import CTC
+from edgefl.models.losses.loss import Loss
+from edgefl.models.losses.own import OwnLoss
+from edgefl.models.losses.regression import AbsoluteError, Huber, Quantile, SquaredError
+from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
+from edgefl.models.user_factory import factory_of
+from edgefl.wire.errors import ConfigError, ModelError
+
+LOSSES: Mapping[str, Callable[..., Loss]] = {
+    "cross_entropy": CrossEntropy,
+    "sequence_cross_entropy": SequenceCrossEntropy,
+    "causal_lm": CausalLM,
+    "binary_cross_entropy": BinaryCrossEntropy,
+    "squared_error": SquaredError,
+    "absolute_error": AbsoluteError,
+    "huber": Huber,
+    "quantile": Quantile,
+    "info_nce": InfoNCE,
+    "nt_xent": NTXent,
+    "ctc": CTC,
+}
+
+_FEW = 2
+
+
+def build(name: str, **options: Any) -> Loss:
+    """The loss ``name`` with its options. ``file.py:function`` is one of the user's own: ``function(out, y, **options)``
+    as :class:`~edgefl.models.losses.own.OwnLoss` has it, or a class with the methods of a
+    :class:`~edgefl.models.losses.loss.Loss`.
+
+    ConfigError, with what exists, for a wrong name or option; ModelError for a value out of range.
+    """
+    if ":" in name:
+        return _own(name, options)
+    factory = LOSSES.get(name)
+    if factory is None:
+        known = ", ".join(LOSSES)
+        raise ConfigError(
+            f"no loss {name!r}; there are: {known}, or 'path/to/file.py:function'", name=name, known=known
+        )
+    check_options(f"loss {name!r}", factory, options, upon=0)
+    try:
+        return factory(**options)
+    except TypeError as error:  # one that has no default
+        raise ConfigError(f"loss {name!r} needs options: {error}", name=name) from error
+
+
+def _own(name: str, options: Mapping[str, Any]) -> Loss:
+    made = factory_of(name, "loss")
+    if not inspect.isclass(made):
+        check_options(f"loss {name!r}", made, options, upon=_FEW)
+        return OwnLoss(partial(made, **options) if options else made)
+    check_options(f"loss {name!r}", made, options, upon=0)
+    loss = made(**options)
+    if not isinstance(loss, Loss):
+        raise ConfigError(
+            f"loss {name!r} is a class without the methods each, correct and label: give it these, or name a function "
+            "(out, y) -> one loss per sample",
+            name=name,
+        )
+    return loss
+
+
+def fitted(
+    loss: Loss | None, out: TensorSpec, labels: TensorSpec | None = None, sample: TensorSpec | None = None
+) -> Loss:
+    """``loss``, told which labels it reads; None: the one that fits a model whose output has one sample ``out``.
+
+    ``labels`` is one label of the data, ``sample`` one sample; None: not known. A model that gives (classes,) and of
+    whose labels nothing is known classifies. ModelError, with the losses that fit, where there are several or none.
+    """
+    if loss is not None:
+        return loss.reading(labels) if isinstance(loss, OwnLoss) and labels is not None else loss
+    if labels is None and len(out.shape) == 1:
+        return CROSS_ENTROPY
+    names = fitting(out, labels, sample)
+    if len(names) == 1:
+        return build(names[0])
+    described = "" if labels is None else f" and labels are {_described(labels)}"
+    found = "no loss of edgefl fits" if not names else f"name the loss: {', '.join(names)} fit"
+    raise ModelError(
+        f"the model gives {out.shape} per sample{described}: {found}; a function (out, y) -> one loss per sample does, too",
+        found=out.shape,
+        losses=names,
+    )
+
+
+def fitting(out: TensorSpec, labels: TensorSpec | None, sample: TensorSpec | None = None) -> tuple[str, ...]:
+    """Names of the losses that read outputs ``out`` and such ``labels``."""
+    tokens = sample is None or not sample.dtype.is_floating_point
+    return tuple(name for name in LOSSES if _reads(name, out, labels) and (name != "causal_lm" or tokens))
+
+
+def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
+    if name == "ctc":  # the only one whose labels have a length of their own
+        return len(out.shape) == 2 and (labels is None or _shorter(labels, out))
+    try:
+        wanted = build(name).label(out)
+    except ModelError:
+        return False
+    if labels is None:
+        return True
+    return wanted.shape == labels.shape and wanted.dtype.is_floating_point == labels.dtype.is_floating_point
+
+
+def _shorter(labels: TensorSpec, out: TensorSpec) -> bool:
+    return not labels.dtype.is_floating_point and len(labels.shape) == 1 and labels.shape[0] < out.shape[0]
+
+
+def _described(labels: TensorSpec) -> str:
+    return f"{str(labels.dtype).removeprefix('torch.')} {labels.shape}"

@@ -1,0 +1,140 @@
+"""Contrast within a batch: the two views of a sample are to be more alike than those of different samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.loss import Loss, cannot_read
+from edgefl.wire.errors import ModelError
+
+_NOWHERE = -1e9
+"""In place of the likeness to a row that is not there: its probability is 0, and 0 times it is 0."""
+
+
+@dataclass(frozen=True)
+class InfoNCE:
+    """Two views of a sample, each to be found among the other views of the batch.
+
+    Both ways, as CLIP's (van den Oord et al. 2018, equation 4). out is (B, 2, D), the embeddings of a sample's two
+    views (two crops, or an image and its text). With s(a, b) their cosine over ``temperature``: ``-log
+    softmax_j(s(a_i, b_j))[i]``, the mean of both directions. Labels are not read; devices give a class number all the
+    same. Not independent over samples: rows that only fill up a batch are left out of the others' sums, and the loss
+    on a test set depends on how it falls into batches.
+    """
+
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.among(out.new_ones(len(out))).each(out, y)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.among(out.new_ones(len(out))).correct(out, y)
+
+    def among(self, mask: Tensor) -> Loss:
+        return _Among(self, mask, self._log_likelihood)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return _label(self, out)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return {}
+
+    def _log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each view, which other one it is taken for, (2B, B) logarithms of probabilities, and the right ones."""
+        one, other = F.normalize(out, dim=-1).unbind(dim=1)
+        likeness = one @ other.T / self.temperature
+        both = torch.cat((likeness, likeness.T))
+        logp = torch.log_softmax(torch.where(mask > 0, both, torch.full_like(both, _NOWHERE)), dim=1)
+        same = torch.eye(len(out), dtype=out.dtype, device=out.device)
+        return logp, torch.cat((same, same))
+
+
+@dataclass(frozen=True)
+class NTXent:
+    """Two views of a sample, each to be found among all other views of the batch.
+
+    SimCLR's normalised temperature-scaled cross entropy over the 2B - 1 others (Chen et al. 2020, equation 1). out,
+    labels and what holds for batches are as in :class:`InfoNCE`.
+    """
+
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.among(out.new_ones(len(out))).each(out, y)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.among(out.new_ones(len(out))).correct(out, y)
+
+    def among(self, mask: Tensor) -> Loss:
+        return _Among(self, mask, self._log_likelihood)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return _label(self, out)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return {}
+
+    def _log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """As in :class:`InfoNCE`, (2B, 2B): a view is never taken for itself."""
+        rows = len(out)
+        views = torch.cat(F.normalize(out, dim=-1).unbind(dim=1))
+        likeness = views @ views.T / self.temperature
+        same = torch.eye(rows, dtype=out.dtype, device=out.device)
+        none = torch.zeros_like(same)
+        own = torch.cat((torch.cat((same, none)), torch.cat((none, same))), dim=1)
+        there = torch.cat((mask, mask)) * (1.0 - own)
+        logp = torch.log_softmax(torch.where(there > 0, likeness, torch.full_like(likeness, _NOWHERE)), dim=1)
+        return logp, torch.cat((own[rows:], own[:rows]))
+
+
+@dataclass(frozen=True)
+class _Among:
+    """A contrastive loss where only rows whose ``mask`` (B,) is 1 are there for the others."""
+
+    loss: Loss
+    mask: Tensor
+    log_likelihood: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        logp, right = self.log_likelihood(out, self.mask)
+        values = -(logp * right).sum(dim=1)
+        return values.reshape(2, -1).mean(dim=0)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        logp, right = self.log_likelihood(out, self.mask)
+        hits = (logp.argmax(dim=1) == right.argmax(dim=1)).to(torch.float32)
+        return hits.reshape(2, -1).mean(dim=0)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return self.loss.label(out)
+
+
+def _label(loss: Loss, out: TensorSpec) -> TensorSpec:
+    if len(out.shape) != 2 or out.shape[0] != 2:
+        raise cannot_read(loss, out, "(2, features), the embeddings of two views,")
+    return TensorSpec((), torch.int64)
+
+
+def _check_temperature(temperature: float) -> None:
+    if temperature <= 0.0:
+        raise ModelError(
+            f"temperature of a contrastive loss is above 0, found {temperature}", temperature=temperature
+        )

@@ -1,0 +1,91 @@
+"""Numbers that tell people how good a model is, from sums that add up over rows, batches and devices.
+
+A loss names its metrics (:class:`~edgefl.models.losses.loss.Measured`); evaluations give sums
+(:func:`~edgefl.models.losses.loss.sums_of`), and what is shown is made of these at the very end: a mean of F1s would not
+be the F1 of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from edgefl.wire.errors import ModelError
+from edgefl.wire.tensors import Array
+
+Sums = Mapping[str, Array]
+"""float64 by name: () or one per class."""
+
+
+def added(total: Mapping[str, Array], sums: Mapping[str, Tensor]) -> dict[str, Array]:
+    """``total`` and the sums of one more batch, in float64."""
+    new = {name: each.detach().double().cpu().numpy() for name, each in sums.items()}
+    return {name: total[name] + each if name in total else each for name, each in new.items()}
+
+
+def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
+    """``loss`` and the metrics ``names``, in their order, from the ``sums`` of all rows.
+
+    NaN where there is nothing to measure, such as accuracy without a label that counts. ModelError for a metric that there
+    is not.
+    """
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ModelError(f"no metric {unknown[0]!r}; there are: {', '.join(METRICS)}", unknown=unknown)
+    return {name: METRICS[name](sums) for name in names} | {"loss": mean_loss(sums)}
+
+
+def mean_loss(sums: Sums) -> float:
+    """The mean over all samples, as they weigh."""
+    weighted = "weight" in sums
+    return _ratio(sums["weighted_loss" if weighted else "loss_sum"], sums["weight" if weighted else "count"])
+
+
+def accuracy(sums: Sums) -> float:
+    """The share that is right, from 0 to 1."""
+    weighted = "weight" in sums
+    return _ratio(
+        sums["weighted_correct" if weighted else "correct"], sums["weight" if weighted else "count"]
+    )
+
+
+def f1(sums: Sums) -> float:
+    """2 tp / (2 tp + fp + fn), the mean over the classes that occur or are said; of two classes, that of the second."""
+    return _mean_of_classes(2 * sums["tp"], 2 * sums["tp"] + sums["fp"] + sums["fn"])
+
+
+def iou(sums: Sums) -> float:
+    """Intersection over union, tp / (tp + fp + fn), the mean over the classes that occur or are said."""
+    return _mean_of_classes(sums["tp"], sums["tp"] + sums["fp"] + sums["fn"])
+
+
+def perplexity(sums: Sums) -> float:
+    """exp of the mean negative log-likelihood of a token: that of a uniform model is the size of the vocabulary."""
+    mean = _ratio(sums["nll"], sums["tokens"])
+    return math.exp(mean) if mean < 700.0 else math.inf
+
+
+def mae(sums: Sums) -> float:
+    """The mean absolute error, in the labels' unit."""
+    return _ratio(sums["absolute"], sums["count"])
+
+
+METRICS: Mapping[str, Callable[[Sums], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "iou": iou,
+    "perplexity": perplexity,
+    "mae": mae,
+}
+
+
+def _ratio(total: Array, count: Array) -> float:
+    return float(total) / float(count) if float(count) else math.nan
+
+
+def _mean_of_classes(over: Array, under: Array) -> float:
+    there = np.asarray(under) > 0
+    return float(np.mean(over[there] / under[there])) if there.any() else math.nan

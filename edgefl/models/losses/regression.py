@@ -1,0 +1,161 @@
+"""Numbers: how far off they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.loss import cannot_read, per_sample
+from edgefl.wire.errors import ModelError
+
+TOLERANCE = 0.5
+"""There is no right or wrong: an entry counts as right within this of its label."""
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Numbers, by their squared error.
+
+    ``(out - y)^2`` for out and y (B, *S) float32, mean over a sample's entries. There is no right or wrong; an entry
+    counts as right within ``tolerance`` of its label.
+    """
+
+    tolerance: float = TOLERANCE
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return per_sample((out - y).square())
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return _within(out, y, self.tolerance)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return TensorSpec(out.shape, torch.float32)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("mae",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return _absolute(out, y)
+
+
+@dataclass(frozen=True)
+class AbsoluteError:
+    """Numbers, by their absolute error.
+
+    ``|out - y|`` for out and y (B, *S) float32, mean over a sample's entries. ``tolerance`` as in :class:`SquaredError`.
+    """
+
+    tolerance: float = TOLERANCE
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return per_sample((out - y).abs())
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return _within(out, y, self.tolerance)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return TensorSpec(out.shape, torch.float32)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("mae",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return _absolute(out, y)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Numbers, by an error that outliers sway less.
+
+    With e = out - y, ``e^2 / 2`` where |e| <= ``delta`` and ``delta * (|e| - delta / 2)`` beyond, mean over a sample's
+    entries (Huber 1964). ``tolerance`` as in :class:`SquaredError`.
+    """
+
+    delta: float = 1.0
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        if self.delta <= 0.0:
+            raise ModelError(f"delta of the loss huber is above 0, found {self.delta}", delta=self.delta)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return per_sample(F.huber_loss(out, y, reduction="none", delta=self.delta))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return _within(out, y, self.tolerance)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return TensorSpec(out.shape, torch.float32)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("mae",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return _absolute(out, y)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """Numbers between which a share of the labels lies, by the pinball loss.
+
+    With e = y - out, ``max(q e, (q - 1) e)`` for each level q of ``levels``, mean over levels and entries (Koenker
+    and Bassett 1978). out is (B, *S, levels) and y (B, *S) float32; with a single level out is (B, *S). The absolute
+    error that people see is that of the level nearest to the median. ``tolerance`` as in :class:`SquaredError`.
+    """
+
+    levels: tuple[float, ...] = (0.5,)
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(self.levels))  # a file has a list
+        if not self.levels or not all(0.0 < level < 1.0 for level in self.levels):
+            raise ModelError(
+                f"levels of the loss quantile lie between 0 and 1, such as 0.1, 0.5, 0.9; found {self.levels}",
+                levels=self.levels,
+            )
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        if len(self.levels) == 1:
+            return per_sample(_pinball(out, y, self.levels[0]))
+        parts = out.unbind(dim=-1)
+        values = [_pinball(part, y, level) for part, level in zip(parts, self.levels, strict=True)]
+        return per_sample(torch.stack(values, dim=-1))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return _within(self._median(out), y, self.tolerance)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        if len(self.levels) == 1:
+            return TensorSpec(out.shape, torch.float32)
+        if out.shape[-1:] != (len(self.levels),):
+            raise cannot_read(self, out, f"(..., {len(self.levels)}) numbers, one for each level,")
+        return TensorSpec(out.shape[:-1], torch.float32)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("mae",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return _absolute(self._median(out), y)
+
+    def _median(self, out: Tensor) -> Tensor:
+        """The output of the level nearest to the median."""
+        if len(self.levels) == 1:
+            return out
+        return out[..., min(range(len(self.levels)), key=lambda at: abs(self.levels[at] - 0.5))]
+
+
+def _pinball(out: Tensor, y: Tensor, level: float) -> Tensor:
+    error = y - out
+    return torch.maximum(level * error, (level - 1.0) * error)
+
+
+def _within(out: Tensor, y: Tensor, tolerance: float) -> Tensor:
+    return per_sample(((out - y).abs() <= tolerance).to(torch.float32))
+
+
+def _absolute(out: Tensor, y: Tensor) -> Tensors:
+    return {"absolute": per_sample((out - y).abs())}
