@@ -121,7 +121,8 @@ def test_another_mask_gives_another_loss() -> None:
     spec, given = split(reader(), sample=TEXT, classes=CLASSES), batch()
     objective = objective_of(spec)
     other = {**given, "attention_mask": torch.ones_like(given["attention_mask"])}
-    losses = [objective.evaluate(spec.weights, each["x"], each["y"], {}, each)[0] for each in (given, other)]
+    outputs = [objective.predict(spec.weights, each["x"], {}, each) for each in (given, other)]
+    losses = [spec.loss.each(out, given["y"]) for out in outputs]
     assert not torch.allclose(*losses)
 
 
