@@ -100,7 +100,8 @@ if TYPE_CHECKING:
     from edgefl.config.tables import DownlinkTable as Downlink
     from edgefl.config.tables import ExportTable as Formats
     from edgefl.config.tables import RoundTable as Round
-    from edgefl.data.dataset import Dataset
+    from edgefl.contract.tensors import TensorSpec
+    from edgefl.data.dataset import Dataset, OtherInput
     from edgefl.facts import shipped as catalog
     from edgefl.models.losses.own import own_loss
     from edgefl.models.spec import ModelSpec
@@ -194,7 +195,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.plan": ("plan",),
     "edgefl.api.run": ("Run", "Server", "demo_federation", "load_federation", "load_run", "prepare", "run"),
     "edgefl.config": ("Federation",),
-    "edgefl.data.dataset": ("Dataset",),
+    "edgefl.contract.tensors": ("TensorSpec",),
+    "edgefl.data.dataset": ("Dataset", "OtherInput"),
     "edgefl.models.losses.own": ("own_loss",),
     "edgefl.models.spec": ("ModelSpec",),
     "edgefl.models.split": ("split",),
@@ -278,6 +280,7 @@ __all__ = [
     "NTXent",
     "NaiveAdaptive",
     "NoisySignSGD",
+    "OtherInput",
     "OutputSide",
     "PerFedAvg",
     "Quantile",
@@ -292,6 +295,7 @@ __all__ = [
     "SignSGD",
     "SquaredError",
     "StocSignSGD",
+    "TensorSpec",
     "Tier",
     "TopK",
     "Width",

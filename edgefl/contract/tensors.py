@@ -15,7 +15,8 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Static shape and dtype of a port; shape excludes nothing (batch dimensions are written out)."""
+    """Static ``shape`` and ``dtype`` of a port or of one sample; shape excludes nothing (batch dimensions are written out).
+    ``below``: valid values are the whole numbers 0 .. below-1, such as token numbers; ``ignored``: one more that may be."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32

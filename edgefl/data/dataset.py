@@ -25,8 +25,9 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Other:
-    """An input beside x: its rows for training and testing, (n, ...). ``below``: whole numbers 0 .. below-1; 0: any."""
+class OtherInput:
+    """An input beside x: its rows ``train`` for training and ``test`` for testing, (n, ...) each, in the dtype that the
+    model reads. ``below``: the values are the whole numbers 0 .. below-1; 0: any."""
 
     train: Array
     test: Array
@@ -59,7 +60,7 @@ class Dataset:
     # The largest value a pixel can have.
     top: int = 255
     below: int = 0
-    others: Mapping[str, Other] = field(default_factory=dict)
+    others: Mapping[str, OtherInput] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     owners: Array | None = None
 
@@ -246,7 +247,7 @@ class Dataset:
             test_x=self.test_x[held_out],
             test_y=self.test_y[held_out],
             others={
-                name: Other(each.train[rows], each.test[held_out], each.below)
+                name: OtherInput(each.train[rows], each.test[held_out], each.below)
                 for name, each in self.others.items()
             },
             owners=None if self.owners is None else self.owners[rows],
@@ -317,11 +318,11 @@ def _read(path: str | Path) -> dict[str, Array]:
     return parts
 
 
-def _others(parts: Mapping[str, Array], train: int) -> dict[str, Other]:
+def _others(parts: Mapping[str, Array], train: int) -> dict[str, OtherInput]:
     """The inputs beside x in a file, which has those to test on at least."""
     names = [key.removeprefix("test.") for key in parts if key.startswith("test.")]
     return {
-        name: Other(
+        name: OtherInput(
             parts.get(f"train.{name}", parts[f"test.{name}"][:train]),
             parts[f"test.{name}"],
             int(parts.get(f"below.{name}", 0)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgefl.config import Federation
-from edgefl.data.dataset import Dataset, Other
+from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from exporters.bundle.formats import format_of
 from exporters.front.cache import BundleCache, Found
@@ -62,5 +62,5 @@ def data_spec(dataset: Dataset) -> DataSpec:
     )
 
 
-def _input(name: str, other: Other) -> Input:
+def _input(name: str, other: OtherInput) -> Input:
     return Input(name=name, shape=other.test.shape[1:], dtype=str(other.test.dtype), below=other.below)

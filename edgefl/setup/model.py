@@ -10,7 +10,7 @@ import torch
 
 from edgefl.config import Federation, TierTable
 from edgefl.contract.tensors import TensorSpec
-from edgefl.data.dataset import Dataset, Other
+from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models import losses
 from edgefl.models.losses.catalog import fitting
 from edgefl.models.losses.loss import Loss
@@ -99,7 +99,7 @@ def sample_of(dataset: Dataset) -> tuple[int, ...] | TensorSpec | dict[str, Tens
     return x if dataset.below else dataset.shape
 
 
-def _spec(other: Other) -> TensorSpec:
+def _spec(other: OtherInput) -> TensorSpec:
     dtype = torch.from_numpy(other.test[:0]).dtype
     return TensorSpec(other.test.shape[1:], dtype, other.below or None)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from edgefl.config import Federation, load, without_devices
-from edgefl.data.dataset import Dataset, Other
+from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS
 from edgefl.programs.catalog import PROGRAMS
@@ -34,7 +34,7 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
     data = manifest.data
     x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
     rows = {each.name: np.zeros((1, *each.shape), each.dtype) for each in data.others}
-    others = {each.name: Other(rows[each.name], rows[each.name], each.below) for each in data.others}
+    others = {each.name: OtherInput(rows[each.name], rows[each.name], each.below) for each in data.others}
     samples = Dataset(
         "the bundle", x, y, x, y, data.scale, data.shift, data.classes, below=data.below, others=others
     )

@@ -65,6 +65,21 @@ def test_a_new_method(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+def test_a_model_with_two_inputs_and_its_data(tmp_path: Path) -> None:
+    files = {block.file: content(block) for block in blocks(DOCS / "data.md", "python") if block.file}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert "2 rounds, finished" in ran.stdout
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
 def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
     page = ROOT / "README.md"
     (lines,) = [block.text for block in blocks(page, "python")]

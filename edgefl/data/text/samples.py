@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgefl.data.dataset import Array, Dataset, Other
+from edgefl.data.dataset import Array, Dataset, OtherInput
 from edgefl.data.text.corpora import Corpus, Texts
 from edgefl.wire.errors import ConfigError, DataError
 
@@ -40,7 +40,7 @@ def classified(
         shift=0.0,
         classes=len(corpus.classes),
         below=vocabulary,
-        others={MASK: Other(train_mask, test_mask, 2)} if mask else {},
+        others={MASK: OtherInput(train_mask, test_mask, 2)} if mask else {},
         names=corpus.classes,
         owners=corpus.train.owners,
     )
