@@ -71,7 +71,12 @@ def test_a_model_with_two_inputs_and_its_data(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert ran.returncode == 0, ran.stderr
