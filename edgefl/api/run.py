@@ -94,8 +94,9 @@ class Run:
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.
         """
-        names = federation_model(self.federation, open_data(self.federation)).own_names
-        return {names.get(name, name): torch.tensor(array) for name, array in self.model.items()}
+        names = federation_model(self.federation, open_data(self.federation)).global_names
+        unnamed = {name: name for name in self.model if name not in names.values()}
+        return {own: torch.tensor(self.model[name]) for own, name in (unnamed | dict(names)).items()}
 
     @property
     def finished(self) -> bool:

@@ -22,6 +22,7 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
+from edgefl.models.tied import state_of
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
@@ -233,7 +234,7 @@ def forward_runs(submodel: Submodel, settings: SubmodelSettings, say: Callable[[
     """The forward pass of each frozen chunk, each in a process of its own."""
     for chunk, function in zip(submodel.prefix, _forwards(submodel), strict=True):
         say(f"graph {function.name} of {', '.join(chunk.units)}")
-        yield _run(function, prefixed("weights", chunk.module.state_dict()), {}, settings)
+        yield _run(function, prefixed("weights", state_of(chunk.module)), {}, settings)
 
 
 def _forwards(submodel: Submodel) -> list[Function]:

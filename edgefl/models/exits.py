@@ -21,6 +21,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exit_loss import ExitLoss
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, output_spec, sequential
+from edgefl.models.tied import borrowed
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ModelError
 
@@ -113,7 +114,15 @@ class ExitSpec(ModelSpec):
         stop = self.units.index(self.exits[exit - 1])
         ending = self.module.get_submodule(self.units[stop])
         assert isinstance(ending, Exit)
-        return branched([*self.part(0, stop).named_children(), (self.units[stop], ending.last())])
+        level = branched([*self.part(0, stop).named_children(), (self.units[stop], ending.last())])
+        for path, name in borrowed(level).items():
+            raise ModelError(
+                f"exit {exit} of {self.name} ends before {name!r}, to which {path!r} is tied: give each its own weights, or "
+                "take a kind that keeps the head, such as output_side or importance",
+                exit=exit,
+                names=(path, name),
+            )
+        return level
 
 
 def branched(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> Branched:

@@ -27,8 +27,9 @@ class ModelSpec:
     unit reads it, without the batch dimension. ``classes``: how many a label chooses from, a language model's vocabulary;
     1 where labels are no classes, and 2 for a model with a single output (a logit) and cross-entropy. ``loss`` is what
     training minimises; it also says what a label looks like. ``accounting_batch`` is the batch factor of the counted
-    activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8). ``own_names``: what the module
-    that was cut calls each tensor of the state; empty where the units are the module.
+    activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8). ``global_names``: for each
+    name that the module that was cut has for a tensor, the one in the state, where tied weights have a single one; empty
+    where the units are the module. Units may share tensors (:mod:`edgefl.models.tied`).
     """
 
     name: str
@@ -37,7 +38,7 @@ class ModelSpec:
     classes: int
     accounting_batch: int = 32
     loss: Loss = CROSS_ENTROPY
-    own_names: Mapping[str, str] = field(default_factory=dict)
+    global_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -87,15 +88,24 @@ def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
 def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
     """A copy without values: state tensors live on the meta device, so that nothing can be baked into a graph.
 
-    Buffers outside the state (constants such as position ids) keep their values.
+    A tensor with several uses stays one. Buffers outside the state (constants such as position ids) keep their values.
     """
     bare = copy.deepcopy(module)
+    made: dict[nn.Parameter, nn.Parameter] = {}
+
+    def empty(parameter: nn.Parameter) -> nn.Parameter:
+        if parameter not in made:
+            made[parameter] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        return made[parameter]
+
     for part in bare.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                part._parameters[name] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+                part._parameters[name] = empty(parameter)
         for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
+            if isinstance(buffer, nn.Parameter):
+                part._buffers[name] = empty(buffer)
+            elif buffer is not None and name not in part._non_persistent_buffers_set:
                 part._buffers[name] = buffer.to("meta")
     return bare.train(training)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph import autocut
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.hidden_dropout import dropping
+from edgefl.models.graph.output import Output
 from edgefl.models.graph.plain import paths_of
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
@@ -20,7 +23,8 @@ from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
-from edgefl.models.spec import ModelSpec, output_spec, sequential
+from edgefl.models.spec import ModelSpec, on_meta, output_spec, sequential
+from edgefl.models.tied import shared
 from edgefl.wire.errors import ModelError
 
 TAIL = "tail"
@@ -38,10 +42,14 @@ def split(
     accounting_batch: int = 32,
     loss: Loss | None = None,
     labels: TensorSpec | None = None,
+    output: Output = None,
 ) -> ModelSpec:
     """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is the shape and dtype of one input without
     batch dimension, or those of several by the names that forward gives them; ``classes`` how many a label chooses from,
     ``name`` what the model is called.
+
+    Its forward may return a tensor, or a mapping, a dataclass or a tuple with one: ``output``, a key, an attribute or a
+    position, by default ``logits`` or else the first floating tensor.
 
     Without ``cuts`` an ``nn.Sequential`` keeps its children as units and any other module is cut automatically
     (``"auto"``: both): at points of its graph that exactly one tensor crosses, between the blocks that it repeats,
@@ -56,20 +64,23 @@ def split(
     The module is copied; batch norm and dropout, ``F.dropout`` too, become those of
     :mod:`edgefl.models.layers.explicit`. ``loss`` is one of :mod:`edgefl.models.losses`; without it cross entropy for
     an output (classes,), or the one loss that fits the output and ``labels`` (one label of the data).
-    ``accounting_batch`` is :class:`ModelSpec`'s. Raises ModelError, naming the cut and the tensors, where more than one
-    tensor crosses or weights are needed on both sides, and with torch's reason and the line of code where the module
+    ``accounting_batch`` is :class:`ModelSpec`'s. Weights with several uses are one tensor, of the last unit that uses it
+    (:mod:`edgefl.models.tied`). Raises ModelError, naming the cut and the tensors, where more than one tensor crosses or
+    moving statistics are needed on both sides, and with torch's reason and the line of code where the module
     cannot be traced.
     """
     copied = visible(module)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
+    state = copied.state_dict(keep_vars=True)
     plain = type(copied).forward is nn.Sequential.forward
     if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
-        made = _children(copied, sample)
+        made = _children(copied, sample, output)
     elif cuts is None or cuts == "auto":
-        made = _automatic(copied, sample, units)
+        made = _automatic(copied, sample, units, output)
     else:
-        made = _at(copied, sample, tuple(cuts))
+        made = _at(copied, sample, tuple(cuts), output)
+    made = shared(made)
     spec = ModelSpec(
         name,
         made,
@@ -77,17 +88,16 @@ def split(
         classes,
         accounting_batch,
         loss=fitted(loss, output_spec(made, sample), labels, sample),
-        own_names=_names(copied, made),
+        global_names=_names(state, made),
     )
     check_classes(spec)
     return spec
 
 
-def _names(module: nn.Module, units: nn.Sequential) -> dict[str, str]:
-    """What ``module`` calls each tensor of the state of its units, which share them with it."""
-    names = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
-    state = units.state_dict(keep_vars=True)
-    return {name: names[id(tensor)] for name, tensor in state.items() if id(tensor) in names}
+def _names(state: Mapping[str, Tensor], units: nn.Sequential) -> dict[str, str]:
+    """For each name in a module's ``state``, of a tensor that the state of its units has too, the name there."""
+    names = {id(tensor): name for name, tensor in units.state_dict(keep_vars=True).items()}
+    return {own: names[id(tensor)] for own, tensor in state.items() if id(tensor) in names}
 
 
 def check_classes(spec: ModelSpec) -> None:
@@ -102,31 +112,49 @@ def check_classes(spec: ModelSpec) -> None:
         )
 
 
-def _children(module: nn.Sequential, sample: TensorSpec) -> nn.Sequential:
-    """The children as they are, but for those that drop entries by a function: they become graphs."""
+def _children(module: nn.Sequential, sample: TensorSpec, output: Output) -> nn.Sequential:
+    """The children as they are, but for those that drop entries by a function, and a last one that returns more than a
+    tensor: they become graphs."""
     drops = dropping(module, _zeros(sample))
     made: list[tuple[str, nn.Module]] = []
-    for name, child in module.named_children():
-        if name in drops:
+    for name, child in module._modules.items():
+        assert child is not None
+        last = len(made) == len(module) - 1
+        if name in drops or (last and not _gives_tensor(sequential([*made, (name, child)]), sample, output)):
             opened = frozenset(path.removeprefix(f"{name}.") for path in drops if path.startswith(f"{name}."))
-            made.append((name, _whole(child, output_spec(sequential(made), sample), opened)))
+            read = output_spec(sequential(made), sample)
+            made.append((name, _whole(child, read, opened, output if last else None)))
         else:
             made.append((name, child))
     return sequential(made)
 
 
-def _whole(module: nn.Module, sample: TensorSpec, opened: frozenset[str]) -> nn.Module:
-    (stretch,) = _stretches(_flow(module, sample, opened), [])
+def _gives_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> bool:
+    """Whether ``module`` returns a tensor as it is; also if it fails, which is told elsewhere."""
+    if output is not None:
+        return False
+    try:
+        with torch.no_grad():
+            returned = on_meta(module).eval()(sample.rows(2).zeros().to("meta"))
+    except Exception:
+        return True
+    return isinstance(returned, Tensor)
+
+
+def _whole(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output: Output) -> nn.Module:
+    (stretch,) = _stretches(_flow(module, sample, opened, output), [])
     return stretch.module()
 
 
-def _automatic(module: nn.Module, sample: TensorSpec, units: int | None) -> nn.Sequential:
+def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output: Output) -> nn.Sequential:
     with _mode(module, training=True):
-        fine = Flow(trace(module, sample, lambda path, part: autocut.is_layer(part)))
+        traced = trace(module, sample, lambda path, part: autocut.is_layer(part), output)
+    fine = autocut.lending(Flow(traced))
     blocks = autocut.blocks(fine)
     opened = autocut.opened(fine, autocut.chosen(fine, blocks))
     # Traced once more with all closed that no cut lies in and no F.dropout: it stays what its author wrote.
-    flow = _flow(module, sample, opened | dropping(module, _zeros(sample)))
+    flow = _flow(module, sample, opened | dropping(module, _zeros(sample)), output)
+    flow = replace(flow, lent=fine.lent)
     cuts = autocut.chosen(flow, blocks)
     if units is not None:
         cuts = _merged(flow, cuts, units)
@@ -144,7 +172,7 @@ def _merged(flow: Flow, cuts: Sequence[int], units: int) -> list[int]:
     return [cuts[start - 1] for start in autocut.grouped(sizes, units)]
 
 
-def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...]) -> nn.Sequential:
+def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Output) -> nn.Sequential:
     known = {path for path, _ in module.named_modules() if path}
     unknown = [cut for cut in cuts if cut not in known]
     if unknown or len(set(cuts)) != len(cuts):
@@ -153,7 +181,8 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...]) -> nn.Sequ
             f"cannot cut: {problem}; cuts are paths of submodules", cuts=cuts, known=sorted(known)
         )
     ancestors = {cut[:dot] for cut in cuts for dot, letter in enumerate(cut) if letter == "."}
-    flow = _flow(module, sample, frozenset(ancestors) | dropping(module, _zeros(sample)))
+    flow = _flow(module, sample, frozenset(ancestors) | dropping(module, _zeros(sample)), output)
+    flow = replace(flow, lent=flow.lendable)
     ends = {cut: _end(flow, cut) for cut in cuts}
     ordered = sorted(cuts, key=ends.__getitem__)
     for before, after in pairwise(ordered):
@@ -174,12 +203,12 @@ def _zeros(sample: TensorSpec) -> Tensor:
     return sample.rows(2).zeros()
 
 
-def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str]) -> Flow:
+def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output: Output) -> Flow:
     """The graph of ``module`` with all but the submodules ``opened`` closed; the same in training and inference."""
     flows = []
     for training in (False, True):
         with _mode(module, training=training):
-            flows.append(Flow(trace(module, sample, lambda path, part: path not in opened)))
+            flows.append(Flow(trace(module, sample, lambda path, part: path not in opened, output)))
     _check_modes(module, *flows)
     return flows[1]
 
@@ -237,7 +266,7 @@ def _end(flow: Flow, cut: str) -> int:
 def _check_crossing(flow: Flow, cut: str, place: int) -> None:
     if place == len(flow.steps) - 1:
         return
-    crossing, shared = flow.crossing[place], flow.shared[place]
+    crossing, statistics = flow.crossing[place], flow.shared[place] - flow.lent
     if len(crossing) != 1 or not flow.is_samples(crossing[0]):
         names = [flow.traced.label(node) for node in crossing]
         raise ModelError(
@@ -246,10 +275,11 @@ def _check_crossing(flow: Flow, cut: str, place: int) -> None:
             cut=cut,
             tensors=names,
         )
-    if shared:
-        target = min(shared)
+    if statistics:
+        target = min(statistics)
         raise ModelError(
-            f"cut {cut!r}: {target!r} is used before and after it; its weights cannot be in both units",
+            f"cut {cut!r}: {target!r} is used before and after it, and training moves it in its forward pass: it cannot be "
+            "in both units. Cut elsewhere, or give each place a layer of its own",
             cut=cut,
             target=target,
         )

@@ -93,5 +93,9 @@ def _units(manifest: Manifest, spec: ModelSpec) -> OutputSide:
             "federation file that it was exported with",
             tier=manifest.tier,
         )
-    groups = tuple(chunk.units for chunk in manifest.prefix)
+    # Units that a chunk reads beside its own come later: trained ones, or those of a later chunk.
+    later, groups = set(manifest.suffix), list[tuple[str, ...]]()
+    for chunk in reversed(manifest.prefix):
+        groups.insert(0, tuple(unit for unit in chunk.units if unit not in later))
+        later.update(chunk.units)
     return OutputSide(spec, sum(map(len, groups)), groups)

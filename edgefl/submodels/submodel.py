@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Consecutive frozen units that are fetched, run forward over the local data and dropped together."""
+    """Consecutive frozen units that are fetched, run forward over the local data and dropped together.
+
+    Behind them in ``units`` stand later ones, which hold tensors that these read too.
+    """
 
     units: tuple[str, ...]
     module: nn.Sequential

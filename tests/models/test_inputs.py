@@ -95,7 +95,7 @@ def test_a_cut_carries_one_tensor_and_every_unit_reads_the_mask_again() -> None:
 
     assert spec.units == ("words", "blocks_0", "blocks_1", "head")
     assert dict(spec.others) == {"attention_mask": TEXT["attention_mask"]}
-    assert set(spec.own_names.values()) == set(module.state_dict())
+    assert set(spec.global_names) == set(module.state_dict())
     assert spec.boundary(2) == TensorSpec((LENGTH, WIDTH))
     assert list(objective_of(spec, 2).others(4)) == ["attention_mask"]
     assert not objective_of(spec, 3).others(4)  # the mean over words stays with the block before it
@@ -111,10 +111,9 @@ def test_gradients_equal_those_of_the_unedited_module() -> None:
     expected = nn.functional.cross_entropy(out, given["y"])
     expected.backward()
     assert torch.allclose(loss, expected)
-    own = dict(module.named_parameters())
-    for name, value in grads.items():
-        grad = own[spec.own_names[name]].grad
-        assert grad is not None and torch.allclose(value, grad, atol=1e-6), name
+    for name, parameter in module.named_parameters():
+        grad = parameter.grad
+        assert grad is not None and torch.allclose(grads[spec.global_names[name]], grad, atol=1e-6), name
 
 
 def test_another_mask_gives_another_loss() -> None:
@@ -134,7 +133,7 @@ def test_of_two_towers_the_second_is_computed_where_it_is_read() -> None:
     x, item = torch.tensor([0, 4, 2]), torch.tensor([6, 1, 3])
 
     assert spec.units == ("user", "left", "head")
-    assert set(spec.own_names.values()) == set(module.state_dict())
+    assert set(spec.global_names) == set(module.state_dict())
     found = objective_of(spec).predict(spec.weights, x, others={"item": item})
     assert torch.allclose(found, module(x, item))
 

@@ -258,10 +258,6 @@ def test_dropout_takes_its_randomness_from_its_input_tensor() -> None:
 
 
 def test_visible_refuses_what_cannot_be_averaged() -> None:
-    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    tied[1].weight = tied[0].weight
-    with pytest.raises(ModelError, match="one tensor"):
-        visible(tied)
     with pytest.raises(ModelError, match="cumulative"):
         visible(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
     with pytest.raises(ModelError, match="Dropout2d '0'"):

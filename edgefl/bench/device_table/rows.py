@@ -23,6 +23,7 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.spec import ModelSpec
+from edgefl.models.tied import state_of
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
@@ -149,6 +150,6 @@ def _written(folder: Path, form: Format, submodel: Submodel, batch: int) -> list
     written(folders[1], form, forward_only(objective, batch), left, {})
     for number, chunk in enumerate(submodel.prefix, 1):
         folders.append(folder / f"chunk{number}")
-        chunk_weights = prefixed("weights", chunk.module.state_dict())
+        chunk_weights = prefixed("weights", state_of(chunk.module))
         written(folders[-1], form, chunk_forward(chunk.module, chunk.sample, batch=batch), chunk_weights, {})
     return folders

@@ -3,18 +3,22 @@
 Every point of the graph that one tensor crosses is a candidate. Of these we take the ones that leave whole what its
 author repeats (a residual block, a transformer layer) and that give every unit at least one kernel (a weight of two
 or more dimensions), so that activations, pooling and norms stay with the layer before them.
+
+Uses of one tensor stay in one unit, unless tied weights, such as a language model's embedding and head, would leave little
+to cut (:func:`lending`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from torch import nn
 
 from edgefl.models.graph.flow import Flow
-from edgefl.models.graph.plain import paths_of
+from edgefl.models.graph.plain import path_of, paths_of
 from edgefl.models.graph.units import Stretch
 
 _CONTAINERS = (
@@ -31,6 +35,25 @@ def is_layer(module: nn.Module) -> bool:
     """Whether ``module`` is one of torch's or of edgefl's, which are never opened, rather than made of them."""
     room = type(module).__module__
     return room.startswith(("torch.nn.", "edgefl.")) and not isinstance(module, _CONTAINERS)
+
+
+def lending(flow: Flow) -> Flow:
+    """``flow``, or where that more than doubles its units, ``flow`` with cuts between the uses of tied weights."""
+    tied = _tied(flow)
+    if not any(names & tied for names in flow.shared):
+        return flow
+    parted = replace(flow, lent=tied)
+    together, apart = (1 + len(chosen(each, blocks(each))) for each in (flow, parted))
+    return parted if apart > 2 * together else flow
+
+
+def _tied(flow: Flow) -> frozenset[str]:
+    """Weights that several layers or operations use, rather than one several times."""
+    users: dict[str, set[object]] = {}
+    for step, names in zip(flow.steps, flow.state, strict=True):
+        for name in flow.tensors(names):
+            users.setdefault(name, set()).add((path_of(step), step.target))
+    return frozenset(name for name, uses in users.items() if len(uses) > 1) & flow.lendable
 
 
 def chosen(flow: Flow, blocks: Sequence[str]) -> list[int]:
@@ -62,11 +85,12 @@ def blocks(flow: Flow) -> list[str]:
 
 
 def opened(flow: Flow, cuts: Sequence[int]) -> frozenset[str]:
-    """Paths of the submodules inside which a cut lies."""
-    spans = _spans(flow)
-    return frozenset(
-        path for path, (first, last) in spans.items() if any(first <= cut < last for cut in cuts)
-    )
+    """Paths of the submodules inside which a cut lies, and of those that compute the same for every input, such as
+    positions: each unit does that for itself."""
+    spans, root = _spans(flow), flow.traced.root
+    paths = {path for node in flow.nodes for path in paths_of(node)} - spans.keys()
+    same = frozenset(path for path in paths if not is_layer(root.get_submodule(path)))
+    return same | {path for path, (first, last) in spans.items() if any(first <= cut < last for cut in cuts)}
 
 
 def grouped(sizes: Sequence[int], groups: int) -> list[int]:

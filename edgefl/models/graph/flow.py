@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from edgefl.models.graph.tracing import Traced
 from edgefl.models.layers.given import Given
 
 _aten = torch.ops.aten
-_SIZE = _aten.sym_size.int
+# Ways to write the same weights.
+_VIEWS = (
+    *(_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.numpy_T.default, _aten.mT.default),
+    *(_aten.view.default, _aten.reshape.default, _aten.flatten.using_ints),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +28,12 @@ class Flow:
     A *step* is an operation whose value depends on the input; steps belong to one unit each, in their order. All
     others (positions, masks of ones, products of weights alone, inputs beside the first and what is made of them) are
     computed in every unit that needs them. So is the batch size, from the unit's own input.
+
+    ``lent`` names weights that a cut may part: units on both sides of it read them.
     """
 
     traced: Traced
+    lent: frozenset[str] = frozenset()
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -83,7 +90,9 @@ class Flow:
             ()
             if torch.Tag.pointwise in getattr(step.target, "tags", ())
             else tuple(
-                name for name in self._names([step, *step.all_input_nodes]) if self.dimensions[name] >= 2
+                name
+                for name in self._names([step, *map(_seen, step.all_input_nodes)])
+                if self.dimensions[name] >= 2
             )
             for step in self.steps
         )
@@ -109,11 +118,11 @@ class Flow:
 
     @cached_property
     def shared(self) -> tuple[frozenset[str], ...]:
-        """For each step, the state tensors used both up to it and after it."""
+        """For each step, the state tensors used both up to it and after it; tied weights by the first of their names."""
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for place, names in enumerate(self.state):
-            for name in names:
+            for name in self.tensors(names):
                 first.setdefault(name, place)
                 last[name] = place
         return tuple(
@@ -121,10 +130,27 @@ class Flow:
             for place in range(len(self.steps))
         )
 
+    @cached_property
+    def lendable(self) -> frozenset[str]:
+        """The weights, which several units may read; what a forward pass moves, such as statistics, is one unit's."""
+        state = self.traced.root.state_dict(keep_vars=True)
+        return self.tensors(name for name, tensor in state.items() if isinstance(tensor, nn.Parameter))
+
+    def tensors(self, names: Iterable[str]) -> frozenset[str]:
+        """The first of its names in the root for each of these state tensors."""
+        return frozenset(self._firsts[name] for name in names)
+
+    @cached_property
+    def _firsts(self) -> Mapping[str, str]:
+        first: dict[int, str] = {}
+        state = self.traced.root.state_dict(keep_vars=True)
+        return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+
     def offers(self, place: int) -> bool:
-        """Whether a cut may lie after this step: one tensor of samples crosses and no weight is needed on both sides."""
+        """Whether a cut may lie after this step: one tensor of samples crosses, and no weights but those lent are needed
+        on both sides."""
         crossing = self.crossing[place]
-        return len(crossing) == 1 and self.is_samples(crossing[0]) and not self.shared[place]
+        return len(crossing) == 1 and self.is_samples(crossing[0]) and self.shared[place] <= self.lent
 
     def is_samples(self, node: fx.Node) -> bool:
         """Whether ``node`` is a computed tensor (batch, ...) whose other sizes do not depend on the batch."""
@@ -198,6 +224,13 @@ class Flow:
                 earlier = [writer for writer in writers if self.order[writer] < self.order[reader]]
                 by_reader.setdefault(reader, []).extend(earlier)
         return by_reader
+
+
+def _seen(node: fx.Node) -> fx.Node:
+    """What ``node`` is a view of."""
+    while node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def writes(node: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import SequenceKey
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
 from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ModelError
@@ -106,17 +107,19 @@ class Traced:
         )
 
 
-def trace(root: nn.Module, sample: TensorSpec, closed: Callable[[str, nn.Module], bool]) -> Traced:
+def trace(
+    root: nn.Module, sample: TensorSpec, closed: Callable[[str, nn.Module], bool], output: Output = None
+) -> Traced:
     """Trace ``root`` on a batch of ``sample``, in its present mode, with the submodules ``closed(path, module)`` closed.
 
-    A submodule that is given or returns anything but tensors and plain constants is opened all the same. Raises
-    ModelError, with torch's reason and the line of the user's code, if ``root`` cannot be traced, or if it does not
-    return one tensor.
+    A submodule that is given or returns anything but tensors and plain constants is opened all the same. Of what ``root``
+    returns, ``output`` is the result. Raises ModelError, with torch's reason and the line of the user's code, if ``root``
+    cannot be traced, or if there is no such tensor.
     """
     recorder = _Recorder()
     what = f"cannot trace {type(root).__name__} on samples of shape {sample.shape}"
     x = torch.zeros((_ROWS, *sample.shape), dtype=sample.dtype)
-    with _told(what), _closed(root, closed, recorder), _quiet():
+    with _told(what), giving(root, output), _closed(root, closed, recorder), _quiet():
         program = torch.export.export(root, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False)
     return _traced(root, program, tuple(recorder.calls))
 
@@ -290,11 +293,7 @@ def _traced(root: nn.Module, program: ExportedProgram, calls: tuple[Call, ...]) 
     outputs = program.graph_signature.user_outputs
     result = next((node for node in results if outputs and node.name == outputs[0]), None)
     if len(outputs) != 1 or not isinstance(result, fx.Node):
-        raise ModelError(
-            f"a model gives one tensor; {type(root).__name__} gives {len(outputs)} values. Wrap it in a module that "
-            "returns only its logits",
-            outputs=tuple(outputs),
-        )
+        raise ModelError(f"the output of {type(root).__name__} is not computed from its input")
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     state: dict[fx.Node, str] = {}
     constants: dict[fx.Node, Tensor] = {}

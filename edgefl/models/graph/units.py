@@ -70,6 +70,17 @@ class Stretch:
         return self.flow.traced.root.get_submodule(self.alone) if self.alone else _Builder(self).module()
 
 
+def _parameters(stretch: Stretch) -> dict[int, str]:
+    """Names of the parameters of the closed submodules that the stretch calls, by their identity."""
+    traced = stretch.flow.traced
+    paths = dict.fromkeys(call.path for call in map(traced.call, stretch.nodes) if call is not None)
+    return {
+        id(parameter): f"{path}.{name}"
+        for path in paths
+        for name, parameter in traced.root.get_submodule(path).named_parameters(remove_duplicate=False)
+    }
+
+
 def _reads_nothing_else(module: nn.Module, call: Call) -> bool:
     """Whether the call is ``module(x)``, but for arguments given by their default values."""
     args, kwargs = call.arguments
@@ -89,6 +100,7 @@ class _Builder:
         self._x = self._graph.placeholder("x")
         self._copies: dict[fx.Node, Any] = {stretch.source: self._x}
         self._targets: dict[str, object] = {}
+        self._names = _parameters(stretch)
         self._device: fx.Node | None = None
 
     def module(self) -> nn.Module:
@@ -127,7 +139,10 @@ class _Builder:
 
     def _tensor(self, name: str) -> fx.Node:
         path, _, last = name.rpartition(".")
-        self._targets[name] = getattr(self._traced.root.get_submodule(path), last)
+        tensor = getattr(self._traced.root.get_submodule(path), last)
+        # Of tied weights one name does; that in a layer which stays closed, if there is one.
+        name = self._names.setdefault(id(tensor), name)
+        self._targets[name] = tensor
         return self._graph.create_node("get_attr", name)
 
     def _module(self, path: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> fx.Node:

@@ -20,25 +20,31 @@ def visible(module: nn.Module) -> nn.Module:
     submodule under several names, such as one ReLU for all, becomes one of its own under each.
 
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
-    for tied parameters (two names would be trained apart), cumulative batch-norm averages, kinds of dropout
+    for tied parameters of batch norms and recurrent layers, cumulative batch-norm averages, kinds of dropout
     other than ``nn.Dropout``, those of attention and ``nn.RNN`` included, and LSTMs with projections.
     """
-    module = _Replacing(module.training).replaced("", copy.deepcopy(module))
-    seen: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
-            raise ModelError(
-                f"parameters {seen[id(parameter)]!r} and {name!r} are one tensor; tied weights cannot be trained "
-                "as separate named tensors, give each its own",
-                names=(seen[id(parameter)], name),
-            )
-        seen[id(parameter)] = name
+    copied = copy.deepcopy(module)
+    tied = _pairs(copied)
+    module = _Replacing(module.training).replaced("", copied)
+    for first, second in tied - _pairs(module):
+        raise ModelError(
+            f"parameters {first!r} and {second!r} are one tensor, and a layer here keeps its own; give each its own",
+            names=(first, second),
+        )
     for part in module.modules():
         integers = {
             name for name, buffer in part._buffers.items() if buffer is not None and _discrete(buffer)
         }
         part._non_persistent_buffers_set |= integers
     return module
+
+
+def _pairs(module: nn.Module) -> set[tuple[str, str]]:
+    """The first name and another of every parameter that has several."""
+    first: dict[int, str] = {}
+    named = module.named_parameters(remove_duplicate=False)
+    pairs = {(first.setdefault(id(parameter), name), name) for name, parameter in named}
+    return {pair for pair in pairs if len(set(pair)) > 1}
 
 
 def _discrete(buffer: Tensor) -> bool:

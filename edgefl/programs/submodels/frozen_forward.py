@@ -11,6 +11,7 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.given import given, placed
 from edgefl.models.spec import skeleton
+from edgefl.models.tied import borrowed, state_of
 
 
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
@@ -19,16 +20,19 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
 
     Nothing is trained or changed (embracingfl.md 2.7): global batch norm uses its moving statistics and leaves them alone,
     static batch norm uses the statistics of exactly these ``batch`` rows, dropout is off. ``sample`` is one input
-    row, without the batch dimension.
+    row, without the batch dimension. Tied weights that a later unit holds are read by its name for them.
     """
     bare = skeleton(units, training=False)
-    weights = {name: TensorSpec.of(tensor) for name, tensor in units.state_dict().items()}
+    weights = {name: TensorSpec.of(tensor) for name, tensor in state_of(units).items()}
+    lent = borrowed(units)
 
     def fn(tensors: Tensors) -> Tensors:
+        read = select(tensors, "weights")
+        own = {name: tensor for name, tensor in read.items() if name not in lent.values()}
+        own |= {path: read[name] for path, name in lent.items()}
         with torch.no_grad():
             batch = select(tensors, "batch.0")
-            read = select(tensors, "weights") | placed(bare, batch)
-            out = torch.func.functional_call(bare, read, (batch["x"],))
+            out = torch.func.functional_call(bare, own | placed(bare, batch), (batch["x"],))
         return {"record.x": cast(Tensor, out)}
 
     parts = {"x": sample, **given(units)}

@@ -16,6 +16,7 @@ from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.tied import entangled
 from edgefl.submodels.compaction.ops import (
     CONVOLUTIONS,
     KERNELS,
@@ -39,12 +40,13 @@ _known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
 def as_graphs(spec: ModelSpec) -> nn.Sequential:
     """The units of ``spec`` in inference as graphs of ATen operations, under the same names; traced once per model.
 
-    A unit that cannot be traced stays as it is: all of it is needed.
+    A unit that cannot be traced stays as it is, as does one with tied weights: all of it is needed.
     """
     if spec not in _known:
-        units = copy.deepcopy(spec.module).eval().named_children()
+        units, whole = copy.deepcopy(spec.module).eval().named_children(), entangled(spec.module)
         _known[spec] = sequential(
-            (name, _as_graph(unit, spec.boundary(at))) for at, (name, unit) in enumerate(units)
+            (name, unit if name in whole else _as_graph(unit, spec.boundary(at)))
+            for at, (name, unit) in enumerate(units)
         )
     return _known[spec]
 

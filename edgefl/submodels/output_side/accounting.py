@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.recurrent import BiLstm, Stack
 from edgefl.models.spec import ModelSpec, on_meta, run_meta
+from edgefl.models.tied import state_of
 from edgefl.submodels.output_side.live_elements import live_elements
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Chunk, Submodel
@@ -105,10 +106,10 @@ def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]
 def m_forward(chunk: Chunk, batch: int = 32) -> int:
     """M_fwd(k): a chunk's weights, and the most that is live at once in one of its units, without gradients.
 
-    The weights include moving statistics. "Live" follows the operations of the unit, each value freed after its
-    last use; views cost nothing.
+    The weights include moving statistics, and tied weights that a later unit holds. "Live" follows the operations of the
+    unit, each value freed after its last use; views cost nothing.
     """
-    weights: int = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
+    weights: int = sum(tensor.numel() for tensor in state_of(chunk.module).values())
     live, sample = 0, chunk.sample
     for name, unit in chunk.module.named_children():
         peak, sample = live_elements(name, unit, sample, batch)

@@ -11,6 +11,7 @@ from torch import nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.recurrent import BiLstm, truncated
 from edgefl.models.spec import ModelSpec, output_spec, sequential
+from edgefl.models.tied import borrowed
 from edgefl.submodels.submodel import Chunk
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement
@@ -27,6 +28,8 @@ class OutputSide:
 
     ``chunks`` is a number, for groups whose largest is as small as possible, or the groups themselves as lists of
     unit names. ``cut=0`` is the strong tier: everything is trained, there is no prefix and no record.
+    A tensor that units on both sides of the cut use (tied weights) is trained through the uses behind the cut; the
+    frozen units read it as the round began, as the LSTM's weak tier does with its own (embracingfl.md 3.3).
     ``skip`` > 0 is the LSTM's weak tier: the unit behind the cut is a BiLstm, the states after its first ``skip``
     words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are then in the prefix *and* trained.
     """
@@ -75,7 +78,8 @@ class OutputSide:
                 units.append((self.spec.units[self.cut], self._truncated[0]))
             module = sequential(units)
             result = output_spec(module, sample)
-            chunks.append(Chunk(tuple(name for name, _ in units), module, sample, result))
+            lenders = dict.fromkeys(name.partition(".")[0] for name in borrowed(module).values())
+            chunks.append(Chunk((*(name for name, _ in units), *lenders), module, sample, result))
             sample = result
         return tuple(chunks)
 

@@ -1,0 +1,101 @@
+"""Which tensor of all that a model returns is its output, and models that would keep a cache beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from edgefl.wire.errors import ModelError
+
+Output = str | int | None
+"""A key or attribute, or a position, of what a model returns; None: ``logits``, or else its first floating tensor."""
+
+LOGITS = "logits"
+
+
+def tensor_of(returned: object, output: Output, name: str) -> Tensor:
+    """The output of the model ``name`` in what its forward returned: a tensor, or a mapping, a dataclass, a tuple or a list
+    of such. ModelError, with what there is, where it is not there."""
+    if output is None and isinstance(returned, Tensor):
+        return returned
+    parts = dict(_parts(returned))
+    key = LOGITS if output is None and LOGITS in parts else output
+    floats = (tensor for _, tensor in _tensors(returned, "") if tensor.is_floating_point())
+    found = next(floats, None) if key is None else _part(parts, key)
+    if isinstance(found, Tensor):
+        return found
+    told = [f"{path} {_shape(tensor)}" for path, tensor in _tensors(returned, "")]
+    wanted = "no floating tensor" if key is None else f"no tensor {key!r}"
+    kind = "a tensor" if isinstance(returned, Tensor) else type(returned).__name__
+    raise ModelError(
+        f"{name} returns {wanted}; it returns {kind}"
+        + (f" with {', '.join(told)}: name one of them as `output`" if told else "")
+        + (": leave `output` out" if isinstance(returned, Tensor) else ""),
+        output=output,
+    )
+
+
+@contextmanager
+def giving(root: nn.Module, output: Output) -> Iterator[None]:
+    """Inside, ``root`` returns its output alone, and models with a configuration for it keep no cache of a text so far."""
+    own = root.__dict__.get("forward")
+    forward = root.forward
+    configs = {id(config): config for config in map(_caching, root.modules()) if config is not None}
+
+    @functools.wraps(forward)  # torch.export reads the signature
+    def giving_one(*args: Any, **kwargs: Any) -> Tensor:
+        return tensor_of(forward(*args, **kwargs), output, type(root).__name__)
+
+    root.forward = giving_one
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+        del root.__dict__["forward"]
+        if own is not None:
+            root.__dict__["forward"] = own
+
+
+def _caching(module: nn.Module) -> Any:
+    config = module.__dict__.get("config")
+    return config if getattr(config, "use_cache", None) is True else None
+
+
+def _part(parts: Mapping[str, object], key: str | int) -> object:
+    if isinstance(key, str):
+        return parts.get(key)
+    return list(parts.values())[key] if -len(parts) <= key < len(parts) else None
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """What ``value`` is made of, by key, attribute or position."""
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in value.items())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif isinstance(value, tuple | list):
+        yield from ((str(place), part) for place, part in enumerate(value))
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(str(size) if isinstance(size, int) else 'batch' for size in tensor.shape)})"
+
+
+def _tensors(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
+    """All tensors in ``value``, in order, with where they are."""
+    for key, part in _parts(value):
+        inner = f"{path}.{key}" if path else key
+        if isinstance(part, Tensor):
+            yield inner, part
+        else:
+            yield from _tensors(part, inner)

@@ -1,0 +1,187 @@
+"""Weights with several uses: once in the state, as a parameter of the last unit that uses them, and read by the others.
+
+Tied layers, such as a language model's embedding and head, share one ``nn.Parameter``. Units keep it as that one object:
+in every other place it is a buffer outside the state, so ``state_dict`` and ``named_parameters`` have one name for it,
+and ``torch.func.functional_call``, which replaces tied tensors together, gives all uses the value under that name::
+
+    units = shared(units)
+    borrowed(units[:1])     # {"embed.weight": "head.weight"}: what the first unit alone reads of another's state
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, fx, nn
+
+from edgefl.models.spec import sequential
+from edgefl.wire.errors import ModelError
+
+# Attribute of a module that reads such buffers: the global name of each.
+_NAMES = "edgefl_tied"
+
+
+class Borrowed(nn.Module):
+    """A tensor of another place's state, in a graph that reads it."""
+
+    value: Tensor
+
+    def __init__(self, value: nn.Parameter, name: str) -> None:
+        super().__init__()
+        _read(self, "value", value, name)
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """One registration of a parameter: the attribute ``own`` of ``holder``, which is ``path`` in ``unit``."""
+
+    unit: str
+    path: str
+    holder: nn.Module
+    own: str
+
+    @property
+    def local(self) -> str:
+        return f"{self.path}.{self.own}" if self.path else self.own
+
+    @property
+    def name(self) -> str:
+        return f"{self.unit}.{self.local}"
+
+
+def shared(units: nn.Sequential) -> nn.Sequential:
+    """``units`` with every tensor once in the state: that of the last unit in which it is a parameter.
+
+    A module that is several units, or in several, is copied; the tensors stay the same objects. ModelError for buffers
+    of the state, such as moving statistics, that several units share: each would move its own.
+    """
+    made = _apart(units)
+    by_tensor: dict[int, list[_Use]] = {}
+    tensors: dict[int, nn.Parameter] = {}
+    for use, parameter in _uses(made):
+        by_tensor.setdefault(id(parameter), []).append(use)
+        tensors[id(parameter)] = parameter
+    for key, uses in by_tensor.items():
+        home = _home(made, uses)
+        for use in uses:
+            if use is not home:
+                _lend(made.get_submodule(use.unit), use, tensors[key], home.name)
+    return made
+
+
+def borrowed(module: nn.Module) -> dict[str, str]:
+    """What ``module`` reads and another module's state holds: its path in ``module``, and its global name."""
+    own = {id(parameter) for parameter in module.parameters()}
+    return {
+        f"{path}.{name}" if path else name: full
+        for path, part in module.named_modules()
+        for name, full in _names(part).items()
+        if id(part._buffers[name]) not in own
+    }
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """All that ``module`` reads of a model's state, by global name: its own, and what it borrows."""
+    lent = {name: module.get_buffer(path) for path, name in borrowed(module).items()}
+    return {name: tensor.detach() for name, tensor in (module.state_dict() | lent).items()}
+
+
+def entangled(units: nn.Sequential) -> frozenset[str]:
+    """Names of the units with a tensor that is used in several places."""
+    lent = [
+        (unit, name)
+        for unit, module in units.named_children()
+        for part in module.modules()
+        for name in _names(part).values()
+    ]
+    return frozenset(name for unit, full in lent for name in (unit, full.partition(".")[0]))
+
+
+def _names(module: nn.Module) -> dict[str, str]:
+    return cast(dict[str, str], module.__dict__.get(_NAMES, {}))
+
+
+def _read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
+    """``value`` as a buffer of ``holder`` outside its state."""
+    holder._buffers[own] = value
+    holder._non_persistent_buffers_set.add(own)
+    holder.__dict__[_NAMES] = {**_names(holder), own: name}
+
+
+def _apart(units: nn.Sequential) -> nn.Sequential:
+    """No module in two units: those before the last one get copies with the same tensors."""
+    made: list[tuple[str, nn.Module]] = []
+    later: set[nn.Module] = set()
+    statistics: dict[int, str] = {}
+    for name, own in reversed([(name, unit) for name, unit in units._modules.items() if unit is not None]):
+        holders = {part for part in own.modules() if part._parameters}
+        tensors: dict[int, object] = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
+        unit = own if later.isdisjoint(holders) else copy.deepcopy(own, tensors)
+        later |= holders
+        made.append((name, unit))
+        _check_buffers(name, unit, statistics)
+    return sequential(reversed(made))
+
+
+def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
+    parameters = dict(unit.named_parameters(remove_duplicate=False))
+    for path, tensor in unit.state_dict(keep_vars=True).items():
+        other = f"{name}.{path}" if path in parameters else seen.setdefault(id(tensor), f"{name}.{path}")
+        if other != f"{name}.{path}":
+            raise ModelError(
+                f"the buffers '{name}.{path}' and {other!r} are one tensor, in two units that would each move it; give each "
+                "a layer of its own, or cut so that both are in one unit",
+                names=(f"{name}.{path}", other),
+            )
+
+
+def _uses(units: nn.Sequential) -> Iterator[tuple[_Use, nn.Parameter]]:
+    for name, unit in units.named_children():
+        for path, part in unit.named_modules():
+            for own, parameter in part._parameters.items():
+                if parameter is not None:
+                    yield _Use(name, path, part, own), parameter
+
+
+def _home(units: nn.Sequential, uses: list[_Use]) -> _Use:
+    """Of the uses in the last unit one that its graph reads by name, if there is any: it cannot do without."""
+    last = [use for use in uses if use.unit == uses[-1].unit]
+    read = _read_by_name(units.get_submodule(uses[-1].unit))
+    return next((use for use in last if use.local in read), last[-1])
+
+
+def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
+    """The nodes with which a graph reads tensors of its own, by their names."""
+    nodes: dict[str, list[fx.Node]] = {}
+    for node in unit.graph.nodes if isinstance(unit, fx.GraphModule) else ():
+        if node.op == "get_attr":
+            nodes.setdefault(str(node.target), []).append(node)
+    return nodes
+
+
+def _lend(unit: nn.Module, use: _Use, value: nn.Parameter, name: str) -> None:
+    """``use`` of ``value``, whose place in the state is ``name``, becomes a read."""
+    nodes = _read_by_name(unit).get(use.local, [])
+    if nodes:
+        graph = cast(fx.GraphModule, unit)
+        path = f"borrowed_{use.local.replace('.', '_')}"
+        graph.add_submodule(path, Borrowed(value, name))
+        for node in nodes:
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.call_module(path))
+            graph.graph.erase_node(node)
+        graph.recompile()
+    del use.holder._parameters[use.own]
+    if not nodes or any(_calls(node, use.path) for node in cast(fx.GraphModule, unit).graph.nodes):
+        _read(use.holder, use.own, value, name)
+
+
+def _calls(node: fx.Node, path: str) -> bool:
+    """Whether ``node`` calls the submodule ``path``, or one that it lies in."""
+    return node.op == "call_module" and bool(path) and f"{path}.".startswith(f"{node.target}.")
