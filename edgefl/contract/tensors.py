@@ -20,13 +20,14 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    # Valid values are the whole numbers 0 .. below-1: token numbers, class labels. None says nothing about them.
+    # None says nothing about the values.
     below: int | None = None
-    # One more valid value, of labels that count for nothing: any whole number, such as -100.
+    # Of labels that count for nothing: any whole number, such as -100.
     ignored: int | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
+        """That of ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def zeros(self, floats: torch.dtype | None = None) -> Tensor:
