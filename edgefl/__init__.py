@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgefl.api.adapt import adapt
     from edgefl.api.analysis import heterogeneity, personalize, reproduce
     from edgefl.api.bundle import Bundle
+    from edgefl.api.check import Verdict, check
     from edgefl.api.choices import (
         CTC,
         FAFED,
@@ -187,6 +188,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.adapt": ("adapt",),
     "edgefl.api.analysis": ("heterogeneity", "personalize", "reproduce"),
     "edgefl.api.bundle": ("Bundle",),
+    "edgefl.api.check": ("Verdict", "check"),
     "edgefl.api.compile": ("compile",),
     "edgefl.api.deploy": ("deploy",),
     "edgefl.api.device": ("Agent", "train_round"),
@@ -298,11 +300,13 @@ __all__ = [
     "TensorSpec",
     "Tier",
     "TopK",
+    "Verdict",
     "Width",
     "ZeroFL",
     "adapt",
     "build_engine",
     "catalog",
+    "check",
     "compile",
     "demo_federation",
     "deploy",

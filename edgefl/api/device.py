@@ -92,6 +92,7 @@ def train_round(
     x: Array,
     y: Array,
     *,
+    others: Mapping[str, Array] | None = None,
     seed: int = 0,
     hyper: Mapping[str, float] | None = None,
     carry: Mapping[str, Array] | None = None,
@@ -108,6 +109,7 @@ def train_round(
             (:meth:`edgefl.Bundle.share`); or a file of them.
         x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype.
         y: labels (n, *label): class numbers, or floats where the loss takes targets.
+        others: inputs beside x by name, (n, *their shape), where the model reads some.
         seed: decides batches and noise.
         hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
         carry: what the last round left (``RoundResult.carry``), where the program keeps something.
@@ -134,7 +136,12 @@ def train_round(
     return offline.train_round(
         read.contents,
         held,
-        LocalData(np.asarray(x), np.asarray(y), "the data"),
+        LocalData(
+            np.asarray(x),
+            np.asarray(y),
+            "the data",
+            {name: np.asarray(rows) for name, rows in (others or {}).items()},
+        ),
         open_engine(engine or read.format, threads),
         seed=seed,
         hyper=hyper,

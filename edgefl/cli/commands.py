@@ -8,7 +8,7 @@ from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.federation import broker, run, server
-from edgefl.cli.models import deploy, export, plan, profile, verify
+from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
 app = bare_app()
 for module in (
@@ -16,6 +16,7 @@ for module in (
     broker,
     server,
     device,
+    check,
     plan,
     export,
     deploy,

@@ -23,6 +23,7 @@ API = {
     "device": "edgefl.Agent",
     "device personalize": "edgefl.adapt",
     "device build-engine": "edgefl.build_engine",
+    "check": "edgefl.check",
     "plan": "edgefl.plan",
     "export": "edgefl.api.export.exporting",
     "deploy": "edgefl.deploy",

@@ -1,0 +1,192 @@
+"""Whether a model can be trained as it comes: cut, exported, run by each engine, and compared with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeGuard
+from zipfile import BadZipFile
+
+import numpy as np
+
+from edgefl.api.choices import SGD
+from edgefl.api.compile import Target, compile
+from edgefl.api.device import train_round
+from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
+from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.models.spec import ModelSpec
+from edgefl.wire.errors import EdgeflError, ExportError, ModelError
+from edgefl.wire.tensors import Array, Arrays
+
+STEPS = 5
+"""Local steps of the round that is tried. The first one of an engine is not timed."""
+
+
+@dataclass(frozen=True)
+class EngineVerdict:
+    """The training step on one engine. ``problem`` is empty where it runs and agrees with torch; then ``nbytes`` are those
+    of the bundle, ``step_ms`` is the median of a step, and ``max_rel_error`` the largest difference of any output from
+    torch's, relative to the output's largest magnitude."""
+
+    engine: str
+    problem: str = ""
+    nbytes: int = 0
+    step_ms: float = 0.0
+    max_rel_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What :func:`check` found of ``model``. ``problem``: why it cannot be built or cut, empty if it can; then there are its
+    ``units`` and ``parameters`` (their number), the ``inputs`` that it reads, the ``loss`` by name, and an
+    :class:`EngineVerdict` for each of the ``engines``."""
+
+    model: str
+    problem: str = ""
+    units: tuple[str, ...] = ()
+    parameters: int = 0
+    inputs: tuple[str, ...] = ()
+    loss: str = ""
+    engines: tuple[EngineVerdict, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every engine that was tried trains it."""
+        return not self.problem and all(not each.problem for each in self.engines)
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.model} cannot be trained: {self.problem}"
+        failed = [f"not on {each.engine}: {each.problem}" for each in self.engines if each.problem]
+        able = [each.engine for each in self.engines if not each.problem]
+        trained = f"can be trained on {' and '.join(able)}" if able else "can be trained on no engine"
+        return "; ".join([f"{self.model} {trained}, {len(self.units)} units", *failed])
+
+
+def check(
+    model: Model,
+    *,
+    data: DataSource | None = None,
+    sample: Sample | None = None,
+    classes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    batch: int = 8,
+    seed: int = 0,
+    engines: Sequence[Target] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Try everything that a federation would ask of ``model``: cut it, export its training, run steps on each engine.
+
+    Args:
+        model, sample, classes, options: as :func:`edgefl.compile` takes them.
+        data: so too, or what a device has: its file or folder.
+        batch: rows of a step.
+        seed: of the initial weights and of the random samples that are trained on.
+        engines: ``onnx`` and ``executorch``; by default those that are installed.
+        progress: is told of each part before it begins.
+
+    Returns:
+        A :class:`Verdict`, which prints as one sentence. What stands in the way of the model is in it, with the line of the
+        user's code.
+
+    Raises:
+        ConfigError: where the arguments do not go together.
+
+    >>> print(edgefl.check("mlp", engines=["onnx"]))
+    mlp can be trained on onnx, 3 units
+    """
+    source = _like_samples(data) if _of_a_device(data) else dataset(data)
+    progress("tracing and cutting the model")
+    try:
+        spec = model_spec(model, data=source, sample=sample, classes=classes, seed=seed, options=options)
+    except ModelError as error:
+        return Verdict(_name(model), problem=error.message)
+    installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]
+    return Verdict(
+        spec.name,
+        units=spec.units,
+        parameters=sum(each.numel() for each in spec.module.parameters()),
+        inputs=("x", *spec.others),
+        loss=type(spec.loss).__name__,
+        engines=tuple(_on(engine, spec, batch, seed, progress) for engine in engines or installed),
+    )
+
+
+def _on(
+    engine: Target, spec: ModelSpec, batch: int, seed: int, progress: Callable[[str], None]
+) -> EngineVerdict:
+    """The whole model's training on one engine."""
+    try:
+        progress(f"exporting for {engine}")
+        bundle = compile(spec, target=engine, program=SGD(batch=batch, steps=STEPS), seed=seed)
+        progress(f"comparing {engine} with torch")
+        compared = bundle.verify(seed=seed)
+        if not compared.ok:
+            return EngineVerdict(engine, problem=str(compared))
+        progress(f"training on {engine}")
+        x, y, others = _samples(bundle.manifest, 2 * batch, seed)
+        times: list[float] = []
+        train_round(
+            bundle,
+            bundle.initial_weights(),
+            x,
+            y,
+            others=others,
+            seed=seed,
+            watch=lambda step: times.append(step.step_ms),
+        )
+    except (ModelError, ExportError) as error:
+        return EngineVerdict(engine, problem=error.message)
+    except EdgeflError as error:
+        return EngineVerdict(engine, problem=f"its round fails: {error.message}")
+    errors = [each for graph in compared.graphs if graph.report for each in graph.report.errors.values()]
+    return EngineVerdict(engine, "", bundle.nbytes, median(times[1:] or times), max(errors, default=0.0))
+
+
+def _of_a_device(data: DataSource | None) -> TypeGuard[str | Path]:
+    """Whether ``data`` is a folder, or a file without a set to test on."""
+    if not isinstance(data, str | Path) or not Path(data).exists():
+        return False
+    if Path(data).is_dir():
+        return True
+    try:
+        with np.load(data) as archive:
+            return "test_x" not in archive.files
+    except (OSError, ValueError, BadZipFile):
+        return True  # whose reader says what is wrong with it
+
+
+def _like_samples(path: str | Path) -> Dataset:
+    """Data of the kind of a device's own."""
+    from device_runtime.data.samples import load
+
+    local = load(Path(path))
+    x, y = np.asarray(local.x), np.asarray(local.y)
+    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
+    others = {
+        name: OtherInput(np.asarray(rows), np.asarray(rows[:1]), _below(rows))
+        for name, rows in local.others.items()
+    }
+    below = _below(x) if tokens else 0
+    return Dataset.of(x, y, x[:1], y[:1], name=str(path), below=below, others=others)
+
+
+def _below(rows: Array) -> int:
+    return int(rows.max()) + 1 if rows.dtype.kind in "iu" else 0
+
+
+def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:
+    """Random samples of the kind that the bundle's data are."""
+    from device_runtime.profile.measure.inputs import Inputs
+
+    made = Inputs(manifest, seed).samples(rows)
+    return made.x, made.y, dict(made.others)
+
+
+def _name(model: Model) -> str:
+    if isinstance(model, str):
+        return model
+    return getattr(model, "name", "") or getattr(model, "__name__", type(model).__name__)

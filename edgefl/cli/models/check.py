@@ -1,0 +1,100 @@
+"""``edgefl check``: can this model be trained as it comes?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.options import Engine
+from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.system.sizes import size
+
+if TYPE_CHECKING:
+    from edgefl.api.check import Verdict
+
+_HELP = """
+Try a model as it comes: trace it, cut it, export its training, run steps on each engine, compare with torch.
+
+Exit code 0: it can be trained on all of them. 1: it cannot, and the verdict says why, with the line of your code and the
+smallest change that helps.
+
+Examples:
+
+  edgefl check mymodel.py:make --data mine.npz
+
+  edgefl check mymodel.py:make --option classes=5 --option 'sample_shape=[3,32,32]' --engine onnx
+
+  edgefl check resnet20 --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check", help=_HELP)(check)
+
+
+def check(
+    model: Annotated[
+        str, typer.Argument(help="file.py:factory, package.module:factory or a model of `edgefl ls models`")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="whose samples it is for: a dataset's name, its .npz, or a device's file or folder"
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
+    engine: Annotated[
+        list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="one JSON object: ok, problem, units, engines, ...")
+    ] = False,
+) -> None:
+    from edgefl import check as checked
+    from edgefl.cli.options import model_options
+
+    options = model_options(option or ())
+    layout: dict[str, Any] = {}
+    if ":" in model and data is None:
+        layout = {key: options.pop(name) for key, name in _LAYOUT.items() if name in options}
+    with progress(f"{model}: building the model") as say:
+        verdict = checked(
+            model,
+            data=data,
+            options=options or None,
+            batch=batch,
+            engines=[each.value for each in engine or ()],
+            progress=say,
+            **layout,
+        )
+    if as_json:
+        print_json({"ok": verdict.ok, **asdict(verdict)})
+    else:
+        _print(verdict)
+    raise typer.Exit(0 if verdict.ok else 1)
+
+
+_LAYOUT = {"sample": "sample_shape", "classes": "classes"}
+"""What the API takes apart from a factory's options."""
+
+
+def _print(verdict: Verdict) -> None:
+    rows = [
+        {
+            "engine": each.engine,
+            "bundle": size(each.nbytes),
+            "step": f"{each.step_ms:.1f} ms",
+            "largest error": f"{each.max_rel_error:.1e}",
+        }
+        for each in verdict.engines
+        if not each.problem
+    ]
+    if rows:
+        title = f"{verdict.model}: {verdict.parameters:,} parameters, {verdict.loss}, units {', '.join(verdict.units)}"
+        print_table(title, rows)
+    console.print(str(verdict), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,88 @@
+"""One verdict on a model: traced, cut, exported, run by each engine and compared with torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import edgefl
+from edgefl.cli.commands import app
+from edgefl.wire.errors import ConfigError, DataError
+from tests.cli.runner import runner
+from tests.models.test_inputs import CLASSES, TEXT, reader
+
+STEERS = """
+from torch import nn
+
+class Steers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x if x.sum() > 0 else -x)
+
+def make():
+    return Steers()
+
+def plain():
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(STEERS)
+    return path
+
+
+def test_a_model_that_both_engines_train() -> None:
+    verdict = edgefl.check(reader(), sample=TEXT, classes=CLASSES, batch=4)
+
+    assert verdict.ok and str(verdict) == "reader can be trained on onnx and executorch, 4 units"
+    assert (verdict.inputs, verdict.loss) == (("x", "attention_mask"), "CrossEntropy")
+    assert all(0 < each.max_rel_error < 1e-4 and each.step_ms > 0 for each in verdict.engines)
+
+
+def test_what_stands_in_the_way_is_said_with_the_line_of_the_users_code(own: Path) -> None:
+    ran = runner().invoke(app, ["check", f"{own}:make", "--option", "classes=2", "--option", "sample_shape=[4]"])
+
+    assert ran.exit_code == 1
+    assert "cannot be trained: cannot trace Steers" in ran.stdout and f"{own}:10" in ran.stdout
+    assert "torch.where" in ran.stdout
+
+
+def test_the_data_of_a_device_say_what_the_model_is_for(own: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones((9, 4), np.float32), y=np.arange(9) % 2)
+    arguments = ["check", f"{own}:plain", "--data", str(tmp_path / "mine.npz"), "--engine", "onnx", "--json"]
+    told = json.loads(runner().invoke(app, arguments).stdout)
+
+    assert told["ok"] and told["units"] == ["0", "1", "2"]
+    assert [each["engine"] for each in told["engines"]] == ["onnx"]
+    with pytest.raises(DataError, match="is no training data"):
+        edgefl.check(f"{own}:plain", data=tmp_path)
+
+
+def test_an_engine_that_cannot_says_so_beside_the_others() -> None:
+    class Inverse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(self.layer(x).unflatten(1, (2, 2)) + 3 * torch.eye(2)).flatten(1)
+
+    verdict = edgefl.check(Inverse(), sample=(4,), classes=4, engines=["onnx"])
+    assert not verdict.ok
+    assert str(verdict).startswith("inverse can be trained on no engine, 1 units; not on onnx: ")
+
+
+def test_arguments_that_do_not_go_together_are_no_verdict() -> None:
+    with pytest.raises(ConfigError, match="argument 'sample' is missing"):
+        edgefl.check(nn.Linear(2, 2), classes=2)
