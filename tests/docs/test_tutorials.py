@@ -114,6 +114,6 @@ def test_every_page_with_python_is_run_somewhere() -> None:
     pages = {path.name for path in [ROOT / "README.md", *DOCS.rglob("*.md")] if any(blocks(path, "python"))}
 
     assert pages == {
-        *("README.md", "api.md", "compiler.md", "compiler-inside.md"),
+        *("README.md", "api.md", "compiler.md", "compiler-inside.md", "data.md"),
         *("own-model.md", "new-method.md", "own-device.md"),
     }
