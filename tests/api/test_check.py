@@ -51,7 +51,9 @@ def test_a_model_that_both_engines_train() -> None:
 
 
 def test_what_stands_in_the_way_is_said_with_the_line_of_the_users_code(own: Path) -> None:
-    ran = runner().invoke(app, ["check", f"{own}:make", "--option", "classes=2", "--option", "sample_shape=[4]"])
+    ran = runner().invoke(
+        app, ["check", f"{own}:make", "--option", "classes=2", "--option", "sample_shape=[4]"]
+    )
 
     assert ran.exit_code == 1
     assert "cannot be trained: cannot trace Steers" in ran.stdout and f"{own}:10" in ran.stdout
