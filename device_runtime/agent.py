@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from device_runtime.config import AgentConfig, AgentEvent
-from device_runtime.data import samples as local_data
+from device_runtime.data import sources
 from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
@@ -55,7 +55,7 @@ class Agent:
         topics = Topics(config.federation)
         self._topics = topics
         self._mine = topics.device(config.device)
-        self._data = local_data.load(config.data)
+        self._data = sources.load(config.data, config.bad_rows)
         self._memory_bytes = config.memory_bytes or physical_memory()
         self._session = Session(
             config.broker,
@@ -364,8 +364,9 @@ class Agent:
             "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
         )
 
-    def _begins(self, job: Job, rows: int, steps: int) -> None:
-        self._say("round", f"round {job.round} as {job.tier}: {rows} samples, {steps} steps", round=job.round)
+    def _begins(self, job: Job, rows: int, steps: int, left_out: str) -> None:
+        text = f"round {job.round} as {job.tier}: {rows} samples, {steps} steps"
+        self._say("round", f"{text}; {left_out}" if left_out else text, round=job.round)
 
     def _settled(self, outgoing: Outgoing, ack: Ack) -> None:
         """The outbox thread: the server accepted or refused an update."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
+
+Source = Callable[[], Any]
+"""Gives ``(x, y)``, ``(x, y, others)`` or a mapping with x, y and the inputs beside x: arrays, one row for each sample."""
+
+Policy = Literal["refuse", "skip"]
+"""What becomes of a row that cannot be read, or does not fit the model."""
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,8 +34,9 @@ class AgentConfig:
     federation: str
     device: str
     broker: Address
-    data: Path
+    data: Path | Source
     folder: Path
+    bad_rows: Policy = "refuse"
     tier: str = ""
     memory_bytes: int = 0
     """Memory this device offers to training; 0: what it has. A task that needs more is declined."""

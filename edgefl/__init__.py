@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgefl.api.analysis import heterogeneity, personalize, reproduce
     from edgefl.api.bundle import Bundle
     from edgefl.api.check import Verdict, check
+    from edgefl.api.check_data import check_data
     from edgefl.api.choices import (
         CTC,
         FAFED,
@@ -189,6 +190,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.analysis": ("heterogeneity", "personalize", "reproduce"),
     "edgefl.api.bundle": ("Bundle",),
     "edgefl.api.check": ("Verdict", "check"),
+    "edgefl.api.check_data": ("check_data",),
     "edgefl.api.compile": ("compile",),
     "edgefl.api.deploy": ("deploy",),
     "edgefl.api.device": ("Agent", "train_round"),
@@ -307,6 +309,7 @@ __all__ = [
     "build_engine",
     "catalog",
     "check",
+    "check_data",
     "compile",
     "demo_federation",
     "deploy",

@@ -1,19 +1,22 @@
-"""Local data: npz, idx files or a folder, checked against the manifest, and the batches drawn from it."""
+"""Local data as arrays: checked against the manifest, and the batches drawn from them.
+
+Where they come from: :mod:`device_runtime.data.sources`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
-from zipfile import is_zipfile
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
+from device_runtime.config import Policy
+from device_runtime.data.problems import Problems, bad_values
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import DataSpec, Input, Manifest
-from edgefl.wire.errors import DataError
-from edgefl.wire.idx import read_idx
+from edgefl.wire.errors import BundleError, DataError
 from edgefl.wire.tensors import Array
 
 _SCANNED = 1 << 20
@@ -80,32 +83,122 @@ class LabelSpec:
 ONE_CLASS = LabelSpec()
 
 
+class Rows(Protocol):
+    """Samples by row number: an array, or what stands for one that memory could not hold."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: Any, /) -> Any:
+        """The samples at these row numbers (an array) as an array; for a slice, those rows as such a thing."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRows:
+    """Samples that are made of ``items`` when they are asked for."""
+
+    items: Sequence[Any]
+    decode: Callable[[Any], Array]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, at: Any, /) -> Any:
+        if isinstance(at, slice):
+            return DecodedRows(self.items[at], self.decode)
+        return np.stack([self.decode(self.items[row]) for row in np.asarray(at).tolist()])
+
+
+def _no_blob(ref: BlobRef) -> bytes:
+    raise BundleError(f"the data are read by blob {ref.sha256[:12]}, and there is no bundle to take it from")
+
+
+def _no_features(name: str) -> Callable[[Array], Array]:
+    raise BundleError(f"the data are read by graph {name!r}, and there is no bundle to take it from")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of a bundle files are read by: its blobs, and its graphs that make samples of what a file holds."""
+
+    blob: Callable[[BlobRef], bytes] = _no_blob
+    graph: Callable[[str], Callable[[Array], Array]] = _no_features
+
+
+NO_PARTS = Parts()
+
+
+class Local(Protocol):
+    """The samples of a device. ``len`` is what is known of their number before a bundle says how they are read."""
+
+    @property
+    def source(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
+        """The data as the manifest wants them; DataError says what differs."""
+
+
 @dataclass(frozen=True)
 class LocalData:
     """Samples x, shape (n, *sample), labels y, shape (n, *label), and what else there is of each sample by name, as they
-    lie in the file."""
+    lie in the file. ``policy``: what becomes of rows with values that do not fit."""
 
     x: Array
     y: Array
     source: str
     others: Mapping[str, Array] = field(default_factory=dict)
+    policy: Policy = "refuse"
 
     def __len__(self) -> int:
         return len(self.y)
 
     def check(self) -> None:
-        """DataError for single values, for another number of samples than of labels, and for NaN or infinite values."""
+        """DataError for single values, for another number of samples than of labels, and for NaN or infinite values where
+        bad rows are refused."""
         if self.x.ndim == 0 or self.y.ndim == 0:
             raise DataError(f"{self.source} should hold arrays of samples and labels, found single values")
         if len(self.x) != len(self.y) or len(self.y) == 0:
             raise DataError(
                 f"{self.source} has {len(self.x)} samples and {len(self.y)} labels: it needs as many, and at least one"
             )
-        for name, array in {"x": self.x, "y": self.y, **self.others}.items():
-            _check_finite(name, array, self.source)
+        if self.policy == "refuse":
+            for name, array in {"x": self.x, "y": self.y, **self.others}.items():
+                _check_finite(name, array, self.source)
 
-    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS) -> FittedData:
-        """The data as the manifest wants it; DataError says what differs."""
+    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
+        """The data as the manifest wants them; DataError says what differs."""
+        x = self._shaped(spec)
+        others = {each.name: self._other(each) for each in spec.others}
+        if self.policy == "skip":
+            return self._without_bad_rows(x, others, spec, label)
+        if np.issubdtype(spec.dtype, np.integer):
+            _check_below("samples", x, spec.below, self.source)
+        for each in spec.others:
+            if not np.issubdtype(each.dtype, np.floating):
+                _check_below(each.name, self.others[each.name], each.below, self.source)
+        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec, others, label)
+
+    def _without_bad_rows(
+        self, x: Array, others: Mapping[str, Array], spec: DataSpec, label: LabelSpec
+    ) -> FittedData:
+        tokens = np.issubdtype(spec.dtype, np.integer)
+        below = {each.name: each.below for each in spec.others} | {"x": spec.below if tokens else 0}
+        below |= {"y": 0 if np.issubdtype(label.dtype, np.floating) else spec.classes}
+        y = self.y if label.ignored is None else np.where(self.y == label.ignored, 0, self.y)
+        skipped, good = Problems("skip"), np.ones(len(y), bool)
+        for row, text in bad_values({**self.others, "x": x, "y": y}, below):
+            good[row] = False
+            skipped.add(f"{self.source}, row {row}", text)
+        kept = np.flatnonzero(good)
+        check_some(len(kept), skipped, self.source)
+        rows: Rows = DecodedRows(kept.tolist(), lambda row: np.asarray(x[row])) if skipped.count else x
+        labels = label.fitted(self.y[kept], spec.classes, self.source)
+        beside = {name: each[kept] for name, each in others.items()}
+        return FittedData(rows, labels, spec, beside, label, skipped)
+
+    def _shaped(self, spec: DataSpec) -> Array:
+        """x in the shape that the model takes, and of a type that it can read."""
         x = self.x
         if x.shape[1:] != spec.shape and (x.shape[0], *spec.shape) == (x.shape[0], 1, *x.shape[1:]):
             x = x[:, None]  # grey images are often stored without their single channel
@@ -122,10 +215,7 @@ class LocalData:
                 found=str(x.dtype),
                 expected=spec.dtype,
             )
-        if np.issubdtype(spec.dtype, np.integer):
-            _check_below("samples", x, spec.below, self.source)
-        others = {each.name: self._other(each) for each in spec.others}
-        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec, others, label)
+        return x
 
     def _other(self, wanted: Input) -> Array:
         """The array of an input beside x, in its dtype."""
@@ -145,27 +235,27 @@ class LocalData:
                 f"{(len(self.y), *wanted.shape)}",
                 name=wanted.name,
             )
-        if not floats:
-            _check_below(wanted.name, found, wanted.below, self.source)
         return found.astype(wanted.dtype, copy=False)
 
 
 @dataclass(frozen=True)
 class FittedData:
-    """Data that fits the model. Integer samples are scaled when a batch is drawn, not before."""
+    """Data that fits the model. Integer samples are scaled when a batch is drawn, not before. ``skipped``: the rows that
+    were left out."""
 
-    x: Array
+    x: Rows
     y: Array
     spec: DataSpec
     others: Mapping[str, Array] = field(default_factory=dict)
     label: LabelSpec = ONE_CLASS
+    skipped: Problems = field(default_factory=Problems)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def rows(self, indices: Array) -> Array:
         """Batch of spec.dtype, shape (len(indices), *spec.shape)."""
-        picked = self.x[indices]
+        picked: Array = self.x[indices]
         wanted = np.dtype(self.spec.dtype)
         if picked.dtype == wanted or np.issubdtype(wanted, np.integer):
             return picked.astype(wanted, copy=False)
@@ -196,24 +286,14 @@ class FittedData:
         if not samples:
             return self
         others = {name: rows[:samples] for name, rows in self.others.items()}
-        return FittedData(self.x[:samples], self.y[:samples], self.spec, others, self.label)
+        return FittedData(self.x[:samples], self.y[:samples], self.spec, others, self.label, self.skipped)
 
 
-def load(path: Path) -> LocalData:
-    """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx
-    files, or a folder with one sub-folder of .npy samples per class. DataError if there is none of these, or if a value is
-    NaN or infinite.
-    """
-    try:
-        data = _load(path)
-    except DataError:
-        raise
-    except (
-        Exception
-    ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
-        raise DataError(f"{path} cannot be read as training data: {error}", path=str(path)) from error
-    data.check()
-    return data
+def check_some(rows: int, skipped: Problems, source: str) -> None:
+    """DataError where no row is left."""
+    if not rows:
+        first = f": {skipped}" if skipped.count else ""
+        raise DataError(f"{source} has no sample that can be used{first}", problems=skipped)
 
 
 def _check_below(name: str, array: Array, below: int, source: str) -> None:
@@ -252,61 +332,6 @@ def _check_finite(name: str, array: Array, source: str) -> None:
         values = f"1 value of {name} is" if count == 1 else f"{count} values of {name} are"
         text = f"{source}: {values} {kinds}, first at row {first}: repair or remove such rows (rows count from 0)"
         raise DataError(text, count=count, row=first)
-
-
-def _load(path: Path) -> LocalData:
-    if path.suffix == ".npz":
-        return _load_archive(path)
-    if (path / "x.npy").is_file():
-        if not (path / "y.npy").is_file():
-            raise DataError(
-                f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
-            )
-        arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(path.glob("*.npy"))}
-        return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays)
-    if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
-        labels = _idx_file(path, "labels-idx1-ubyte")
-        if labels is None:
-            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
-        return LocalData(read_idx(images), read_idx(labels), str(path))
-    if path.is_dir() and (classes := sorted(child for child in path.iterdir() if child.is_dir())):
-        return _load_classes(path, classes)
-    raise DataError(
-        f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, "
-        "a folder with idx files, or a folder with one sub-folder of .npy samples per class",
-        path=str(path),
-    )
-
-
-def _load_archive(path: Path) -> LocalData:
-    if not path.is_file():
-        raise DataError(f"there is no file {path}: name the .npz with this device's samples", path=str(path))
-    if not is_zipfile(path):
-        raise DataError(
-            f"{path} is no .npz archive: write one with numpy.savez(file, x=samples, y=labels)",
-            path=str(path),
-        )
-    with np.load(path, allow_pickle=False) as archive:
-        if missing := {"x", "y"} - set(archive.files):
-            raise DataError(
-                f"{path} has no array {' and no array '.join(sorted(missing))}; it has {', '.join(archive.files)}: "
-                "samples are called x, their labels y",
-                path=str(path),
-            )
-        others = {name: archive[name] for name in archive.files if name not in ("x", "y")}
-        return LocalData(archive["x"], archive["y"], str(path), others)
-
-
-def _load_classes(path: Path, classes: list[Path]) -> LocalData:
-    files = [(label, file) for label, folder in enumerate(classes) for file in sorted(folder.glob("*.npy"))]
-    samples = [np.load(file, allow_pickle=False) for _, file in files]
-    return LocalData(np.stack(samples), np.array([label for label, _ in files], dtype=np.int64), str(path))
-
-
-def _idx_file(folder: Path, ending: str) -> Path | None:
-    """The training file of that kind, else the only one there is."""
-    files = sorted(file for file in folder.iterdir() if ending in file.name)
-    return next((file for file in files if file.name.startswith("train")), files[0] if files else None)
 
 
 @dataclass(frozen=True)

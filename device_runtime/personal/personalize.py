@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from device_runtime.data import support
-from device_runtime.data.samples import FittedData, LabelSpec, LocalData
+from device_runtime.data.samples import FittedData, LabelSpec, Local
 from device_runtime.data.support import Shards
 from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.round.costs import Profiler
@@ -30,6 +30,7 @@ from device_runtime.round.feeds import Feeds, complete
 from device_runtime.round.forward import MultiStepForward, record_tag
 from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, labelled
 from device_runtime.round.job import Job
+from device_runtime.round.parts import parts_of
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.errors import BundleError, ConfigError
 from edgefl.wire.tensors import Array, Arrays
@@ -91,7 +92,7 @@ class Wanted:
     curve: tuple[int, ...] = ()
     alpha: float | None = None
     seed: int = 0
-    test: LocalData | None = None
+    test: Local | None = None
 
     def __post_init__(self) -> None:
         if not (self.alpha is None or 0 <= self.alpha < math.inf):
@@ -144,8 +145,9 @@ class Personalizer:
         self._folder = folder
         self._profiler = Profiler()
         self._graphs = Graphs(engine, manifest, blobs, self._profiler)
+        self._parts = parts_of(engine, manifest, blobs)
 
-    def run(self, job: Job, data: LocalData, wanted: Wanted) -> tuple[Adapted, Arrays]:
+    def run(self, job: Job, data: Local, wanted: Wanted) -> tuple[Adapted, Arrays]:
         """The report, and the adapted tensors of the trained units by their own names.
 
         DataError if the data do not fit the model or are too few for the protocol; BundleError if graphs, blobs and ports
@@ -198,12 +200,12 @@ class Personalizer:
         )
         return {port.label for graph in graphs for port in graph.inputs_of("weights")}
 
-    def _split(self, data: LocalData, wanted: Wanted) -> tuple[Chosen, Chosen]:
+    def _split(self, data: Local, wanted: Wanted) -> tuple[Chosen, Chosen]:
         """(query, support). Without samples to judge by, a part of the local ones is held out, or all are the test shard."""
         label = LabelSpec.of(self._manifest)
-        pools = [data.fitted(self._manifest.data, label)]
+        pools = [data.fitted(self._manifest.data, label, self._parts)]
         if wanted.test is not None:
-            pools.append(wanted.test.fitted(self._manifest.data, label))
+            pools.append(wanted.test.fitted(self._manifest.data, label, self._parts))
         labels = np.concatenate([pool.y for pool in pools])
         own, every = len(pools[0]), np.arange(len(labels))
         if wanted.test is not None:

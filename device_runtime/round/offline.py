@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_runtime.data.samples import LabelSpec, LocalData
+from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings, Step
 from device_runtime.round.job import Job
+from device_runtime.round.parts import parts_of
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire import tensors
@@ -60,7 +61,7 @@ class NoCheckpoints:
 def train_round(
     bundle: Bundle,
     weights: Mapping[str, Array],
-    data: LocalData,
+    data: Local,
     engine: Engine,
     *,
     seed: int = 0,
@@ -76,12 +77,11 @@ def train_round(
     rows to use (0: all). DataError if the data do not fit the model or hold NaN, BundleError if graphs, weights and ports
     disagree.
     """
-    data.check()
     manifest = bundle.manifest
     job, blobs = offline(
         bundle, weights, manifest.of_round, "the weights", seed=seed, hyper=hyper, samples=samples
     )
-    fitted = data.fitted(manifest.data, LabelSpec.of(manifest))
+    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), parts_of(engine, manifest, blobs))
     with tempfile.TemporaryDirectory(prefix="edgefl-round-") as folder:
         runner = RoundRunner(
             engine=engine,

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_runtime.data.samples import LabelSpec, LocalData
+from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
 from device_runtime.memory import peak_bytes
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings, Step
 from device_runtime.round.job import Job
+from device_runtime.round.parts import parts_of
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.store.database import Outgoing, Store
@@ -30,7 +31,8 @@ class Work:
     """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
     graph may need over the idle process.
 
-    ``begins`` is told the rows and steps of a round before the first of them, ``watch`` each step; ``aborted`` is asked
+    ``begins`` is told the rows and steps of a round before the first of them, and which rows were left out, ``watch`` each
+    step; ``aborted`` is asked
     before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
     more.
     """
@@ -41,10 +43,10 @@ class Work:
     server_key: str
     memory_bytes: int
     engine: Engine
-    data: LocalData
+    data: Local
     fetcher: Fetcher
     store: Store
-    begins: Callable[[Job, int, int], None]
+    begins: Callable[[Job, int, int, str], None]
     watch: Callable[[Job, Step], None]
     aborted: Callable[[], bool]
     dropped: Tell
@@ -62,10 +64,11 @@ class Work:
         manifest = decode_manifest(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
         self.check_memory(manifest, manifest.of_round)
-        data = self.data.fitted(manifest.data, LabelSpec.of(manifest))
+        parts = parts_of(self.engine, manifest, self.fetcher)
+        data = self.data.fitted(manifest.data, LabelSpec.of(manifest), parts)
         start = take_up(self.store, job, manifest, self.dropped)
         rows = len(data.first(job.samples))
-        self.begins(job, rows, sum(manifest.steps_with(rows)))
+        self.begins(job, rows, sum(manifest.steps_with(rows)), str(data.skipped))
         runner = RoundRunner(
             engine=self.engine,
             manifest=manifest,

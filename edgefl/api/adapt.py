@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_runtime.data.samples import LocalData
+from device_runtime.data.samples import Local
 from device_runtime.engine.select import open_engine
 from device_runtime.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
 from device_runtime.personal.visitor import Guest, job_of
@@ -69,7 +69,7 @@ def announced(
 
 def adapt(
     model: Model,
-    data: LocalData,
+    data: Local,
     wanted: Wanted = Wanted(),
     *,
     engine: str = "onnx",
@@ -80,7 +80,7 @@ def adapt(
 
     Args:
         model: of :func:`of_files` or :func:`announced`.
-        data: the samples of this device (:func:`device_runtime.data.samples.load`).
+        data: the samples of this device (:func:`device_runtime.data.sources.load`).
         wanted: how: protocol, steps, step size, samples that judge, seed.
         engine: runtime of the graphs.
         threads: of the engine.

@@ -18,7 +18,7 @@ from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.errors import EdgeflError, ExportError, ModelError
+from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
 from edgefl.wire.tensors import Array, Arrays
 
 STEPS = 5
@@ -161,9 +161,15 @@ def _of_a_device(data: DataSource | None) -> TypeGuard[str | Path]:
 
 def _like_samples(path: str | Path) -> Dataset:
     """Data of the kind of a device's own."""
-    from device_runtime.data.samples import load
+    from device_runtime.data.samples import LocalData
+    from device_runtime.data.sources import load
 
     local = load(Path(path))
+    if not isinstance(local, LocalData):
+        raise ConfigError(
+            f"argument `data`: {path} has files that a federation has to explain: give arrays, an .npz with x and y",
+            argument="data",
+        )
     x, y = np.asarray(local.x), np.asarray(local.y)
     tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
     others = {
@@ -183,7 +189,7 @@ def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]
     from device_runtime.profile.measure.inputs import Inputs
 
     made = Inputs(manifest, seed).samples(rows)
-    return made.x, made.y, dict(made.others)
+    return np.asarray(made.x), made.y, dict(made.others)
 
 
 def _name(model: Model) -> str:

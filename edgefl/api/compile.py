@@ -111,6 +111,7 @@ def compile(
         data=sample_spec(spec, data),
         format=format_of(target),
         memory_budget=_budget(memory_budget),
+        tokenizer=data.tokenizer if data is not None else b"",
     )
     found = cached(cache or BundleCache.of_user(), what, progress)
     return Bundle(found.bundle, (made, which), found.compiled)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from device_runtime.agent import Agent as _Agent
-from device_runtime.config import AgentConfig, AgentEvent
-from device_runtime.data.samples import LocalData
+from device_runtime.config import AgentConfig, AgentEvent, Source
+from device_runtime.data.problems import checked_policy
+from device_runtime.data.samples import Local, LocalData
+from device_runtime.data.sources import load as load_data
 from device_runtime.engine.select import open_engine
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
@@ -31,13 +33,15 @@ if TYPE_CHECKING:
 class Agent:
     """One device of a federation. ``run`` serves until the training is done (``until_done``), or :meth:`stop`.
 
-    ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.samples.load`). ``broker`` is
-    ``host:port`` or ``user:password@host:port``, ``federation`` the name of the one to join; ``ca_file``, the
-    certificate of the broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides.
-    ``folder`` keeps what outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device
-    offers to training, bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed,
-    hexadecimal. ``engine`` is ``onnx`` or ``executorch``, with that many ``threads``. ``limits`` are sizes and
-    timeouts. ``report`` is told what happens, from the threads of the agent.
+    ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.sources.load`), or a function
+    that gives them: ``(x, y)``, ``(x, y, others)`` or a mapping. ``bad_rows``: ``refuse`` data with rows that cannot
+    be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port`` or
+    ``user:password@host:port``, ``federation`` the name of the one to join; ``ca_file``, the certificate of the
+    broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides. ``folder`` keeps what
+    outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
+    bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal.
+    ``engine`` is ``onnx`` or ``executorch``, with that many ``threads``. ``limits`` are sizes and timeouts.
+    ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
     """
@@ -45,8 +49,9 @@ class Agent:
     def __init__(
         self,
         device: str,
-        data: str | Path,
+        data: str | Path | Source,
         *,
+        bad_rows: str = "refuse",
         broker: str | Address = "localhost:1883",
         federation: str = "demo",
         folder: str | Path | None = None,
@@ -66,7 +71,8 @@ class Agent:
             federation=checked_name("federation", federation),
             device=checked_name("device", device),
             broker=broker_address(broker, ca_file),
-            data=Path(data),
+            data=Path(data) if isinstance(data, str) else data,
+            bad_rows=checked_policy(bad_rows),
             folder=Path(folder) if folder else folders.store(federation, device),
             tier=tier,
             memory_bytes=memory_bytes(memory),
@@ -89,10 +95,11 @@ class Agent:
 def train_round(
     bundle: Bundle | str | Path,
     weights: Mapping[str, Array] | str | Path,
-    x: Array,
-    y: Array,
+    x: Array | str | Path | Source,
+    y: Array | None = None,
     *,
     others: Mapping[str, Array] | None = None,
+    bad_rows: str = "refuse",
     seed: int = 0,
     hyper: Mapping[str, float] | None = None,
     carry: Mapping[str, Array] | None = None,
@@ -107,9 +114,11 @@ def train_round(
         bundle: a bundle, or its file.
         weights: the model's, float arrays by global name, or what the server cuts out for the tier
             (:meth:`edgefl.Bundle.share`); or a file of them.
-        x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype.
+        x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype. Without ``y``, what
+            :class:`Agent` takes as ``data``: a file, a folder or a function.
         y: labels (n, *label): class numbers, or floats where the loss takes targets.
         others: inputs beside x by name, (n, *their shape), where the model reads some.
+        bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` such rows.
         seed: decides batches and noise.
         hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
         carry: what the last round left (``RoundResult.carry``), where the program keeps something.
@@ -136,12 +145,7 @@ def train_round(
     return offline.train_round(
         read.contents,
         held,
-        LocalData(
-            np.asarray(x),
-            np.asarray(y),
-            "the data",
-            {name: np.asarray(rows) for name, rows in (others or {}).items()},
-        ),
+        _local(x, y, others, bad_rows),
         open_engine(engine or read.format, threads),
         seed=seed,
         hyper=hyper,
@@ -149,6 +153,27 @@ def train_round(
         samples=samples,
         watch=watch,
     )
+
+
+def _local(
+    x: Array | str | Path | Source, y: Array | None, others: Mapping[str, Array] | None, bad_rows: str
+) -> Local:
+    policy = checked_policy(bad_rows)
+    if isinstance(x, str | Path) or callable(x):
+        if y is not None or others is not None:
+            raise ConfigError("argument `x` names samples and their labels: leave `y` and `others` out")
+        return load_data(Path(x) if isinstance(x, str) else x, policy)
+    if y is None:
+        raise ConfigError("argument `y` is missing: the labels of the samples `x`", argument="y")
+    data = LocalData(
+        np.asarray(x),
+        np.asarray(y),
+        "the data",
+        {name: np.asarray(rows) for name, rows in (others or {}).items()},
+        policy,
+    )
+    data.check()
+    return data
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:

@@ -23,6 +23,13 @@ class Engine(StrEnum):
     executorch = "executorch"
 
 
+class BadRows(StrEnum):
+    """What --bad-rows takes."""
+
+    refuse = "refuse"
+    skip = "skip"
+
+
 def model_options(pairs: Sequence[str]) -> dict[str, Any]:
     """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
     options: dict[str, Any] = {}

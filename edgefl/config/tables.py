@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.readers import Reader, problem_of
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -153,6 +155,10 @@ class DataTable(Table):
         description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.Dataset takes them; a server "
         "whose devices have their own samples needs the last two alone",
     )
+    reader: dict[str, Any] = Field(
+        default_factory=dict,
+        description="how a device's own files become samples: kind (image, table, series, sound, text) and its keys",
+    )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")
     scale: Literal["standard", "unit"] = Field(
@@ -190,6 +196,23 @@ class DataTable(Table):
     )
     train_samples: int = Field(0, ge=0, description="training samples to use over all devices; 0 means all")
     test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
+
+    @field_validator("reader", mode="before")
+    @classmethod
+    def _a_reader(cls, given: Any) -> Any:
+        try:
+            table = msgspec.to_builtins(given)
+            problem = problem_of(msgspec.convert(table, Reader)) if table else ""
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ValueError(f"no such reader: {error}") from error
+        if problem:
+            raise ValueError(problem)
+        return table
+
+    @property
+    def way_to_read(self) -> Reader | None:
+        """The reader that the table names."""
+        return msgspec.convert(self.reader, Reader) if self.reader else None
 
     @model_validator(mode="after")
     def _file_and_name(self) -> DataTable:

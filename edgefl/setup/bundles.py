@@ -7,6 +7,7 @@ from collections.abc import Callable
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.wire.bundle.manifest import DataSpec, Input
+from edgefl.wire.bundle.readers import Image, Reader
 from exporters.bundle.formats import format_of
 from exporters.front.cache import BundleCache, Found
 from exporters.front.compile import cached
@@ -15,6 +16,8 @@ from exporters.front.tier import Exchange, Tier
 from exporters.memory.recompute import Budget
 
 Progress = Callable[[str], None]
+
+_HALF_OF_8_BITS = 128
 
 
 def bundle_of(
@@ -40,6 +43,7 @@ def bundle_of(
         format=format_of(format),
         chunk_bytes=federation.wire_limits.chunk_bytes,
         memory_budget=_budget(federation, tier.name),
+        tokenizer=dataset.tokenizer,
     )
     return cached(cache or BundleCache.of_user(), order, progress)
 
@@ -59,7 +63,16 @@ def data_spec(dataset: Dataset) -> DataSpec:
         shift=float(dataset.shift),
         below=dataset.below,
         others=tuple(_input(name, other) for name, other in dataset.others.items()),
+        names=dataset.names,
+        reader=_reader(dataset),
     )
+
+
+def _reader(dataset: Dataset) -> Reader | None:
+    """The dataset's. Images need none, unless their numbers are not those of 8 bits: white is 16 in handwritten digits."""
+    if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
+        return Image(white=dataset.top)
+    return dataset.reader
 
 
 def _input(name: str, other: OtherInput) -> Input:

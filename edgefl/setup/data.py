@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from edgefl.data.groups import groups
 from edgefl.data.partition import alike, by_labels, by_owners, dirichlet, histograms, iid
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus
+from edgefl.wire.bundle.readers import Text
 from edgefl.wire.errors import ConfigError, DataError
 
 # Rows that a Dirichlet draw leaves each device at least: as benchmarks have it (fedbat.md 4.2), or if no draw does, two.
@@ -44,6 +46,8 @@ def open_data(federation: Federation) -> Dataset:
         )
     else:
         loaded = datasets.load(table.name, directory, download=table.download)
+    if reader := table.way_to_read:
+        loaded = replace(loaded, reader=reader)
     scaled = loaded.unit() if table.scale == "unit" else loaded
     return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
 
@@ -56,9 +60,11 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
     known = vocabulary.Vocabulary() if whole else words(corpus.train.texts, table.vocabulary)
     length, encode = table.length, known.encoder()
     if task == "next":
-        return samples.running(corpus, encode, length=length, vocabulary=known.size)
-    corpus = corpus.limited(table.train_samples, table.test_samples, seed)
-    return samples.classified(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
+        made = samples.running(corpus, encode, length=length, vocabulary=known.size)
+    else:
+        corpus = corpus.limited(table.train_samples, table.test_samples, seed)
+        made = samples.classified(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
+    return replace(made, reader=Text(mask=next(iter(made.others), "")), tokenizer=known.tokenizer)
 
 
 def partition(

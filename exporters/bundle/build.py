@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import TensorSpec, prefixed, role_of
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.readers import Text
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
@@ -48,14 +51,16 @@ def build_bundle(
     data: DataSpec,
     chunk_bytes: int = Limits().chunk_bytes,
     memory_budget: Budget | None = None,
+    tokenizer: bytes = b"",
     format: Format | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
     """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``, in ``format`` (default: ONNX).
 
-    ``memory_budget`` bounds the steps: they recompute what it takes. Every graph is run once in the runtime of its
-    format and compared with torch before the bundle exists. Raises ExportError, also if the functions do not fit together (a
-    step reads a state that nobody left). Equal functions give equal bytes, so tiers share graphs by their digest.
+    ``memory_budget`` bounds the steps: they recompute what it takes. ``tokenizer`` goes into the bundle, for data
+    whose reader is of text. Every graph is run once in the runtime of its format and compared with torch before the
+    bundle exists. Raises ExportError, also if the functions do not fit together (a step reads a state that nobody
+    left). Equal functions give equal bytes, so tiers share graphs by their digest.
     """
     blobs: dict[str, bytes] = {}
     nodes: dict[str, Mapping[str, Node]] = {}
@@ -90,6 +95,10 @@ def build_bundle(
     graphs += [add(name, function) for name, function in _named(program).items()]
     sources, listing = packed_sources(nodes, chunk_bytes)
     blobs[sources.sha256] = listing
+    if tokenizer and isinstance(data.reader, Text):
+        ref = describe(tokenizer, chunk_bytes)
+        blobs[ref.sha256] = tokenizer
+        data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=ref))
     manifest = Manifest(
         model=label.model,
         program=program.name,

@@ -25,6 +25,7 @@ def compiled(order: Order, progress: Progress = lambda _: None) -> Bundle:
         data=order.data,
         chunk_bytes=order.chunk_bytes,
         memory_budget=order.memory_budget,
+        tokenizer=order.tokenizer,
         format=order.format,
         progress=progress,
     )

@@ -31,6 +31,7 @@ def bundle_digest(order: Order) -> str:
             "format": [form.name, form.version],
             "label": [order.model, tier.name, exchange.name],
             "data": order.data,
+            "tokenizer": hashlib.sha256(order.tokenizer).hexdigest(),
             "chunk_bytes": order.chunk_bytes,
             "memory_budget": order.memory_budget,
             "prefix": [[chunk.units, fingerprint(chunk.forward)] for chunk in tier.prefix],

@@ -11,6 +11,7 @@ import msgspec
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import encode_manifest
+from edgefl.wire.bundle.readers import Text
 from edgefl.wire.mqtt.messages import Offer, Round, Task, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
@@ -109,20 +110,26 @@ class Announcements:
         refs: dict[str, dict[str, BlobRef]] = {}
         for tier, spec in exchange.tiers.items():
             for format, bundle in spec.bundles.items():
-                refs.setdefault(format, {})[tier] = self._offer_bundle(bundle)
+                refs.setdefault(format, {})[tier] = offer_bundle(self.publisher, bundle)
         return {format: _signed(bundles, sign) for format, bundles in refs.items()}
 
-    def _offer_bundle(self, bundle: Bundle) -> BlobRef:
-        """The manifest names what travels: compressed graphs, where that pays. It itself travels as it is, so that the
-        reference's digest, which is signed, is the manifest's."""
-        graphs = tuple(
-            msgspec.structs.replace(
-                graph, blob=self.publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)
-            )
-            for graph in bundle.manifest.graphs
+
+def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:
+    """Add all that devices need of a bundle to the live set. The manifest names what travels: compressed graphs, and what
+    texts are read by, where that pays. It itself travels as it is, so that the reference's digest, which is signed, is the
+    manifest's."""
+    graphs = tuple(
+        msgspec.structs.replace(
+            graph, blob=publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)
         )
-        manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
-        return self.publisher.offer(encode_manifest(manifest), plain=True)
+        for graph in bundle.manifest.graphs
+    )
+    data = bundle.manifest.data
+    if isinstance(data.reader, Text) and (ref := data.reader.tokenizer):
+        sent = publisher.offer(bundle.blobs[ref.sha256], ref.chunk)
+        data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=sent))
+    manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs, data=data)
+    return publisher.offer(encode_manifest(manifest), plain=True)
 
 
 def _signed(bundles: Mapping[str, BlobRef], sign: Sign) -> Offer:

@@ -21,6 +21,7 @@ API = {
     "broker": "edgefl.serve_broker",
     "server": "edgefl.Server",
     "device": "edgefl.Agent",
+    "data check": "edgefl.check_data",
     "device personalize": "edgefl.adapt",
     "device build-engine": "edgefl.build_engine",
     "check": "edgefl.check",

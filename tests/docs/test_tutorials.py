@@ -99,7 +99,6 @@ def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
     "page",
     [
         "api.md",
-        pytest.param("models/losses.md", marks=pytest.mark.slow),
         pytest.param("compiler.md", marks=pytest.mark.slow),
         pytest.param("compiler-inside.md", marks=pytest.mark.slow),
     ],
@@ -116,5 +115,5 @@ def test_every_page_with_python_is_run_somewhere() -> None:
 
     assert pages == {
         *("README.md", "api.md", "compiler.md", "compiler-inside.md", "data.md"),
-        *("losses.md", "own-model.md", "new-method.md", "own-device.md"),
+        *("own-model.md", "new-method.md", "own-device.md"),
     }

@@ -23,7 +23,8 @@ from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles
 from edgefl.wire.bundle.archive import Bundle, write_bundle
-from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Input, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import (
     Ack,
@@ -272,6 +273,36 @@ def example_manifest_of_exchanges() -> Manifest:
     )
 
 
+def example_manifest_of_texts() -> Manifest:
+    """Of data whose classes have names, and that devices read from texts by a tokenizer in the bundle."""
+    first = example_manifest()
+    data = DataSpec(
+        shape=(3,),
+        dtype="int64",
+        classes=2,
+        below=300,
+        others=(Input(name="attention_mask", shape=(3,), dtype="int64", below=2),),
+        names=("bad", "good"),
+        reader=Text(tokenizer=describe(b"a tokenizer", 131072), mask="attention_mask", text="review"),
+    )
+    return msgspec.structs.replace(first, data=data)
+
+
+READERS: dict[str, Reader] = {
+    "reader_image": Image(white=16),
+    "reader_table": Table(
+        columns=("age", "height"),
+        label="buys",
+        mean=(40.0, 1.7),
+        deviation=(10.5, 0.25),
+        others={"seen": ("when",)},
+    ),
+    "reader_series": Series(columns=("ax", "ay"), window=128, step=64, label="does", channels_last=True),
+    "reader_sound": Sound(rate=16000, length=16000, features="features"),
+    "reader_text": Text(),
+}
+
+
 def example_manifest_executorch() -> Manifest:
     """One whose graphs are ExecuTorch programs, which say what they need and what they may write in place."""
     first = example_manifest()
@@ -362,6 +393,8 @@ def vectors() -> dict[str, bytes]:
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
     found["manifest"] = manifest.encode_manifest(example_manifest())
     found["manifest_of_exchanges"] = manifest.encode_manifest(example_manifest_of_exchanges())
+    found["manifest_of_texts"] = manifest.encode_manifest(example_manifest_of_texts())
+    found |= {name: msgspec.msgpack.encode(reader) for name, reader in READERS.items()}
     found["manifest_executorch"] = manifest.encode_manifest(example_manifest_executorch())
     found["manifest_with_unknown_fields"] = _manifest_with_extra_fields()
     found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})

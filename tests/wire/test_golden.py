@@ -6,6 +6,7 @@ import json
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,13 +17,14 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Offer, Profile, Task
 from edgefl.wire.mqtt.topics import Topics
 from tests.wire import make_golden
-from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, TENSORS
+from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, READERS, TENSORS
 
 
 def golden(name: str) -> bytes:
@@ -98,6 +100,54 @@ def test_manifest_of_another_format_in_both_directions() -> None:
     assert found == make_golden.example_manifest_executorch()
     assert found.format == "executorch"
     assert [graph.planned_bytes for graph in found.graphs] == [1 << 20, 70 << 20, 0]
+
+
+def test_manifest_of_texts_in_both_directions() -> None:
+    wanted = make_golden.example_manifest_of_texts()
+
+    assert manifest.encode_manifest(wanted) == golden("manifest_of_texts")
+    assert manifest.decode_manifest(golden("manifest_of_texts")) == wanted
+    assert wanted.data.tokenizer in wanted.blobs
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_in_both_directions(name: str) -> None:
+    assert msgspec.msgpack.encode(READERS[name]) == golden(name)
+    assert msgspec.msgpack.decode(golden(name), type=Reader) == READERS[name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": ("one",)}, "2 classes and 1 different names for them"),
+        ({"names": ("one", "one")}, "2 classes and 1 different names"),
+        ({"names": ("one", "\x1b[31mtwo")}, "cannot be shown"),
+        ({"reader": Table(columns=(), label="y")}, "columns are none: at least one, each once"),
+        ({"reader": Table(columns=("a", "a"), label="y")}, "columns are a, a: at least one, each once"),
+        ({"reader": Table(columns=("a",), label="y", mean=(1.0, 2.0))}, "mean has 2 numbers for 1 columns"),
+        ({"reader": Table(columns=("a",), label="y", deviation=(0.0,))}, "a deviation is 0"),
+        ({"reader": Series(columns=("a",), window=0, step=1)}, "window is 0, and at least 1"),
+        ({"reader": Sound(rate=0, length=1)}, "rate is 0, and at least 1"),
+        ({"reader": Sound(rate=1, length=1, features="mel")}, "graph 'mel' but does not list it"),
+        ({"reader": Image(white=256)}, "white is 256, of 1 to 255"),
+    ],
+)
+def test_data_that_cannot_be_read_are_refused_with_the_manifest(
+    changes: dict[str, Any], message: str
+) -> None:
+    example = make_golden.example_manifest()
+    wrong = msgspec.structs.replace(example, data=msgspec.structs.replace(example.data, **changes))
+
+    with pytest.raises(BundleError, match=message):
+        manifest.decode_manifest(manifest.encode_manifest(wrong))
+
+
+def test_a_reader_that_this_release_does_not_know_is_refused() -> None:
+    fields = msgspec.msgpack.decode(golden("manifest_of_texts"))
+    fields["data"]["reader"]["kind"] = "video"
+
+    with pytest.raises(BundleError, match="the manifest is malformed: Invalid value 'video'"):
+        manifest.decode_manifest(msgspec.msgpack.encode(fields))
 
 
 def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_changed() -> None:
@@ -227,6 +277,7 @@ def test_the_document_names_every_field_limit_and_vector() -> None:
         Port,
         DataSpec,
         PhaseSpec,
+        *{type(reader) for reader in READERS.values()},
         Profile,
         Offer,
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from device_runtime.data.samples import load as load_data
+from device_runtime.data.arrays import archive
 from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_user
 from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
@@ -74,7 +74,7 @@ class Finished:
         )
 
     def _user(self, number: int, name: str, part: Array, rows: Array) -> User:
-        own = load_data(self.folder / "devices" / name / "data.npz")
+        own = archive(self.folder / "devices" / name / "data.npz")
         if not np.array_equal(np.sort(own.y), np.sort(self.dataset.train_y[part])):
             raise DataError(
                 f"the data of device {name} are not those that {CONFIG_NAME} describes ({self.dataset.name}): its test "

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
-from edgefl.cli.options import Engine, address, checked_key, parse_bytes, parse_limits
+from edgefl.cli.options import BadRows, Engine, address, checked_key, parse_bytes, parse_limits
 from edgefl.wire import folders
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -58,7 +58,7 @@ def device(
     ctx: typer.Context,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
     data: Annotated[
-        Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
+        Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
     ],
     broker: Annotated[
         str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
@@ -67,6 +67,10 @@ def device(
     store: Annotated[
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
     ] = None,
+    bad_rows: Annotated[
+        BadRows,
+        typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out"),
+    ] = BadRows.refuse,
     tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
     memory: Annotated[
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
@@ -90,6 +94,7 @@ def device(
         device=checked_name("device", device_id),
         broker=address(broker, ca_file),
         data=str(data),
+        bad_rows=bad_rows.value,
         folder=str(store or folders.store(federation, device_id)),
         tier=tier,
         server_key=checked_key(server_key),

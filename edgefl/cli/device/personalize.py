@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import Engine
+from edgefl.cli.options import BadRows, Engine
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from device_runtime.data.samples import LocalData
+    from device_runtime.config import Policy
+    from device_runtime.data.samples import Local
     from device_runtime.personal.personalize import Adapted
     from edgefl.api.adapt import Model
 
@@ -41,7 +42,7 @@ Examples:
 
 def personalize(
     data: Annotated[
-        Path, typer.Option(help="local data: .npz, folder with x.npy/y.npy, idx files, or class folders")
+        Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
     ],
     device_id: Annotated[str, typer.Option("--id", help="name of this device; not needed offline")] = "",
     broker: Annotated[
@@ -54,6 +55,10 @@ def personalize(
         Protocol, typer.Option(help="what is adapted to, and what judges")
     ] = Protocol.train_support,
     steps: Annotated[int, typer.Option(min=0, help="steps to take")] = 1,
+    bad_rows: Annotated[
+        BadRows,
+        typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out"),
+    ] = BadRows.refuse,
     curve: Annotated[bool, typer.Option("--curve", help="also after 0, 1, 2, 5 and 10 steps")] = False,
     alpha: Annotated[float | None, typer.Option(help="size of a step; default: the round's own")] = None,
     seed: Annotated[int, typer.Option(min=0, help="decides the split, the batches and noise")] = 0,
@@ -76,20 +81,22 @@ def personalize(
     ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    from device_runtime.data import samples as local_data
+    from device_runtime.data import sources
+    from device_runtime.data.problems import checked_policy
     from device_runtime.data.support import checked_protocol
     from device_runtime.personal.personalize import CURVE, Wanted
     from edgefl.api.adapt import adapt
     from edgefl.wire import tensors
 
-    local = local_data.load(data)
+    policy = checked_policy(bad_rows.value)
+    local = sources.load(data, policy)
     wanted = Wanted(
         protocol=checked_protocol(protocol.value),
         steps=steps,
         curve=CURVE if curve else (),
         alpha=alpha,
         seed=seed,
-        test=_judging(data, test_data),
+        test=_judging(data, test_data, policy),
     )
     opened = (
         _files(bundle, weights, store)
@@ -106,8 +113,8 @@ def personalize(
         _show(report, out)
 
 
-def _judging(data: Path, test_data: Path | None) -> LocalData | None:
-    from device_runtime.data import samples as local_data
+def _judging(data: Path, test_data: Path | None, policy: Policy) -> Local | None:
+    from device_runtime.data import sources
 
     if test_data is None:
         return None
@@ -116,7 +123,7 @@ def _judging(data: Path, test_data: Path | None) -> LocalData | None:
             f"--test-data is {data} too, so that the model would be adapted to what judges it: leave --test-data out, and a "
             "part of --data is held out"
         )
-    return local_data.load(test_data)
+    return sources.load(test_data, policy)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     broker: Address
     data: str
+    bad_rows: str = "refuse"
     folder: str
     tier: str = ""
     memory_bytes: int = 0
@@ -52,6 +53,7 @@ def run(settings: DeviceSettings) -> None:
     agent = Agent(
         settings.device,
         settings.data,
+        bad_rows=settings.bad_rows,
         broker=settings.broker,
         federation=settings.federation,
         folder=settings.folder,

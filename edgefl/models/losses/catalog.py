@@ -89,8 +89,7 @@ def fitted(
         return CROSS_ENTROPY
     names = fitting(out, labels, sample)
     if len(names) == 1:
-        ignored = None if labels is None else labels.ignored
-        return build(names[0]) if ignored is None else build(names[0], ignore_index=ignored)
+        return build(names[0])
     described = "" if labels is None else f" and labels are {_described(labels)}"
     found = "no loss of edgefl fits" if not names else f"name the loss: {', '.join(names)} fit"
     raise ModelError(
@@ -115,8 +114,6 @@ def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
         return False
     if labels is None:
         return True
-    if labels.ignored is not None and "ignore_index" not in inspect.signature(LOSSES[name]).parameters:
-        return False
     return wanted.shape == labels.shape and wanted.dtype.is_floating_point == labels.dtype.is_floating_point
 
 

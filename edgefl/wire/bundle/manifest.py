@@ -20,6 +20,7 @@ import numpy as np
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
@@ -118,7 +119,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one local sample looks like. Integer inputs become ``x * scale + shift`` in ``dtype``, if that is of floats.
 
     ``below``: of whole numbers, which are 0 .. below-1 (tokens of a vocabulary). 0 says nothing about them. ``others``: what
-    a model reads of a sample beside ``x``.
+    a model reads of a sample beside ``x``. ``names``: of the classes, in the order of their numbers; empty where they have
+    none. ``reader``: how files that hold no arrays become such samples.
     """
 
     shape: tuple[int, ...]
@@ -128,6 +130,13 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shift: float = 0.0
     below: int = 0
     others: tuple[Input, ...] = ()
+    names: tuple[str, ...] = ()
+    reader: Reader | None = None
+
+    @property
+    def tokenizer(self) -> BlobRef | None:
+        """The blob that texts become tokens by, if there is one."""
+        return self.reader.tokenizer if isinstance(self.reader, Text) else None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,9 +183,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """All that a bundle's file holds: the graphs, and their sources if they were kept."""
+        """All that a bundle's file holds: the graphs, their sources if they were kept, and what texts are read by."""
         graphs = tuple(graph.blob for graph in self.graphs)
-        return (*graphs, self.sources) if self.sources else graphs
+        return (*graphs, *(ref for ref in (self.sources, self.data.tokenizer) if ref))
 
     @property
     def format(self) -> FormatName:
@@ -293,7 +302,8 @@ def _check(manifest: Manifest) -> None:
             f"{', '.join(PARTS)}; export the bundle again",
             names=names,
         )
-    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange, *names)
+    _check_data(manifest)
+    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange, *names, *manifest.data.names)
     for name in (*shown, *(graph.name for graph in manifest.graphs)):
         if not name.isprintable():
             raise BundleError(
@@ -306,3 +316,17 @@ def _check(manifest: Manifest) -> None:
             f"a carry cannot be good for {manifest.carry_exchanges} rounds; export the bundle again",
             carry_exchanges=manifest.carry_exchanges,
         )
+
+
+def _check_data(manifest: Manifest) -> None:
+    data, reader = manifest.data, manifest.data.reader
+    if data.names and not len({*data.names}) == len(data.names) == data.classes:
+        raise BundleError(
+            f"the data have {data.classes} classes and {len({*data.names})} different names for them; export the bundle "
+            "again",
+            names=data.names,
+        )
+    if reader is not None and (problem := problem_of(reader)):
+        raise BundleError(f"the reader of a manifest cannot be used: {problem}; export the bundle again")
+    if isinstance(reader, Sound) and reader.features:
+        manifest.graph(reader.features)

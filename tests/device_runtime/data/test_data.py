@@ -7,14 +7,16 @@ import io
 import struct
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from device_runtime.data import samples
-from device_runtime.data.samples import LabelSpec, LocalData, load
-from edgefl.wire.bundle.manifest import DataSpec
+from device_runtime.data.samples import LabelSpec, Local, LocalData
+from device_runtime.data.sources import load as load_any
+from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
 from edgefl.wire.tensors import Array
@@ -28,6 +30,13 @@ def idx(array: Array) -> bytes:
     codes = {"uint8": 0x08, "int8": 0x09, "int16": 0x0B, "int32": 0x0C, "float32": 0x0D, "float64": 0x0E}
     head = bytes([0, 0, codes[array.dtype.name], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def load(path: Path) -> LocalData:
+    """Arrays, not files that a bundle has to explain."""
+    found = load_any(path)
+    assert isinstance(found, LocalData)
+    return found
 
 
 def npz(path: Path, **arrays: object) -> Path:
@@ -77,16 +86,33 @@ def test_idx_files_of_every_type_come_in_native_byte_order(tmp_path: Path, dtype
     np.testing.assert_array_equal(found, array)
 
 
-def test_a_folder_per_class(tmp_path: Path) -> None:
-    for label, name in enumerate(("cat", "dog", "owl")):
-        (tmp_path / name).mkdir()
+def class_folders(path: Path, *names: str) -> Local:
+    for label, name in enumerate(names):
+        (path / name).mkdir()
         for row in np.flatnonzero(label == Y):
-            np.save(tmp_path / name / f"{row}.npy", X[row])
+            np.save(path / name / f"{row}.npy", X[row])
+    return load_any(path)
 
-    data = load(tmp_path)
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    data = class_folders(tmp_path, "0", "1", "2").fitted(SPEC)
 
     np.testing.assert_array_equal(data.y, [0, 0, 1, 2, 2])
     np.testing.assert_array_equal(data.x, X[[0, 4, 2, 1, 3]])
+
+
+def test_the_federation_says_the_numbers_of_named_folders(tmp_path: Path) -> None:
+    data = class_folders(tmp_path, "cat", "dog", "owl")
+    named = msgspec.structs.replace(SPEC, names=("owl", "cat", "dog"))
+
+    np.testing.assert_array_equal(data.fitted(named).y, [1, 1, 2, 0, 0])
+    with pytest.raises(DataError, match=r"/cat: class 'cat' is no number from 0 to 2, which is what"):
+        data.fitted(SPEC)
+    other = msgspec.structs.replace(SPEC, names=("cat", "dog", "fox"))
+    with pytest.raises(
+        DataError, match=r"/owl: no class is called 'owl'; the federation's are cat, dog, fox"
+    ):
+        data.fitted(other)
 
 
 # -- what is refused when loading ------------------------------------------------------------------------------
@@ -152,19 +178,19 @@ def test_pickled_objects_are_never_opened(tmp_path: Path) -> None:
 
 
 def test_class_folders_with_unequal_samples_are_refused(tmp_path: Path) -> None:
-    for name, sample in (("a", X[0]), ("b", X[0, :2])):
+    for name, sample in (("0", X[0]), ("1", X[0, :2])):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "1.npy", sample)
 
-    with pytest.raises(DataError, match="same shape"):
-        load(tmp_path)
+    with pytest.raises(DataError, match=r"1/1\.npy: the sample has shape \(2, 3\), the model takes \(4, 3\)"):
+        load_any(tmp_path).fitted(SPEC)
 
 
 def test_class_folders_without_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
 
     with pytest.raises(DataError):
-        load(tmp_path)
+        load_any(tmp_path)
 
 
 def _npz_bytes(*, compressed: bool) -> bytes:
@@ -199,7 +225,7 @@ def test_damaged_files_raise_nothing_but_data_error(
     (tmp_path / name).write_bytes(damaged)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(Y.astype(np.uint8)))
     try:
-        load(tmp_path / name if name.endswith(".npz") else tmp_path)
+        load_any(tmp_path / name if name.endswith(".npz") else tmp_path)
     except DataError:
         return
 
@@ -293,27 +319,6 @@ def test_a_label_per_token_is_taken_and_checked(tmp_path: Path) -> None:
         load(npz(tmp_path / "e.npz", x=X, y=tokens + (tokens == 2))).fitted(SPEC, LabelSpec((2,)))
 
 
-def test_a_label_that_counts_for_nothing_passes_beside_the_classes(tmp_path: Path) -> None:
-    tokens = np.array([[0, -100], [2, 2], [1, -100], [-100, -100], [2, 1]])
-    kept = load(npz(tmp_path / "d.npz", x=X, y=tokens)).fitted(SPEC, LabelSpec((2,), ignored=-100))
-
-    np.testing.assert_array_equal(kept.labels(np.arange(5)), tokens)
-    np.testing.assert_array_equal(kept.facts()["class_counts"], [1, 2, 3])
-    np.testing.assert_array_equal(kept.first(2).facts()["class_counts"], [1, 0, 2])
-    wrong = load(npz(tmp_path / "e.npz", x=X, y=np.where(tokens == 1, -1, tokens)))
-    with pytest.raises(
-        DataError, match="from -100 to 2, the model takes integers from 0 to 2, or -100 for none"
-    ):
-        wrong.fitted(SPEC, LabelSpec((2,), ignored=-100))
-    alone = load(npz(tmp_path / "f.npz", x=X, y=np.full((5, 2), -100)))
-    assert not alone.fitted(SPEC, LabelSpec((2,), ignored=-100)).facts()["class_counts"].any()
-
-
-def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
-    kept = load(npz(tmp_path / "d.npz", x=X, y=np.arange(5.0))).fitted(SPEC, LabelSpec((1,), "float32"))
-    np.testing.assert_array_equal(kept.labels(np.array([1, 3])), [[1.0], [3.0]])
-
-
 def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) -> None:
     targets = np.linspace(-3.0, 7.0, 10).reshape(5, 2)
     spec = LabelSpec((2,), "float32")
@@ -354,3 +359,53 @@ def test_values_that_are_not_finite_are_counted_and_the_first_row_is_named(
     with pytest.raises(DataError, match="4 values of x are NaN or infinite, first at row 3"):
         load(at(x))
     assert len(load(at(np.nan_to_num(x)))) == 40
+
+
+# -- rows that are left out ------------------------------------------------------------------------------------
+
+
+def test_rows_that_do_not_fit_are_left_out_where_that_is_wanted(tmp_path: Path) -> None:
+    """A NaN in x, a label beyond the classes, a token beyond the vocabulary of an input beside x."""
+    x = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
+    x[1, 0, 0] = np.nan
+    y, part = np.array([0, 1, 7, 2, 0]), np.array([[0], [1], [0], [9], [1]])
+    spec = msgspec.structs.replace(SPEC, others=(Input(name="part", shape=(1,), dtype="int64", below=2),))
+    found = load_any(npz(tmp_path / "d.npz", x=x, y=y, part=part), "skip").fitted(spec)
+
+    np.testing.assert_array_equal(found.rows(np.arange(2)), x[[0, 4]])
+    np.testing.assert_array_equal(found.y, [0, 0])
+    np.testing.assert_array_equal(found.other("part", np.arange(2)), [[0], [1]])
+    assert [problem.text for problem in found.skipped.first] == [
+        "x has a value that is NaN or infinite",
+        "y has 7, the model takes whole numbers from 0 to 2",
+        "part has 9, the model takes whole numbers from 0 to 1",
+    ]
+    assert [problem.where[-5:] for problem in found.skipped.first] == ["row 1", "row 2", "row 3"]
+
+
+def test_labels_that_count_for_nothing_are_no_bad_rows(tmp_path: Path) -> None:
+    path = npz(tmp_path / "d.npz", x=X, y=np.array([0, -100, 2, 1, -7]))
+    found = load_any(path, "skip").fitted(SPEC, LabelSpec(ignored=-100))
+
+    assert (found.y.tolist(), found.skipped.count) == ([0, -100, 2, 1], 1)
+
+
+@pytest.mark.parametrize("form", ["pair", "triple", "mapping"])
+def test_a_function_gives_samples(form: str) -> None:
+    part = np.ones((5, 1), np.int64)
+    given = {"pair": (X, Y), "triple": (X, Y, {"part": part}), "mapping": {"x": X, "y": Y, "part": part}}
+
+    data = load_any(lambda: given[form])
+
+    assert isinstance(data, LocalData)
+    np.testing.assert_array_equal(data.x, X)
+    assert data.others.keys() == (set() if form == "pair" else {"part"})
+
+
+@pytest.mark.parametrize("given", [X, (X,), {"x": X}, None])
+def test_a_function_that_gives_no_samples_is_refused(given: object) -> None:
+    def camera() -> object:
+        return given
+
+    with pytest.raises(DataError, match=r"camera\(\) gives .*: it has to give \(x, y\), \(x, y, others\)"):
+        load_any(camera)

@@ -1,0 +1,79 @@
+"""Samples that lie in files as arrays: npz, npy and idx; and those that a function gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import is_zipfile
+
+import numpy as np
+
+from device_runtime.config import Policy, Source
+from device_runtime.data.samples import LocalData
+from edgefl.wire.errors import DataError
+from edgefl.wire.idx import read_idx
+
+
+def load(path: Path, policy: Policy) -> LocalData | None:
+    """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, or a folder with a pair of idx
+    files, which stay on the disk where they can. None if there is none of these, DataError for damaged ones."""
+    if path.suffix == ".npz":
+        return archive(path, policy)
+    if (path / "x.npy").is_file():
+        if not (path / "y.npy").is_file():
+            raise DataError(
+                f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
+            )
+        arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(path.glob("*.npy"))}
+        return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays, policy)
+    if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
+        labels = _idx_file(path, "labels-idx1-ubyte")
+        if labels is None:
+            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
+        return LocalData(read_idx(images), read_idx(labels), str(path), policy=policy)
+    return None
+
+
+def given(source: Source, policy: Policy) -> LocalData:
+    """What a function gives, called once; DataError for what is no samples and labels."""
+    name = getattr(source, "__name__", type(source).__name__)
+    found = source()
+    if isinstance(found, Mapping):
+        others = dict(found)
+        parts = [others.pop(key, None) for key in ("x", "y")]
+    else:
+        parts = list(found[:2]) if isinstance(found, tuple) and len(found) in (2, 3) else []
+        others = dict(found[2]) if isinstance(found, tuple) and len(found) == 3 else {}
+    if len(parts) != 2 or any(part is None for part in parts):
+        raise DataError(
+            f"{name}() gives {type(found).__name__}: it has to give (x, y), (x, y, others) or a mapping with x and y, where "
+            "others are the inputs beside x by name"
+        )
+    x, y = map(np.asarray, parts)
+    return LocalData(x, y, f"{name}()", {key: np.asarray(each) for key, each in others.items()}, policy)
+
+
+def archive(path: Path, policy: Policy = "refuse") -> LocalData:
+    """The arrays of an npz, not looked at. DataError for what is none."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: name the .npz with this device's samples", path=str(path))
+    if not is_zipfile(path):
+        raise DataError(
+            f"{path} is no .npz archive: write one with numpy.savez(file, x=samples, y=labels)",
+            path=str(path),
+        )
+    with np.load(path, allow_pickle=False) as found:
+        if missing := {"x", "y"} - set(found.files):
+            raise DataError(
+                f"{path} has no array {' and no array '.join(sorted(missing))}; it has {', '.join(found.files)}: "
+                "samples are called x, their labels y",
+                path=str(path),
+            )
+        others = {name: found[name] for name in found.files if name not in ("x", "y")}
+        return LocalData(found["x"], found["y"], str(path), others, policy)
+
+
+def _idx_file(folder: Path, ending: str) -> Path | None:
+    """The training file of that kind, else the only one there is."""
+    files = sorted(file for file in folder.iterdir() if ending in file.name)
+    return next((file for file in files if file.name.startswith("train")), files[0] if files else None)

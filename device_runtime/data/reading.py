@@ -1,0 +1,138 @@
+"""What all readers share: what is read for which model, labels, and files that are decoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from device_runtime.data.problems import BadRow, Problems
+from device_runtime.data.samples import DecodedRows, LabelSpec, Parts, Rows
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Reader
+from edgefl.wire.errors import DataError
+from edgefl.wire.tensors import Array
+
+_NAMED = 12
+"""Classes that a message lists."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, and the class folder that it is in ("" outside one)."""
+
+    path: Path
+    folder: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What was read: as many rows of each."""
+
+    x: Rows
+    y: Array
+    others: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Reading:
+    """Files at ``source`` on their way to samples of ``spec`` and labels of ``label``, read as ``reader`` says."""
+
+    source: str
+    spec: DataSpec
+    label: LabelSpec
+    parts: Parts
+    problems: Problems
+    reader: Reader | None = None
+
+    def check_shape(self, *shapes: tuple[int, ...]) -> None:
+        """DataError unless the model takes samples of one of these shapes, the only ones that the reader makes."""
+        if self.spec.shape not in shapes:
+            raise DataError(
+                f"the bundle's model takes samples of shape {self.spec.shape}, and its reader makes "
+                f"{' or '.join(map(str, shapes))}: the federation's `reader` does not go with its data",
+                found=shapes,
+                expected=self.spec.shape,
+            )
+
+    def number(self, value: object) -> float:
+        """A label as it stands in a file, as a class number or, where labels are floats, as a number. BadRow if it is
+        none."""
+        if np.issubdtype(self.label.dtype, np.floating):
+            return finite(value, "the label")
+        return self.class_number(value)
+
+    def class_number(self, value: object) -> int:
+        """The number of a class by its name, or where the federation's classes have none, by its number in writing."""
+        names, text = self.spec.names, str(value).strip()
+        if names:
+            if text in names:
+                return names.index(text)
+            raise BadRow(f"no class is called {text!r}; the federation's are {_listed(names)}")
+        if text.isdecimal() and int(text) < self.spec.classes:
+            return int(text)
+        raise BadRow(
+            f"class {text!r} is no number from 0 to {self.spec.classes - 1}, which is what the federation's classes are "
+            "called by"
+        )
+
+    def by_folder(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
+        """The files with the class numbers of their folders. DataError for files outside of one."""
+        if self.label.shape or np.issubdtype(self.label.dtype, np.floating):
+            raise DataError(
+                f"{self.source}: a folder gives its files one class, the model takes labels {self.label.dtype} "
+                f"{self.label.shape} of each sample: give arrays (.npz)"
+            )
+        if outside := [each.path.name for each in entries if not each.folder]:
+            raise DataError(
+                f"{self.source} has {len(outside)} files that are in no folder, such as {outside[0]}: put the files of each "
+                f"class in a folder that is called as the class is ({_listed(self.spec.names) or 'its number'})"
+            )
+        numbers: dict[str, int | None] = {}
+        for folder in dict.fromkeys(each.folder for each in entries):
+            try:
+                numbers[folder] = self.class_number(folder)
+            except BadRow as bad:
+                count = sum(each.folder == folder for each in entries)
+                self.problems.add(f"{self.source}/{folder}", str(bad), rows=count)
+        labelled = ((each, numbers.get(each.folder)) for each in entries)
+        return [(each, number) for each, number in labelled if number is not None]
+
+    def decoded(
+        self,
+        entries: Sequence[tuple[Entry, int]],
+        decode: Callable[[Path], Array],
+        then: Callable[[Array], Array] = np.asarray,
+    ) -> Samples:
+        """A sample for each file, decoded again whenever it is asked for: memory holds a batch of them. Each is decoded once
+        now, so that a broken one is known before a round begins. ``then`` makes a sample of what a file holds."""
+        good: list[tuple[Path, int]] = []
+        for entry, number in entries:
+            try:
+                decode(entry.path)
+            except BadRow as bad:
+                self.problems.add(str(entry.path), str(bad))
+            else:
+                good.append((entry.path, number))
+        rows = DecodedRows([path for path, _ in good], lambda path: then(decode(path)))
+        return Samples(rows, np.array([number for _, number in good], np.int64))
+
+
+def finite(value: object, what: str) -> float:
+    """A number as it stands in a file; BadRow for what is none, or NaN or infinite."""
+    if value is None or value == "":
+        raise BadRow(f"{what} is empty")
+    try:
+        number = float(value) if isinstance(value, str | int | float) else np.nan
+    except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
+        raise BadRow(f"{what} is {value!r}, which is no number")
+    return number
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,173 @@
+"""Where the samples of a device are: arrays, or files that become samples as a bundle says.
+
+::
+
+    data = load(Path("photos"), "skip")      # a folder for each class, files that cannot be read left out
+    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), parts)
+    fitted.rows(np.arange(32)), fitted.skipped
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from device_runtime.config import Policy, Source
+from device_runtime.data import arrays, images, npy, series, sounds, tables, texts
+from device_runtime.data.problems import Problems
+from device_runtime.data.reading import Entry, Reading, Samples
+from device_runtime.data.samples import (
+    NO_PARTS,
+    ONE_CLASS,
+    FittedData,
+    LabelSpec,
+    Local,
+    Parts,
+    check_some,
+)
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
+from edgefl.wire.errors import DataError
+
+_RECORDS = (".csv", ".jsonl")
+_IMAGES = (".png", ".jpg", ".jpeg")
+_LINES = (*_RECORDS, ".tsv", ".txt")
+_SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
+_READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
+    type(None): ((".npy",), npy.read),
+    Image: (_IMAGES, images.read),
+    Table: (_RECORDS, tables.read),
+    Series: (_RECORDS, series.read),
+    Sound: ((".wav",), sounds.read),
+    Text: (_LINES, texts.read),
+}
+"""What each reader reads (none: arrays): the endings of files, and how they become samples."""
+
+
+def load(data: Path | Source, policy: Policy = "refuse") -> Local:
+    """Samples and labels at a path, or those that a function gives (:data:`device_runtime.config.Source`).
+
+    A path is an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx files; or files that become
+    samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class (images,
+    WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text. DataError if there is none of these, or where
+    bad rows are refused, if a value of an array is NaN or infinite.
+    """
+    if callable(data):
+        found = arrays.given(data, policy)
+        found.check()
+        return found
+    try:
+        found_or_none = arrays.load(data, policy)
+        files = _files(data, policy) if found_or_none is None else None
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
+        raise DataError(f"{data} cannot be read as training data: {error}", path=str(data)) from error
+    if found_or_none is not None:
+        found_or_none.check()
+        return found_or_none
+    assert files is not None
+    return files
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Files that a bundle says how to read. What was read stays until another bundle asks."""
+
+    source: str
+    entries: tuple[Entry, ...]
+    policy: Policy
+    _last: dict[str, FittedData] = field(default_factory=dict)
+
+    @cached_property
+    def _rows(self) -> int:
+        return sum(map(_rows_of, self.entries))
+
+    def __len__(self) -> int:
+        """Files of classes, and lines of others."""
+        return self._rows
+
+    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
+        """The samples that these files hold for such a model; DataError says what differs."""
+        key = repr((spec, label))
+        if key not in self._last:
+            fitted = self._read(spec, label, parts)
+            self._last.clear()
+            if isinstance(spec.reader, Sound) and spec.reader.features:
+                return fitted  # its rows hold a graph of this round
+            self._last[key] = fitted
+        return self._last[key]
+
+    def _read(self, spec: DataSpec, label: LabelSpec, parts: Parts) -> FittedData:
+        reading = Reading(self.source, spec, label, parts, Problems(self.policy))
+        reading.reader = self._reader(spec)
+        suffixes, read = _READ[type(reading.reader)]
+        entries = tuple(each for each in self.entries if each.path.suffix.lower() in suffixes)
+        if not entries:
+            raise DataError(
+                f"{self.source} has {self._found}, and the federation's samples are read of {', '.join(suffixes)}: convert "
+                "the files, or give arrays",
+                found=self._found,
+            )
+        samples = read(reading, entries)
+        check_some(len(samples.y), reading.problems, self.source)
+        y = label.fitted(samples.y, spec.classes, self.source)
+        return FittedData(samples.x, y, spec, samples.others, label, reading.problems)
+
+    def _reader(self, spec: DataSpec) -> Reader | None:
+        """How these files are read: None for npy, whose samples are arrays already."""
+        endings = {each.path.suffix.lower() for each in self.entries}
+        if ".npy" in endings:
+            return None
+        if spec.reader is None and len(spec.shape) == 3 and endings & {*_IMAGES}:
+            return Image()
+        if spec.reader is None:
+            raise DataError(
+                f"{self.source} has {self._found}, and the bundle does not say how they become samples of shape "
+                f"{spec.shape}: give arrays (.npz), or have the federation say it (`reader` in its [data])",
+                found=self._found,
+            )
+        return spec.reader
+
+    @property
+    def _found(self) -> str:
+        counts = Counter(each.path.suffix.lower() for each in self.entries)
+        return ", ".join(f"{count} {suffix}" for suffix, count in counts.items())
+
+
+def _files(path: Path, policy: Policy) -> Files:
+    entries: list[Entry] = []
+    if path.is_file() and path.suffix.lower() in _LINES:
+        entries = [Entry(path)]
+    elif path.is_dir():
+        children = sorted(path.iterdir())
+        entries = [Entry(child) for child in children if _is_data(child)]
+        for folder in (child for child in children if child.is_dir() and not child.name.startswith(".")):
+            entries += [Entry(file, folder.name) for file in sorted(folder.iterdir()) if _is_data(file)]
+    if not entries:
+        raise DataError(
+            f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
+            "idx files, a folder with one sub-folder of files per class (.npy, .png, .jpg, .wav, .txt, .csv), or .csv, "
+            ".jsonl, .tsv or .txt",
+            path=str(path),
+        )
+    return Files(str(path), tuple(entries), policy)
+
+
+def _is_data(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+
+
+def _rows_of(entry: Entry) -> int:
+    """Samples as far as one can tell without a bundle."""
+    suffix = entry.path.suffix.lower()
+    if suffix not in _LINES or (entry.folder and suffix not in _RECORDS):
+        return 1
+    with entry.path.open("rb") as file:
+        lines = sum(1 for line in file if line.strip())
+    return max(0, lines - (suffix == ".csv"))

@@ -1,0 +1,133 @@
+"""Records of CSV or JSON lines, their columns by name."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from device_runtime.data.problems import BadRow
+from device_runtime.data.reading import Entry, Reading, Samples, finite
+from edgefl.wire.bundle.manifest import Input
+from edgefl.wire.bundle.readers import Series, Table
+from edgefl.wire.errors import DataError
+from edgefl.wire.tensors import Array
+
+Record = Mapping[str, object] | str
+"""Fields by column; or a text, what is wrong with a line that has none."""
+
+
+def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
+    """Tables with the same columns, one after the other."""
+    reader = reading.reader
+    assert isinstance(reader, Table)
+    reading.check_shape((len(reader.columns),))
+    columns = {each.name: _columns_of(reader, each) for each in reading.spec.others}
+    needed = [*reader.columns, reader.label, *(name for names in columns.values() for name in names)]
+    x: list[list[float]] = []
+    y: list[float] = []
+    others: dict[str, list[list[float]]] = {name: [] for name in columns}
+    for entry in entries:
+        for line, record in records(entry.path, needed):
+            try:
+                row = numbers(record, reader.columns, reading.spec.dtype, reading.spec.below)
+                beside = {
+                    each.name: numbers(record, columns[each.name], each.dtype, each.below)
+                    for each in reading.spec.others
+                }
+                label = reading.number(field(record, reader.label))
+            except BadRow as bad:
+                reading.problems.add(f"{entry.path}, line {line}", str(bad))
+                continue
+            x.append(row)
+            y.append(label)
+            for name, found in beside.items():
+                others[name].append(found)
+    rows = scaled(np.array(x, np.float64).reshape(-1, len(reader.columns)), reader)
+    return Samples(
+        rows.astype(reading.spec.dtype),
+        _labels(reading, y),
+        {
+            each.name: np.array(others[each.name], each.dtype).reshape(-1, *each.shape)
+            for each in reading.spec.others
+        },
+    )
+
+
+def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    """(line in the file, its record) of a CSV with a head, or of JSON lines. DataError where a CSV has not all the columns
+    ``needed``, or the file is no text."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".jsonl":
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield number, _object(line)
+                return
+            table = csv.DictReader(file)
+            found = table.fieldnames or []
+            if missing := [name for name in needed if name not in found]:
+                raise DataError(
+                    f"{path} has no column {missing[0]!r}; it has {', '.join(found) or 'none'}: columns are called as the "
+                    "federation calls them, in the first line",
+                    missing=missing,
+                )
+            for record in table:
+                whole = None not in record  # where the fields go that have no column
+                yield table.line_num, record if whole else "it has more fields than there are columns"
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise DataError(f"{path} cannot be read as text (UTF-8): {error}", path=str(path)) from error
+
+
+def field(record: Record, name: str) -> object:
+    """What stands in a column, None for nothing; BadRow for a line that is no record."""
+    if isinstance(record, str):
+        raise BadRow(record)
+    return record.get(name)
+
+
+def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:
+    """The numbers in some columns; BadRow for one that is missing, none, or no whole number where ``dtype`` is of these."""
+    row = [finite(field(record, name), f"column {name!r}") for name in columns]
+    if np.issubdtype(dtype, np.integer):
+        for name, value in zip(columns, row, strict=True):
+            if value != int(value):
+                raise BadRow(f"column {name!r} is {field(record, name)!r}, which is no whole number")
+            if below and not 0 <= value < below:
+                raise BadRow(
+                    f"column {name!r} is {int(value)}, the model takes whole numbers from 0 to {below - 1}"
+                )
+    return row
+
+
+def scaled(rows: Array, reader: Table | Series) -> Array:
+    """Columns (n, columns) with the federation's mean and deviation taken out."""
+    centred = rows - np.array(reader.mean) if reader.mean else rows
+    return centred / np.array(reader.deviation) if reader.deviation else centred
+
+
+def _columns_of(reader: Table, wanted: Input) -> tuple[str, ...]:
+    columns = tuple(reader.others.get(wanted.name, (wanted.name,)))
+    if len(columns) != int(np.prod(wanted.shape)):
+        raise DataError(
+            f"input {wanted.name!r} has shape {wanted.shape}, and the federation reads it of {len(columns)} columns: name "
+            "as many in `others` of its reader",
+            name=wanted.name,
+        )
+    return columns
+
+
+def _labels(reading: Reading, labels: Sequence[float]) -> Array:
+    floats = np.issubdtype(reading.label.dtype, np.floating)
+    return np.array(labels, np.float64 if floats else np.int64)
+
+
+def _object(line: str) -> Record:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        return f"it is no JSON: {error}"
+    return found if isinstance(found, dict) else "it is no JSON object"

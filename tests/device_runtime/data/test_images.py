@@ -1,0 +1,150 @@
+"""Class folders of PNG and JPEG."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_runtime.data import images
+from device_runtime.data.samples import DecodedRows
+from device_runtime.data.sources import load
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Image
+from edgefl.wire.errors import ConfigError, DataError
+from tests.device_runtime.data.files import every, fitted, image, pillow, written
+
+RGB = DataSpec(
+    shape=(3, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"), reader=Image()
+)
+GREY = DataSpec(shape=(1, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"))
+PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3
+
+
+def test_pixels_of_the_right_size_are_taken_as_they_are(tmp_path: Path) -> None:
+    image(tmp_path / "dog" / "a.png", PIXELS)
+    image(tmp_path / "cat" / "b.png", PIXELS[:, ::-1])
+    data = fitted(tmp_path, RGB)
+
+    np.testing.assert_array_equal(data.y, [0, 1])
+    expected = np.stack([PIXELS[:, ::-1], PIXELS]).transpose(0, 3, 1, 2).astype(np.float32) / 255
+    np.testing.assert_allclose(every(data), expected, rtol=1e-6)
+    assert every(data).dtype == np.float32
+
+
+def test_without_a_reader_images_of_three_dimensions_are_read_all_the_same(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "a.png", PIXELS)
+
+    assert every(fitted(tmp_path, GREY)).shape == (1, 1, 4, 6)
+
+
+def test_files_of_any_size_and_mode_become_the_shape_of_the_model(tmp_path: Path) -> None:
+    """One colour stays that colour, whatever is made of it."""
+    large = np.full((300, 200, 3), (200, 100, 50), np.uint8)
+    for name in ("a.png", "b.jpg", "c.JPEG"):
+        image(tmp_path / "cat" / name, large)
+    pillow().fromarray(large).convert("P").save(tmp_path / "cat" / "d.png")
+    pillow().fromarray(large).convert("RGBA").save(tmp_path / "cat" / "e.png")
+    data = fitted(tmp_path, RGB)
+
+    assert len(data) == 5
+    for row in every(data):
+        np.testing.assert_allclose(row.mean(axis=(1, 2)) * 255, (200, 100, 50), atol=3)
+
+
+def test_a_photograph_is_turned_as_the_camera_noted(tmp_path: Path) -> None:
+    left = np.zeros((6, 4), np.uint8)
+    left[:, 0] = 255
+    lying = pillow().fromarray(np.rot90(left).copy())  # orientation 6: turn it by 90 degrees clockwise
+    exif = pillow().Exif()
+    exif[0x0112] = 6
+    (tmp_path / "cat").mkdir()
+    lying.save(tmp_path / "cat" / "a.png", exif=exif)
+    spec = DataSpec(shape=(1, 6, 4), dtype="float32", classes=2, names=("cat", "dog"))
+
+    np.testing.assert_array_equal(every(fitted(tmp_path, spec))[0, 0], left)
+
+
+def test_white_is_the_number_that_the_federation_says(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "a.png", np.array([[0, 128, 255]], np.uint8))
+    spec = DataSpec(shape=(1, 1, 3), dtype="float32", classes=1, names=("cat",), reader=Image(white=16))
+
+    np.testing.assert_array_equal(every(fitted(tmp_path, spec)).reshape(-1), [0, 8, 16])
+
+
+def test_images_are_decoded_when_a_batch_is_drawn(tmp_path: Path) -> None:
+    for number in range(3):
+        image(tmp_path / "cat" / f"{number}.png", np.full((4, 6), number, np.uint8))
+    data = load(tmp_path)
+    lazy = data.fitted(GREY)
+
+    assert isinstance(lazy.x, DecodedRows)
+    np.testing.assert_allclose(lazy.rows(np.array([2, 0]))[:, 0, 0, 0] * 255, [2, 0], atol=1e-5)
+    assert len(lazy.first(2).x) == 2
+    assert data.fitted(GREY) is lazy  # the next round does not look at every file again
+    image(tmp_path / "cat" / "0.png", np.full((4, 6), 9, np.uint8))
+    assert lazy.rows(np.array([0]))[0, 0, 0, 0] * 255 == pytest.approx(9)
+
+
+def _truncated() -> bytes:
+    buffer = io.BytesIO()
+    pillow().fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()[:-600]
+
+
+@pytest.mark.parametrize("content", [None, b"no image", b""])
+def test_a_broken_file_is_named_or_left_out_and_counted(tmp_path: Path, content: bytes | None) -> None:
+    content = _truncated() if content is None else content
+    image(tmp_path / "cat" / "a.png", PIXELS)
+    written(tmp_path / "cat" / "b.jpg", content)
+
+    with pytest.raises(DataError, match=r"cat/b\.jpg: is no image that can be read: .*repair or remove"):
+        fitted(tmp_path, RGB)
+    data = fitted(tmp_path, RGB, policy="skip")
+    assert (len(data), data.skipped.count) == (1, 1)
+    assert str(data.skipped).startswith(f"1 row is left out, {tmp_path}/cat/b.jpg: is no image")
+
+
+def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "a.png", np.full((4, 6), 40000, np.uint16))
+
+    with pytest.raises(DataError, match="more than 8 bits"):
+        fitted(tmp_path, GREY)
+
+
+def test_a_folder_that_is_no_class_is_left_out_with_all_its_files(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "a.png", PIXELS)
+    for name in "ab":
+        image(tmp_path / "unsorted" / f"{name}.png", PIXELS)
+    data = fitted(tmp_path, RGB, policy="skip")
+
+    assert (len(data), data.skipped.count) == (1, 2)
+    with pytest.raises(DataError, match="no class is called 'unsorted'; the federation's are cat, dog"):
+        fitted(tmp_path, RGB)
+
+
+def test_images_outside_of_class_folders_are_refused(tmp_path: Path) -> None:
+    image(tmp_path / "a.png", PIXELS)
+
+    with pytest.raises(DataError, match=r"1 files that are in no folder, such as a\.png.*\(cat, dog\)"):
+        fitted(tmp_path, RGB)
+
+
+def test_images_for_a_model_of_other_samples_are_refused(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "a.png", PIXELS)
+    spec = DataSpec(shape=(7,), dtype="float32", classes=2)
+
+    with pytest.raises(DataError, match=r"has 1 \.png, and the bundle does not say how they become samples"):
+        fitted(tmp_path, spec)
+    with pytest.raises(DataError, match=r"\(1, H, W\) or \(3, H, W\), the model takes \(2, 4, 6\)"):
+        fitted(tmp_path, DataSpec(shape=(2, 4, 6), dtype="float32", classes=2))
+
+
+def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image(tmp_path / "cat" / "a.png", PIXELS)
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
+        images._library()

@@ -1,0 +1,117 @@
+"""Texts: lines, records and class folders, in bytes and by a bundle's tokenizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.data.samples import LabelSpec, Parts
+from edgefl.data.text.vocabulary import words
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.manifest import DataSpec, Input
+from edgefl.wire.bundle.readers import Text
+from edgefl.wire.errors import BundleError, ConfigError, DataError
+from tests.device_runtime.data.files import every, fitted, written
+
+BYTES = DataSpec(
+    shape=(5,), dtype="int64", classes=2, below=256, names=("bad", "good"), reader=Text(mask="attention_mask")
+)
+MASKED = msgspec.structs.replace(
+    BYTES, others=(Input(name="attention_mask", shape=(5,), dtype="int64", below=2),)
+)
+
+
+@pytest.mark.parametrize("form", ["tsv", "txt", "jsonl", "csv", "folders"])
+def test_texts_and_their_classes(tmp_path: Path, form: str) -> None:
+    contents = {
+        "jsonl": '{"text": "a\\tb", "label": "good"}\n{"text": "long text", "label": "bad"}\n',
+        "csv": 'label,text\ngood,"a\tb"\nbad,long text\n',
+    }
+    path = tmp_path
+    if form == "folders":
+        written(tmp_path / "good" / "1.txt", "a\tb")
+        written(tmp_path / "bad" / "1.txt", "long text")
+    else:
+        path = written(tmp_path / f"d.{form}", contents.get(form, "good\ta\tb\n\nbad\tlong text\n"))
+    data = fitted(path, MASKED)
+
+    order = [1, 0] if form == "folders" else [0, 1]
+    np.testing.assert_array_equal(data.y[order], [1, 0])
+    np.testing.assert_array_equal(every(data)[order], [[97, 9, 98, 0, 0], [*b"long "]])
+    np.testing.assert_array_equal(
+        data.other("attention_mask", np.array(order)), [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("good\t   ", "the text is empty"),
+        ("good\t", "the text is empty"),
+        ("no tab at all", "it has no tab behind a label"),
+        ("fine\thello", "no class is called 'fine'; the federation's are bad, good"),
+    ],
+)
+def test_a_bad_line_is_named_or_left_out(tmp_path: Path, line: str, text: str) -> None:
+    path = written(tmp_path / "d.tsv", f"good\tyes\n{line}\nbad\tno\n")
+
+    with pytest.raises(DataError, match=rf"d\.tsv, line 2: {text}"):
+        fitted(path, BYTES)
+    data = fitted(path, BYTES, policy="skip")
+    np.testing.assert_array_equal(data.y, [1, 0])
+    assert data.skipped.count == 1
+
+
+def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt", "abcdef")
+    written(tmp_path / "b.txt", "ghijklm")
+    spec = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=Text())
+    data = fitted(tmp_path, spec, LabelSpec((5,)))
+
+    np.testing.assert_array_equal(every(data), [[*b"abcde"], [*b"fghij"]])
+    np.testing.assert_array_equal(data.y, [[*b"bcdef"], [*b"ghijk"]])
+    with pytest.raises(DataError, match="has 5 tokens, and a sample of this federation takes 6"):
+        fitted(written(tmp_path / "c.txt", "short"), spec, LabelSpec((5,)))
+
+
+# -- a tokenizer in the bundle ---------------------------------------------------------------------------------
+
+
+def tokenized(content: bytes, **more: Any) -> tuple[DataSpec, Parts]:
+    ref = describe(content, 1024)
+    spec = msgspec.structs.replace(BYTES, reader=Text(tokenizer=ref), **more)
+    return spec, Parts(blob={ref: content}.__getitem__)
+
+
+def test_the_bundle_s_tokenizer_decides_the_numbers(tmp_path: Path) -> None:
+    known = words(["The cat sat.", "the dog sat"], 20)
+    spec, parts = tokenized(known.tokenizer, below=known.size)
+    path = written(tmp_path / "d.tsv", "good\tTHE cat, unheard\n")
+    data = fitted(path, spec, parts=parts)
+
+    expected = known.encoder()(["THE cat, unheard"])[0]
+    np.testing.assert_array_equal(every(data)[0], (expected + [0] * 5)[:5])
+    with pytest.raises(
+        DataError, match=r"line 1: token \d+ is beyond the vocabulary, whose tokens are 0 to 1"
+    ):
+        fitted(path, tokenized(known.tokenizer, below=2)[0], parts=parts)
+
+
+def test_a_damaged_tokenizer_is_the_bundle_s_fault(tmp_path: Path) -> None:
+    spec, parts = tokenized(b"no tokenizer")
+
+    with pytest.raises(BundleError, match="the bundle's tokenizer cannot be read"):
+        fitted(written(tmp_path / "d.tsv", "good\tx\n"), spec, parts=parts)
+
+
+def test_without_tokenizers_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, parts = tokenized(b"{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[text\]'"):
+        fitted(written(tmp_path / "d.tsv", "good\tx\n"), spec, parts=parts)
