@@ -188,16 +188,19 @@ def loss_of(value: LossLike | None) -> Loss | None:
 
 
 def loss_choice(value: LossLike) -> LossChoice:
-    """The same as a federation file has it. ConfigError for what another process could not load."""
+    """The same as a federation file has it. ConfigError for what another process could not load, or a file not say."""
     if isinstance(value, Named | LossChoice | str):
-        return chosen("loss", LossChoice, value)
+        return _sayable(chosen("loss", LossChoice, value))
     if isinstance(value, OwnLoss):
         return LossChoice(address_of(value.function, "a loss"))
     for name, kind in losses.LOSSES.items():
         if type(value) is kind:
-            return LossChoice(
-                name, {option: getattr(value, option) for option in inspect.signature(kind).parameters}
-            )
+            parameters = inspect.signature(kind).parameters.values()
+            options = {each.name: getattr(value, each.name) for each in parameters}
+            given = {
+                each.name: options[each.name] for each in parameters if options[each.name] != each.default
+            }
+            return _sayable(LossChoice(name, given))
     if not callable(value):
         raise ConfigError(
             f"argument `loss` is {value!r}, which other processes cannot load: give a loss such as edgefl.Huber(delta=2.0), "
@@ -205,3 +208,17 @@ def loss_choice(value: LossLike) -> LossChoice:
             argument="loss",
         )
     return LossChoice(address_of(value, "a loss"))
+
+
+def _sayable(choice: LossChoice) -> LossChoice:
+    parameters = (
+        inspect.signature(losses.LOSSES[choice.name]).parameters if choice.name in losses.LOSSES else {}
+    )
+    for name, value in choice.options.items():
+        if value is None and name in parameters and parameters[name].default is not None:
+            raise ConfigError(
+                f"{name} of the loss {choice.name!r} is None, which a file cannot say: give it a number that no label has, "
+                "such as -1",
+                option=name,
+            )
+    return choice

@@ -47,7 +47,8 @@ class Dataset:
     ``train_x`` and ``train_y`` are what devices train on, ``test_x`` and ``test_y`` what the server evaluates on;
     ``others`` are inputs beside x, by name. ``classes`` is the number of classes (a vocabulary's size where tokens
     are labels, 1 where labels are no classes), ``top`` the largest value a pixel can have, ``names`` the classes'
-    names. ``owners``: who each training sample comes from (an author, a document), int64, for a partition by owner.
+    names. ``ignored``: a label beside the classes that counts for nothing, such as -100 for padding or 255 for a
+    border. ``owners``: who each training sample comes from (an author, a document), int64, for a partition by owner.
     ``reader``: how files of a device's own become such samples, and ``tokenizer`` the JSON of texts' tokens, empty
     for bytes. ``name`` says exactly which data these are, for results and logs. DataError for arrays that contradict
     each other.
@@ -67,6 +68,7 @@ class Dataset:
     others: Mapping[str, OtherInput] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     owners: Array | None = None
+    ignored: int | None = None
     reader: Reader | None = None
     tokenizer: bytes = b""
 
@@ -123,7 +125,7 @@ class Dataset:
                 f"{name}: there is one sample at least to test on; found test_x {test_x.shape} and test_y {test_y.shape}"
             )
         y = [_labels(each, name) for each in (train_y, test_y)]
-        count = _classes(y) if classes is None else classes
+        count = _classes(y, more.get("ignored")) if classes is None else classes
         if below:
             return cls(name, train_x, y[0], test_x, y[1], 1.0, 0.0, count, below=below, **more)
         if train_x.dtype.kind == "f" or test_x.dtype.kind == "f":
@@ -147,6 +149,7 @@ class Dataset:
             parts |= {f"train.{name}": other.train, f"test.{name}": other.test, f"below.{name}": other.below}
         parts |= {"name": np.array(self.name), "names": np.array(self.names, np.str_)}
         parts |= {} if self.owners is None else {"owners": self.owners}
+        parts |= {} if self.ignored is None else {"ignored": self.ignored}
         if self.reader is not None:
             parts |= {"reader": np.array(msgspec.json.encode(self.reader).decode())}
             parts |= {"tokenizer": np.frombuffer(self.tokenizer, np.uint8)}
@@ -170,6 +173,7 @@ class Dataset:
             ) from error
         try:
             facts = {key: kind(parts[key]) for key, kind in _FACTS.items() if key in parts}
+            ignored = int(parts["ignored"]) if "ignored" in parts else None
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{path}: {', '.join(_FACTS)} are single numbers: {error}", path=str(path)
@@ -177,6 +181,7 @@ class Dataset:
         more: dict[str, Any] = {
             "names": tuple(map(str, parts.get("names", ()))),
             "owners": parts.get("owners"),
+            "ignored": ignored,
             "others": _others(parts, len(arrays[0])),
             "reader": _reader(parts, path),
             "tokenizer": bytes(parts.get("tokenizer", b"")),
@@ -208,7 +213,8 @@ class Dataset:
             if other.below:
                 _check_range(f"{self.name}: {name}", (other.train, other.test), other.below, "values")
         if self.train_y.dtype == np.int64:
-            _check_range(f"{self.name}: labels", (self.train_y, self.test_y), self.classes, "classes")
+            counted = [_counted(each, self.ignored) for each in (self.train_y, self.test_y)]
+            _check_range(f"{self.name}: labels", counted, self.classes, "classes")
 
     def __repr__(self) -> str:
         return (
@@ -309,10 +315,14 @@ def _labels(y: Array, name: str) -> Array:
     return y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
 
 
-def _classes(labels: Sequence[Array]) -> int:
-    """One more than the largest; 1 for labels that are no whole numbers."""
-    whole = [int(each.max()) for each in labels if each.size and each.dtype == np.int64]
-    return 1 + max(whole, default=0)
+def _classes(labels: Sequence[Array], ignored: int | None) -> int:
+    """One more than the largest that counts; 1 for labels that are no whole numbers."""
+    counted = [_counted(each, ignored) for each in labels if each.dtype == np.int64]
+    return 1 + max((int(each.max()) for each in counted if each.size), default=0)
+
+
+def _counted(labels: Array, ignored: int | None) -> Array:
+    return labels if ignored is None else labels[labels != ignored]
 
 
 def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -> None:

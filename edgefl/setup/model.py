@@ -141,13 +141,20 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
             model=model,
         )
 
+    if labels.ignored is not None and labels.ignored != label.ignored:
+        raise ConfigError(
+            f"labels {labels.ignored} of {dataset.name} count for nothing, and the loss of {model!r} would count them: "
+            f"give it ignore_index = {labels.ignored} (loss.options)",
+            model=model,
+        )
+
 
 def labels_of(dataset: Dataset) -> TensorSpec:
     """One label of ``dataset``: class numbers, int64, or other numbers, float32."""
     shape = tuple(dataset.test_y.shape[1:])
     if dataset.test_y.dtype.kind == "f":
         return TensorSpec(shape, torch.float32)
-    return TensorSpec(shape, torch.int64, dataset.classes)
+    return TensorSpec(shape, torch.int64, dataset.classes, dataset.ignored)
 
 
 def _described(labels: TensorSpec) -> str:

@@ -152,6 +152,18 @@ LINES: list[tuple[events.Event, str | None]] = [
         closed(text="evaluation failed: no data"),
         "round 2 not evaluated, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6: evaluation failed: no data",
     ),
+    (
+        msgspec.structs.replace(
+            closed(accuracy=0.5, loss=3.5),
+            metric="perplexity",
+            metrics={"perplexity": 33.123456, "accuracy": 0.5},
+        ),
+        "round 2 evaluated, perplexity 33.12, loss 3.5, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6",
+    ),
+    (
+        msgspec.structs.replace(closed(loss=0.25), metric="loss"),
+        "round 2 evaluated, loss 0.25, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6",
+    ),
     (closed(outcome="abandoned", text="too few"), None),
     (
         events.Finished(

@@ -64,6 +64,40 @@ def test_a_dense_run_tells_its_uplink_and_no_ratio(capsys: pytest.CaptureFixture
     assert "moving statistics of norms: 4.0 KiB per round" in said
 
 
+@pytest.mark.parametrize(
+    ("told", "score"),
+    [
+        ({"metric": "perplexity", "metrics": {"perplexity": 34.56789, "accuracy": 0.2}}, "perplexity 34.57"),
+        ({"metric": "mae", "metrics": {"mae": 0.21349}}, "mae 0.2135"),
+        (
+            {"metric": "accuracy", "metrics": {"accuracy": 0.75, "f1": 0.7}, "accuracy": 0.75},
+            "accuracy 75.0%",
+        ),
+        ({"metric": "loss", "metrics": {}, "loss": 0.125}, "loss 0.125"),
+        ({"metric": "perplexity", "metrics": {}, "accuracy": None, "loss": None}, "not evaluated"),
+    ],
+)
+def test_a_round_and_the_end_show_the_metric_of_the_task(
+    capsys: pytest.CaptureFixture[str], told: dict[str, object], score: str
+) -> None:
+    view = view_of(["strong-0"])
+    closed = {
+        "event": "roundclosed",
+        "round": 1,
+        "reports": 1,
+        "seconds": 1.0,
+        "down_bytes": 1,
+        "up_bytes": 1,
+    }
+    view.take(Said({**closed, **told, "up_float32_bytes": 1}))
+    view.take(Said({"event": "finished", "model": "m", **told}))
+    view.conclude(Path("out"))
+
+    said = capsys.readouterr().out
+    assert f"round   1  {score}  1 reports" in shown(view)
+    assert (f"final {score}" in said) == (score != "not evaluated")
+
+
 def view_of(devices: list[str]) -> live.View:
     federation = parse({"tiers": {"strong": {"count": len(devices)}}}, source="the test")
     return live.View(federation, devices, {}, live=False)

@@ -99,6 +99,7 @@ def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
     "page",
     [
         "api.md",
+        pytest.param("models/losses.md", marks=pytest.mark.slow),
         pytest.param("compiler.md", marks=pytest.mark.slow),
         pytest.param("compiler-inside.md", marks=pytest.mark.slow),
     ],
@@ -115,5 +116,5 @@ def test_every_page_with_python_is_run_somewhere() -> None:
 
     assert pages == {
         *("README.md", "api.md", "compiler.md", "compiler-inside.md", "data.md"),
-        *("own-model.md", "new-method.md", "own-device.md"),
+        *("losses.md", "own-model.md", "new-method.md", "own-device.md"),
     }

@@ -106,13 +106,13 @@ def test_every_kind_gives_the_logits_of_its_torch_module(
 
     made = workshop.deployment(submodel)
 
-    x = data.floats(data.test_x[:10])
+    x = data.read(data.test_x[:10])
     module = workshop.module(submodel)
     np.testing.assert_allclose(
         run(made.artifact.model, x), module(torch.from_numpy(x)).numpy(), rtol=1e-3, atol=1e-4
     )
     assert made.facts["batch_norm"] == ("moving" if kind == "output_side" else "frozen")
-    found = run(made.artifact.model, data.floats(data.test_x)).argmax(axis=1) == data.test_y
+    found = run(made.artifact.model, data.read(data.test_x)).argmax(axis=1) == data.test_y
     assert made.facts["accuracy"] == pytest.approx(found.mean(), abs=0.02)
 
 
@@ -135,7 +135,7 @@ def test_the_file_reads_images_only_and_holds_the_weights(data: Dataset) -> None
 def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
     spec = smallest()
     module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
-    rows = torch.from_numpy(data.floats(data.test_x[:4]))
+    rows = torch.from_numpy(data.read(data.test_x[:4]))
     assert deploy(module, spec.sample, rows).model == deploy(module, spec.sample, rows).model
 
 
@@ -143,7 +143,7 @@ def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> Non
     spec = small()
     workshop = Workshop(spec, data, weights_of(spec), "batch", 20)
     made = workshop.deployment(catalog.build(spec, "importance", gamma=0.3))
-    x = data.floats(data.test_x[:20])
+    x = data.read(data.test_x[:20])
     one, other = run(made.artifact.model, x), run(made.artifact.model, np.concatenate([x[:10], x[:10]]))
     assert made.facts["batch_norm"] == "batch" and np.abs(one[:10] - other[:10]).max() > 1e-3
 
@@ -165,7 +165,7 @@ def whole() -> tuple[ModelSpec, Dataset, Arrays]:
     """A model with moving statistics that learned the digits, whole."""
     spec, dataset = resnet8(size=8, widths=(8, 16, 32), bn="global", seed=1), digits()
     module = copy.deepcopy(spec.module).train()
-    x, y = torch.from_numpy(dataset.floats(dataset.train_x)), torch.from_numpy(dataset.train_y)
+    x, y = torch.from_numpy(dataset.read(dataset.train_x)), torch.from_numpy(dataset.train_y)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(0)
     for _epoch in range(3):
@@ -231,7 +231,7 @@ def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fi
 
 
 def test_a_file_that_differs_from_its_module_is_refused(data: Dataset) -> None:
-    spec, rows = smallest(), torch.from_numpy(data.floats(data.test_x[:4]))
+    spec, rows = smallest(), torch.from_numpy(data.read(data.test_x[:4]))
     module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
     model = deploy(module, spec.sample, rows).model
     other = copy.deepcopy(module)

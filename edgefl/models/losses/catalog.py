@@ -89,7 +89,8 @@ def fitted(
         return CROSS_ENTROPY
     names = fitting(out, labels, sample)
     if len(names) == 1:
-        return build(names[0])
+        ignored = None if labels is None else labels.ignored
+        return build(names[0]) if ignored is None else build(names[0], ignore_index=ignored)
     described = "" if labels is None else f" and labels are {_described(labels)}"
     found = "no loss of edgefl fits" if not names else f"name the loss: {', '.join(names)} fit"
     raise ModelError(
@@ -114,6 +115,8 @@ def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
         return False
     if labels is None:
         return True
+    if labels.ignored is not None and "ignore_index" not in inspect.signature(LOSSES[name]).parameters:
+        return False
     return wanted.shape == labels.shape and wanted.dtype.is_floating_point == labels.dtype.is_floating_point
 
 

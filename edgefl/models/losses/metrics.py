@@ -65,7 +65,7 @@ def iou(sums: Sums) -> float:
 def perplexity(sums: Sums) -> float:
     """exp of the mean negative log-likelihood of a token: that of a uniform model is the size of the vocabulary."""
     mean = _ratio(sums["nll"], sums["tokens"])
-    return math.exp(mean) if mean < 700.0 else math.inf
+    return math.inf if mean > 700.0 else math.exp(mean)
 
 
 def mae(sums: Sums) -> float:

@@ -53,7 +53,7 @@ def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what
     found = accuracy_of(run)
 
     with torch.inference_mode():
-        x = torch.from_numpy(data.floats(data.test_x))
+        x = torch.from_numpy(data.read(data.test_x))
         guessed = spec.module.eval()(x).argmax(1).numpy()
     right = float((guessed == data.test_y).mean())
     assert found.axis == "accuracy on the test set"

@@ -319,6 +319,27 @@ def test_a_label_per_token_is_taken_and_checked(tmp_path: Path) -> None:
         load(npz(tmp_path / "e.npz", x=X, y=tokens + (tokens == 2))).fitted(SPEC, LabelSpec((2,)))
 
 
+def test_a_label_that_counts_for_nothing_passes_beside_the_classes(tmp_path: Path) -> None:
+    tokens = np.array([[0, -100], [2, 2], [1, -100], [-100, -100], [2, 1]])
+    kept = load(npz(tmp_path / "d.npz", x=X, y=tokens)).fitted(SPEC, LabelSpec((2,), ignored=-100))
+
+    np.testing.assert_array_equal(kept.labels(np.arange(5)), tokens)
+    np.testing.assert_array_equal(kept.facts()["class_counts"], [1, 2, 3])
+    np.testing.assert_array_equal(kept.first(2).facts()["class_counts"], [1, 0, 2])
+    wrong = load(npz(tmp_path / "e.npz", x=X, y=np.where(tokens == 1, -1, tokens)))
+    with pytest.raises(
+        DataError, match="from -100 to 2, the model takes integers from 0 to 2, or -100 for none"
+    ):
+        wrong.fitted(SPEC, LabelSpec((2,), ignored=-100))
+    alone = load(npz(tmp_path / "f.npz", x=X, y=np.full((5, 2), -100)))
+    assert not alone.fitted(SPEC, LabelSpec((2,), ignored=-100)).facts()["class_counts"].any()
+
+
+def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
+    kept = load(npz(tmp_path / "d.npz", x=X, y=np.arange(5.0))).fitted(SPEC, LabelSpec((1,), "float32"))
+    np.testing.assert_array_equal(kept.labels(np.array([1, 3])), [[1.0], [3.0]])
+
+
 def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) -> None:
     targets = np.linspace(-3.0, 7.0, 10).reshape(5, 2)
     spec = LabelSpec((2,), "float32")

@@ -1,0 +1,229 @@
+"""Losses by name, functions of the user's own, and the loss that a model is given where nobody says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.exits import with_exits
+from edgefl.models.losses import (
+    CTC,
+    LOSSES,
+    CausalLM,
+    CrossEntropy,
+    Huber,
+    Loss,
+    OwnLoss,
+    Quantile,
+    SequenceCrossEntropy,
+    SquaredError,
+    build,
+    own_loss,
+)
+from edgefl.models.losses.catalog import fitted, fitting
+from edgefl.models.split import split
+from edgefl.models.zoo.catalog import build_model, with_loss
+from edgefl.wire.errors import ConfigError, ModelError
+
+NUMBERS = TensorSpec((3,), torch.float32)
+
+
+def labels(*shape: int, below: int = 5) -> TensorSpec:
+    return TensorSpec(shape, torch.int64, below)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_name_is_built_with_its_options(name: str) -> None:
+    options = {"length": 3} if name == "ctc" else {}
+    assert type(build(name, **options)) is LOSSES[name]
+
+
+def test_a_name_takes_options_as_a_file_has_them() -> None:
+    assert build("huber", delta=2.0) == Huber(delta=2.0)
+    assert build("quantile", levels=[0.1, 0.9]) == Quantile(levels=(0.1, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (
+            lambda: build("hubber"),
+            ConfigError,
+            r"no loss 'hubber'; there are: cross_entropy, .*file.py:function",
+        ),
+        (
+            lambda: build("huber", sigma=1.0),
+            ConfigError,
+            r"loss 'huber' has no option 'sigma'; it takes delta",
+        ),
+        (lambda: build("huber", delta="far"), ConfigError, r"option 'delta' of loss 'huber' is 'far'"),
+        (lambda: build("ctc"), ConfigError, r"loss 'ctc' needs options: .*'length'"),
+        (lambda: build("huber", delta=0.0), ModelError, r"delta of the loss huber is above 0, found 0"),
+        (lambda: build("quantile", levels=[1.5]), ModelError, r"lie between 0 and 1.*found \(1.5,\)"),
+        (lambda: build("nt_xent", temperature=-1.0), ModelError, r"above 0, found -1"),
+        (lambda: CTC(length=0), ModelError, r"texts of 1 symbol at least"),
+    ],
+)
+def test_what_cannot_be_built_is_told(
+    make: Callable[[], object], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        make()
+
+
+CHOSEN: list[tuple[TensorSpec, TensorSpec | None, TensorSpec | None, Loss]] = [
+    (TensorSpec((5,)), None, None, CrossEntropy()),
+    (TensorSpec((5,)), labels(), None, CrossEntropy()),
+    (TensorSpec((1,)), labels(below=2), None, CrossEntropy()),
+    (TensorSpec((5, 8, 8)), labels(8, 8), None, CrossEntropy()),
+    (TensorSpec((5, 8, 8)), TensorSpec((8, 8), torch.int64, 5, 255), None, CrossEntropy(ignore_index=255)),
+    (TensorSpec((9, 5)), labels(9), TensorSpec((9, 2)), SequenceCrossEntropy()),
+]
+
+
+@pytest.mark.parametrize(("out", "label", "sample", "loss"), CHOSEN)
+def test_the_only_loss_that_fits_is_chosen(
+    out: TensorSpec, label: TensorSpec | None, sample: TensorSpec | None, loss: Loss
+) -> None:
+    assert fitted(None, out, label, sample) == loss
+
+
+UNCLEAR: list[tuple[TensorSpec, TensorSpec | None, str]] = [
+    (
+        TensorSpec((3,)),
+        NUMBERS,
+        "name the loss: binary_cross_entropy, squared_error, absolute_error, huber, quantile fit",
+    ),
+    (TensorSpec((9, 5)), labels(9), "name the loss: sequence_cross_entropy, causal_lm fit"),
+    (TensorSpec((9, 5)), labels(4), "ctc"),
+    (TensorSpec((2, 8)), labels(), "name the loss: info_nce, nt_xent fit"),
+    (TensorSpec((3, 4)), labels(7, 7), "no loss of edgefl fits; a function"),
+    (TensorSpec((9, 5)), None, "name the loss: cross_entropy, sequence_cross_entropy, causal_lm"),
+]
+
+
+@pytest.mark.parametrize(("out", "label", "message"), UNCLEAR)
+def test_where_several_losses_fit_or_none_they_are_listed(
+    out: TensorSpec, label: TensorSpec | None, message: str
+) -> None:
+    if message == "ctc":
+        assert fitting(out, label) == ("ctc",)
+        return
+    with pytest.raises(ModelError, match=message):
+        fitted(None, out, label)
+
+
+def test_a_model_without_a_loss_is_split_with_the_one_that_fits() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1))
+    sample = TensorSpec((1, 6, 6))
+    assert split(net, sample=sample, classes=3, labels=labels(6, 6, below=3)).loss == CrossEntropy()
+    with pytest.raises(
+        ModelError, match=r"the model gives \(3, 6, 6\) per sample: name the loss: cross_entropy"
+    ):
+        split(net, sample=sample, classes=3)
+    with pytest.raises(ModelError, match="so 3 classes; 7 classes were asked for"):
+        split(net, sample=sample, classes=7, loss=CrossEntropy())
+
+
+def test_another_loss_is_that_of_every_exit() -> None:
+    plain = build_model("mlp", classes=2, hidden=(4, 4))
+    assert with_loss(plain, None) is plain
+    assert with_loss(plain, SquaredError()).label == TensorSpec((2,), torch.float32)
+    exits = with_exits(plain)
+    made = with_loss(exits, SquaredError())
+    assert type(made) is type(exits) and made.loss.base == SquaredError()  # type: ignore[attr-defined]
+    assert made.metrics == ("mae",) and exits.metrics == ("accuracy", "f1")
+
+
+def relative(out: Tensor, y: Tensor, *, least: float = 1.0) -> Tensor:
+    return ((out - y).abs() / y.abs().clamp_min(least)).mean(dim=1)
+
+
+def mean_of_all(out: Tensor, y: Tensor) -> Tensor:
+    return F.l1_loss(out, y)
+
+
+def of_the_batch(out: Tensor, y: Tensor) -> Tensor:
+    return (out - out.mean(dim=0)).square().mean(dim=1)
+
+
+def mean_of_the_batch(out: Tensor, y: Tensor) -> Tensor:
+    return (out - y).square().sum().sqrt()
+
+
+def matrix(out: Tensor, y: Tensor) -> Tensor:
+    return out - y
+
+
+def broken(out: Tensor, y: Tensor) -> Tensor:
+    return out @ y[:2]
+
+
+def test_a_mean_is_taken_apart_and_gives_the_same_gradient() -> None:
+    out, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    each = own_loss(mean_of_all, NUMBERS).each(out, y)
+    torch.testing.assert_close(each, (out - y).abs().mean(1))
+    torch.testing.assert_close(
+        torch.autograd.grad(each.mean(), out)[0], torch.autograd.grad(mean_of_all(out, y), out)[0]
+    )
+
+
+REFUSED: list[tuple[Callable[..., Any], str]] = [
+    (of_the_batch, r"loss 'of_the_batch' of a sample depends on the others of its batch.*edgefl.NTXent"),
+    (mean_of_the_batch, r"or its mean does not weigh samples alike"),
+    (matrix, r"gives \(3, 3\) for 3 samples: return one number for each, \(3,\), or their mean"),
+    (broken, r"loss 'broken' failed on outputs \(3,\) and labels \(3,\): RuntimeError.*test_loss_choice.py"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED)
+def test_a_function_that_is_no_loss_is_refused_with_the_remedy(
+    function: Callable[..., Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        own_loss(function, NUMBERS).label(NUMBERS)
+
+
+def test_a_function_reads_the_labels_of_the_data_or_says_what_it_needs() -> None:
+    with pytest.raises(
+        ModelError, match=r"'relative' does not say what labels it reads: give `data`, or edgefl.own_loss"
+    ):
+        fitted(OwnLoss(relative), NUMBERS).label(NUMBERS)
+    assert fitted(OwnLoss(relative), NUMBERS, NUMBERS).label(NUMBERS) == NUMBERS
+    said = OwnLoss(relative, NUMBERS)
+    assert fitted(said, NUMBERS, labels()) is said and own_loss(said) is said
+
+
+def test_a_file_has_functions_and_classes_of_the_user_s_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from edgefl.models.losses import Huber\n"
+        "def relative(out, y, least: float = 1.0): return ((out - y).abs() / y.abs().clamp_min(least)).mean(dim=1)\n"
+        "class Mine(Huber): pass\n"
+        "class No: pass\n"
+    )
+    made = build(f"{file}:relative", least=2.0)
+    out, y = torch.randn(4, 3), torch.randn(4, 3)
+    torch.testing.assert_close(made.each(out, y), relative(out, y, least=2.0))
+    assert isinstance(made, OwnLoss) and made.name == "relative"
+    assert build(f"{file}:Mine").metrics(NUMBERS) == ("mae",)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="has no option 'most'; it takes least"):
+        build(f"{file}:relative", most=2.0)
+    with pytest.raises(ConfigError, match="is a class without the methods each, correct and label"):
+        build(f"{file}:No")
+    with pytest.raises(ConfigError, match=r"cannot load loss .*has no function 'other'; it defines relative"):
+        build(f"{file}:other")
+
+
+def test_a_causal_model_is_chosen_for_tokens_only() -> None:
+    tokens = TensorSpec((9,), torch.int64, 5)
+    assert "causal_lm" in fitting(TensorSpec((9, 5)), labels(9), tokens)
+    assert fitting(TensorSpec((9, 5)), labels(9), TensorSpec((9, 2))) == ("sequence_cross_entropy",)
+    assert isinstance(fitted(CausalLM(), TensorSpec((9, 5)), labels(9), tokens), CausalLM)

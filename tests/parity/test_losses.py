@@ -1,0 +1,73 @@
+"""Each kind of loss in a training step and in evaluation, beside torch on each engine."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor, nn
+
+from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.losses import (
+    CTC,
+    AbsoluteError,
+    BinaryCrossEntropy,
+    CausalLM,
+    CrossEntropy,
+    Huber,
+    InfoNCE,
+    Loss,
+    NTXent,
+    Quantile,
+    SequenceCrossEntropy,
+    SquaredError,
+    own_loss,
+)
+from edgefl.models.spec import sequential
+from edgefl.objective.objective import Objective
+from tests.pairs import FORMATS, by_default, pairs
+from tests.parity.forms import checked
+
+
+def relative(out: Tensor, y: Tensor) -> Tensor:
+    return ((out - y).abs() / y.abs().clamp_min(1.0)).mean()
+
+
+LOSSES: dict[str, tuple[Loss, tuple[int, ...]]] = {
+    "classes": (CrossEntropy(), (5,)),
+    "one logit": (CrossEntropy(), (1,)),
+    "pixels": (CrossEntropy(ignore_index=255), (3, 4, 2)),
+    "tokens": (SequenceCrossEntropy(ignore_index=-100, label_smoothing=0.1), (5, 4)),
+    "next tokens": (CausalLM(), (5, 4)),
+    "answers": (BinaryCrossEntropy(), (6,)),
+    "squared": (SquaredError(), (2, 3)),
+    "absolute": (AbsoluteError(), (2, 3)),
+    "huber": (Huber(delta=0.5), (3,)),
+    "quantiles": (Quantile(levels=(0.1, 0.5, 0.9)), (2, 3)),
+    "two views": (InfoNCE(temperature=0.5), (2, 6)),
+    "all views": (NTXent(), (2, 6)),
+    "a text": (CTC(length=2), (5, 4)),
+    "own": (own_loss(relative, TensorSpec((3,))), (3,)),
+}
+TRAINED_BY = ("sgd", "fedprox", "mimelite", "adamw", "per_fedavg")
+ROWS = pairs(tuple(LOSSES), TRAINED_BY, FORMATS)
+DEFAULT = [
+    (name, "mimelite" if place in (2, 4, 11) else "sgd", FORMATS[place % 2])
+    for place, name in enumerate(LOSSES)
+]
+"""The slow ring has every loss with every program and engine; `mimelite` adds up a gradient over masked batches."""
+
+
+def steps(name: str, program: str) -> list[Function]:
+    """The training steps of ``program`` on a layer with this loss, and its evaluation."""
+    loss, output = LOSSES[name]
+    module = sequential([("head", nn.Linear(3, output[-1]))])
+    made = programs.build(program, Objective(module, TensorSpec((*output[:-1], 3)), loss), batch=4)
+    own = {id(phase.function): phase.function for each in made.exchanges for phase in each.phases}
+    return [*own.values(), made.evaluate]
+
+
+@pytest.mark.parametrize(("name", "program", "form"), by_default(sorted({*ROWS, *DEFAULT}), DEFAULT))
+def test_every_loss_is_trained_and_evaluated_as_in_torch(name: str, program: str, form: str) -> None:
+    for function in steps(name, program):
+        assert not checked(form, function, seed=2).rounding
