@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from edgefl.api.choices import SGD
+from edgefl.api.choices import SGD, LossLike, loss_of
 from edgefl.api.compile import Target, compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
@@ -73,6 +73,7 @@ def check(
     sample: Sample | None = None,
     classes: int | None = None,
     options: Mapping[str, Any] | None = None,
+    loss: LossLike | None = None,
     batch: int = 8,
     seed: int = 0,
     engines: Sequence[Target] = (),
@@ -81,7 +82,7 @@ def check(
     """Try everything that a federation would ask of ``model``: cut it, export its training, run steps on each engine.
 
     Args:
-        model, sample, classes, options: as :func:`edgefl.compile` takes them.
+        model, sample, classes, options, loss: as :func:`edgefl.compile` takes them.
         data: so too, or what a device has: its file or folder.
         batch: rows of a step.
         seed: of the initial weights and of the random samples that are trained on.
@@ -101,7 +102,15 @@ def check(
     source = _like_samples(data) if _of_a_device(data) else dataset(data)
     progress("tracing and cutting the model")
     try:
-        spec = model_spec(model, data=source, sample=sample, classes=classes, seed=seed, options=options)
+        spec = model_spec(
+            model,
+            data=source,
+            sample=sample,
+            classes=classes,
+            seed=seed,
+            options=options,
+            loss=loss_of(loss),
+        )
     except ModelError as error:
         return Verdict(_name(model), problem=error.message)
     installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]

@@ -6,14 +6,16 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from edgefl.config import Federation, TierTable
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models import losses
-from edgefl.models.losses.catalog import fitting
+from edgefl.models.losses.catalog import TokenLabels, fitting
 from edgefl.models.losses.loss import Loss
+from edgefl.models.losses.sequence import CausalLM
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS, model_trained_on
 from edgefl.submodels import catalog as submodels
@@ -141,6 +143,8 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
             model=model,
         )
 
+    if isinstance(labels, TokenLabels) and isinstance(spec.loss, CausalLM):
+        _check_shift(spec.loss, model, dataset, labels)
     if labels.ignored is not None and labels.ignored != label.ignored:
         raise ConfigError(
             f"labels {labels.ignored} of {dataset.name} count for nothing, and the loss of {model!r} would count them: "
@@ -154,7 +158,30 @@ def labels_of(dataset: Dataset) -> TensorSpec:
     shape = tuple(dataset.test_y.shape[1:])
     if dataset.test_y.dtype.kind == "f":
         return TensorSpec(shape, torch.float32)
-    return TensorSpec(shape, torch.int64, dataset.classes, dataset.ignored)
+    spec = TensorSpec(shape, torch.int64, dataset.classes, dataset.ignored)
+    x, y = dataset.test_x, dataset.test_y
+    if not dataset.below or x.shape != y.shape or x.ndim != 2 or x.shape[1] < 2:
+        return spec
+    counted = np.ones(y.shape, bool) if dataset.ignored is None else y != dataset.ignored
+    tokens = bool((x == y)[counted].all())
+    following = bool((x[:, 1:] == y[:, :-1])[counted[:, :-1]].all())
+    if tokens == following:  # neither, or tokens that are all alike
+        return spec
+    return TokenLabels(shape, spec.dtype, spec.below, spec.ignored, "tokens" if tokens else "next")
+
+
+def _check_shift(loss: CausalLM, model: str, dataset: Dataset, labels: TokenLabels) -> None:
+    """ConfigError for labels that would be shifted twice, or not at all."""
+    if loss.shift == (labels.are == "tokens"):
+        return
+    there, learned = ("the tokens themselves", "to repeat each token")
+    if loss.shift:
+        there, learned = ("already the tokens that follow", "the token after the next one")
+    raise ConfigError(
+        f"the labels of {dataset.name} are {there}, and with shift = {str(loss.shift).lower()} model {model!r} would learn "
+        f"{learned}: set shift = {str(not loss.shift).lower()} (loss.options)",
+        model=model,
+    )
 
 
 def _described(labels: TensorSpec) -> str:

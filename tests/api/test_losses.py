@@ -60,6 +60,8 @@ PADDED = np.where(np.arange(LENGTH) < RNG.integers(2, LENGTH + 1, (20, 1)), TOKE
 IMAGES = RNG.integers(0, 256, (20, 6, 6)).astype(np.uint8)
 PRICES = dataset(NUMBERS, NUMBERS[:, :2])
 PICTURED = dataset(IMAGES, NUMBERS[:, :2])
+TAGGED = dataset(TOKENS, (TOKENS + 3) % VOCABULARY, classes=VOCABULARY, below=VOCABULARY)
+WINDOWS = dataset(TOKENS[:, :-1], TOKENS[:, 1:], classes=VOCABULARY, below=VOCABULARY)
 TEXTS = dataset(TOKENS, PADDED, classes=VOCABULARY, below=VOCABULARY, ignored=-100)
 
 
@@ -166,6 +168,8 @@ def test_a_model_gets_the_loss_that_its_file_names(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_loss_gets_the_one_that_fits_the_labels(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, TEXTS, speaker).loss == losses.CausalLM()
+    assert spec_of(tmp_path, WINDOWS, speaker).loss == losses.CausalLM(ignore_index=None, shift=False)
     levels = RNG.integers(0, 3, (20, 6, 6))
     border = np.where(levels == 2, 255, levels)
     assert spec_of(tmp_path, dataset(IMAGES, levels), painter).loss == losses.CrossEntropy()
@@ -186,7 +190,19 @@ UNFIT: list[tuple[edgefl.Dataset, Any, dict[str, Any], str]] = [
         {},
         r"numbers of shape \(2,\) per sample: choose the loss that fits \(binary_cross_entropy, squared",
     ),
-    (TEXTS, speaker, {}, r"name the loss: sequence_cross_entropy, causal_lm fit"),
+    (TAGGED, speaker, {}, r"name the loss: sequence_cross_entropy, causal_lm fit"),
+    (
+        TEXTS,
+        speaker,
+        {"loss": edgefl.CausalLM(shift=False)},
+        r"the tokens themselves, .* repeat each token: set shift = true",
+    ),
+    (
+        WINDOWS,
+        speaker,
+        {"loss": edgefl.CausalLM()},
+        r"already the tokens that follow, .* after the next one: set shift = f",
+    ),
     (
         TEXTS,
         speaker,

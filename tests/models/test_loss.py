@@ -125,6 +125,7 @@ CASES |= {
         ).mean((1, 2)),
     ),
     "next tokens": (CausalLM(), (7, 11), _next_token),
+    "tokens that follow": (CausalLM(ignore_index=None, shift=False), (7, 11), _sequence),
     "absolute": (AbsoluteError(), (2, 3), lambda out, y: F.l1_loss(out, y, reduction="none").mean((1, 2))),
     "huber": (
         Huber(delta=0.7),

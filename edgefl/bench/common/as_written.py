@@ -16,7 +16,14 @@ from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import BatchNorm, Dropout
 from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack, TorchStack
-from edgefl.models.losses import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.losses import (
+    BinaryCrossEntropy,
+    CausalLM,
+    CrossEntropy,
+    Loss,
+    SequenceCrossEntropy,
+    SquaredError,
+)
 from edgefl.models.losses.loss import batch_mean
 from edgefl.wire.errors import ModelError
 
@@ -163,7 +170,10 @@ def loss_as_written(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
                 if out.shape[1] > 1
                 else F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype))
             )
-        case SequenceCrossEntropy(ignore_index=ignored, label_smoothing=smoothing):
+        case (
+            SequenceCrossEntropy(ignore_index=ignored, label_smoothing=smoothing)
+            | CausalLM(ignore_index=ignored, label_smoothing=smoothing, shift=False)
+        ):
             index = IGNORE_NOTHING if ignored is None else ignored
             return lambda out, y: F.cross_entropy(
                 out.flatten(0, 1), y.flatten(), ignore_index=index, label_smoothing=smoothing

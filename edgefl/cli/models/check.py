@@ -47,6 +47,12 @@ def check(
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
     ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="NAME[:KEY=VALUE,...] or FILE.py:FUNCTION; default: the model's own, or the one that fits"
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
     engine: Annotated[
         list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
@@ -57,6 +63,8 @@ def check(
 ) -> None:
     from edgefl import check as checked
     from edgefl.cli.options import model_options
+    from edgefl.contract.choice import LossChoice
+    from edgefl.setup.one_line import parse_loss
 
     options = model_options(option or ())
     layout: dict[str, Any] = {}
@@ -67,6 +75,7 @@ def check(
             model,
             data=data,
             options=options or None,
+            loss=None if loss is None else LossChoice(**parse_loss(loss)),
             batch=batch,
             engines=[each.value for each in engine or ()],
             progress=say,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from edgefl.contract.options import check_options
 from edgefl.contract.tensors import TensorSpec
@@ -75,6 +76,14 @@ def _own(name: str, options: Mapping[str, Any]) -> Loss:
     return loss
 
 
+@dataclass(frozen=True)
+class TokenLabels(TensorSpec):
+    """Labels of sequences of tokens, of which the data tell what they are: the ``tokens`` themselves, or those that come
+    ``next``."""
+
+    are: Literal["tokens", "next"] = "tokens"
+
+
 def fitted(
     loss: Loss | None, out: TensorSpec, labels: TensorSpec | None = None, sample: TensorSpec | None = None
 ) -> Loss:
@@ -88,6 +97,8 @@ def fitted(
     if labels is None and len(out.shape) == 1:
         return CROSS_ENTROPY
     names = fitting(out, labels, sample)
+    if isinstance(labels, TokenLabels) and "causal_lm" in names:
+        return CausalLM(ignore_index=labels.ignored, shift=labels.are == "tokens")
     if len(names) == 1:
         ignored = None if labels is None else labels.ignored
         return build(names[0]) if ignored is None else build(names[0], ignore_index=ignored)

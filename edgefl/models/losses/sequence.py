@@ -76,10 +76,10 @@ class SequenceCrossEntropy:
 
 @dataclass(frozen=True)
 class CausalLM:
-    """The next token, from a sequence whose labels are its own tokens.
+    """Language modelling: the next token of a sequence.
 
-    Logits (B, T, V) at a token say the next one, and labels y (B, T) int64 are the tokens themselves. The loss
-    compares ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens.
+    Logits (B, T, V) at a token say the next one, and labels y (B, T) int64 are the tokens themselves: the loss compares
+    ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens. Without ``shift`` labels are the tokens that follow already.
 
     Labels ``ignore_index`` count for nothing: padding, or a prompt that is not to be learned. A padding token has its own
     number in ``x``; its label is -100 then, or ``ignore_index`` is its number. ``label_smoothing`` as in
@@ -88,18 +88,19 @@ class CausalLM:
 
     ignore_index: int | None = -100
     label_smoothing: float = 0.0
+    shift: bool = True
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        return self._tokens.each(*_shifted(out, y))
+        return self._tokens.each(*self._pair(out, y))
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return self._tokens.correct(*_shifted(out, y))
+        return self._tokens.correct(*self._pair(out, y))
 
     def weight(self, y: Tensor) -> Tensor | None:
-        return self._tokens.weight(y[:, 1:])
+        return self._tokens.weight(y[:, 1:] if self.shift else y)
 
     def logits(self, out: Tensor) -> Tensor:
         return out
@@ -116,12 +117,12 @@ class CausalLM:
         return ("perplexity", "accuracy")
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return self._tokens.sums(*_shifted(out, y))
+        return self._tokens.sums(*self._pair(out, y))
+
+    def _pair(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and the tokens that they are to say."""
+        return (out[:, :-1], y[:, 1:]) if self.shift else (out, y)
 
     @property
     def _tokens(self) -> SequenceCrossEntropy:
         return SequenceCrossEntropy(self.ignore_index, self.label_smoothing)
-
-
-def _shifted(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return out[:, :-1], y[:, 1:]

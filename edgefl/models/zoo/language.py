@@ -9,7 +9,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import Lstm
-from edgefl.models.losses import SequenceCrossEntropy
+from edgefl.models.losses import CausalLM
 from edgefl.models.spec import ModelSpec, sequential
 
 BOUND = 0.1
@@ -72,4 +72,5 @@ def lstm_lm(
         )
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
-    return ModelSpec("lstm_lm", initialised(units, seed), sample, vocabulary, loss=SequenceCrossEntropy())
+    loss = CausalLM(ignore_index=None, shift=False)
+    return ModelSpec("lstm_lm", initialised(units, seed), sample, vocabulary, loss=loss)
