@@ -10,6 +10,7 @@ import pytest
 import edgefl
 from edgefl.api.model import model_spec
 from edgefl.wire.bundle.archive import read_bundle
+from tests.pairs import slow
 
 MODEL = """
 import torch
@@ -60,7 +61,7 @@ def test_automatic_cuts_lie_between_the_uses_where_little_would_be_left_otherwis
 @pytest.mark.parametrize(
     ("cut", "chunks", "units"),
     [
-        (2, 2, (("first", "first_weight"), ("blocks_0",))),
+        slow(2, 2, (("first", "first_weight"), ("blocks_0",))),
         (4, 3, (("first", "blocks_0", "first_weight"), ("blocks_1",), ("first_weight",))),
     ],
 )
