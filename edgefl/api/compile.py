@@ -39,6 +39,7 @@ def compile(
     sample: Sample | None = None,
     classes: int | None = None,
     options: Mapping[str, Any] | None = None,
+    output: str | int | None = None,
     seed: int = 0,
     tier: str = "strong",
     exchange: str = "",
@@ -70,6 +71,8 @@ def compile(
         sample: without ``data``: the shape of one sample, without batch dimension (float32), or a ``TensorSpec``.
         classes: without ``data``: the number of classes.
         options: keyword arguments of the model's factory.
+        output: which of the things that a model of your own returns is its output: a key, an attribute or a position; by
+            default ``logits``, or else the first tensor of floats.
         seed: of the initial weights.
         tier: its name in the bundle.
         exchange: of a program with several exchanges in a round, which one; "" is the main one.
@@ -91,7 +94,14 @@ def compile(
     codec = codec_choice(codec)
     optimizer = None if optimizer is None else chosen("optimizer", OptimizerChoice, optimizer)
     spec = model_spec(
-        model, data=data, sample=sample, classes=classes, seed=seed, options=options, loss=loss_of(loss)
+        model,
+        data=data,
+        sample=sample,
+        classes=classes,
+        seed=seed,
+        options=options,
+        loss=loss_of(loss),
+        output=output,
     )
     cut = submodels.build(spec, submodel.name, **submodel.options)
     training = coded_program(

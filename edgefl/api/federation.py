@@ -81,6 +81,7 @@ def federation(
     limits: Mapping[str, float] | None = None,
     bn: str = "global",
     options: Mapping[str, Any] | None = None,
+    output: str | int | None = None,
 ) -> Federation:
     """Who trains what together, and how. Other processes read it as text, so a model or a program of your own is a function
     at the top level of a file.
@@ -106,6 +107,7 @@ def federation(
         limits: timeouts and sizes, any of :class:`edgefl.wire.limits.Limits`.
         bn: batch norm of models that have a mode: ``global`` or ``static``.
         options: keyword arguments of the model's factory.
+        output: which of the things that a model of your own returns is its output, as :func:`edgefl.compile` takes it.
 
     Raises:
         ConfigError: with every key that cannot be used, and what it should be.
@@ -117,7 +119,12 @@ def federation(
     name_of_model = model if isinstance(model, str) else address_of(model, "a model")
     tables: dict[str, Any] = {
         "federation": {"name": name, "rounds": rounds, "seed": seed},
-        "model": {"name": absolute(name_of_model), "bn": bn, "options": dict(options or {})},
+        "model": {
+            "name": absolute(name_of_model),
+            "bn": bn,
+            "options": dict(options or {}),
+            "output": output,
+        },
         "tiers": {tier: _tier(tier, each).table for tier, each in (tiers or {}).items()},
         "limits": dict(limits or {}),
     }

@@ -13,6 +13,7 @@ from edgefl.api.federation import data_table
 from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
+from edgefl.models.graph.output import Output
 from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -52,27 +53,31 @@ def model_spec(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
+    output: Output = None,
 ) -> ModelSpec:
     """``model`` cut into units, its initial weights by ``seed`` where it is built here.
 
     ``data`` tells the shape of a sample and the number of classes; without it ``sample`` and ``classes`` do, and a model
     that edgefl brings has its own. ``options`` go to the model's factory. ``loss``: what it is trained on; None: its own, or
-    the one that fits. ConfigError, naming the argument, for one that
-    is missing; ModelError for a model that cannot be built or cut.
+    the one that fits. ``output``: which of the things that it returns is its output. ConfigError, naming the argument, for
+    one that is missing; ModelError for a model that cannot be built or cut.
     """
-    _check_used(model, data, {"sample": sample, "classes": classes, "options": options or None})
+    given = {"sample": sample, "classes": classes, "options": options or None, "output": output}
+    _check_used(model, data, given)
+    if not isinstance(model, nn.Module) and output is not None:
+        options = {**(options or {}), "output": output}
     if isinstance(model, str) and data is not None:
         return fitted_model(model, data, seed=seed, options=options, loss=loss)
     labels = None if data is None else labels_of(data)
     if isinstance(model, str) and ":" not in model:
-        given = {} if classes is None else {"classes": classes}
-        return model_trained_on(model, {"seed": seed, **given, **(options or {})}, loss)
+        counted = {} if classes is None else {"classes": classes}
+        return model_trained_on(model, {"seed": seed, **counted, **(options or {})}, loss)
     if isinstance(model, ModelSpec):
         spec = with_loss(model, loss, labels)
     elif isinstance(model, nn.Module):
         shape, count = _shape_of(model, data, sample, classes)
         name = type(model).__name__.lower()
-        spec = split(model, sample=shape, classes=count, name=name, loss=loss, labels=labels)
+        spec = split(model, sample=shape, classes=count, name=name, loss=loss, labels=labels, output=output)
     else:
         shape, count = _shape_of(model, data, sample, classes)
         layout = {"sample_shape": shape, "classes": count, "seed": seed, **(options or {})}
@@ -113,8 +118,9 @@ def _check_used(model: Model, data: Dataset | None, given: Mapping[str, object])
         reasons.setdefault(
             "sample", f"model {model!r} brings its own: give `data`, or `options` of the model"
         )
+        reasons["output"] = f"model {model!r} returns one tensor"
     if isinstance(model, ModelSpec):
-        reasons |= dict.fromkeys(("sample", "classes"), "the ModelSpec says that")
+        reasons |= dict.fromkeys(("sample", "classes", "output"), "the ModelSpec says that")
     if isinstance(model, nn.Module | ModelSpec):
         reasons["options"] = "they go to a factory, and the model is made already"
     for name, reason in reasons.items():

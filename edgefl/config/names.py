@@ -45,6 +45,8 @@ def _model(tables: Mapping[str, Any]) -> Iterator[str]:
     yield from _options("model.options", f"model {name!r}", facts.models[name], options)
     if table.get("bn", "global") != "global" and "bn" not in facts.models[name]:
         yield f"model.bn: model {name!r} has no batch norm mode; remove model.bn, or choose a model that has one"
+    if table.get("output") is not None:
+        yield f"model.output: model {name!r} returns one tensor; remove model.output"
 
 
 def _loss(tables: Mapping[str, Any]) -> Iterator[str]:

@@ -47,6 +47,11 @@ class ModelTable(Table):
     options: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the model's factory"
     )
+    output: str | int | None = Field(
+        None,
+        description="which of the things that a model of your own returns is its output: a key, an attribute or a "
+        "position; default: `logits`, or else the first tensor of floats",
+    )
 
 
 class LossTable(Table):

@@ -41,7 +41,7 @@ def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
         dataset,
         bn=table.bn,
         seed=federation.federation.seed,
-        options=table.options,
+        options=table.options | ({} if table.output is None else {"output": table.output}),
         loss=losses.build(loss.name, **loss.options) if loss.name else None,
     )
 

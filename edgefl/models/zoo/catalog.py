@@ -52,6 +52,7 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
 
 # Options that describe the data; a factory gets those that it declares.
 _SHAPE_OPTIONS = ("in_channels", "size", "features", "length", "vocabulary", "classes", "sample_shape")
+_OUTPUT = "output"
 
 
 def build_model(name: str, **options: Any) -> ModelSpec:
@@ -112,13 +113,14 @@ def built(
     between its children) or ``(nn.Module, cuts)``.
 
     ``sample_shape`` (sizes or a :class:`TensorSpec`; or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken
-    out of ``options`` where the factory does not ask for them, the rest is passed on. ``loss`` and ``labels`` as in
-    :func:`model_trained_on`. ModelError, with the line, for a
-    factory that fails or returns something else.
+    out of ``options`` where the factory does not ask for them, and so is ``output``, which of several things that the
+    module returns is its output (:func:`edgefl.models.split.split`); the rest is passed on. ``loss`` and ``labels`` as in
+    :func:`model_trained_on`. ModelError, with the line, for a factory that fails or returns something else.
     """
     seed = int(options.get("seed", 0))
     accepted = inspect.signature(factory).parameters
-    layout: dict[str, Any] = {key: options[key] for key in _SHAPE_OPTIONS if key in options}
+    read = _SHAPE_OPTIONS if _OUTPUT in accepted else (*_SHAPE_OPTIONS, _OUTPUT)
+    layout: dict[str, Any] = {key: options[key] for key in read if key in options}
     passed = {key: value for key, value in options.items() if key in accepted or key not in (*layout, "seed")}
     if "seed" in accepted:
         passed["seed"] = seed
@@ -180,6 +182,7 @@ def _spec(
         name=path,
         loss=loss,
         labels=labels,
+        output=options.get(_OUTPUT),
     )
 
 
