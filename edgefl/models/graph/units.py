@@ -48,7 +48,7 @@ class Stretch:
         reached = {
             node for step in self.flow.steps[self.start : self.stop] for node in self.flow.upstream(step)
         }
-        return sorted(reached, key=lambda node: self.flow.order.get(node, -1))
+        return [node for node in self.flow.traced.graph.nodes if node in reached]
 
     @property
     def state(self) -> frozenset[str]:
