@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.random import Generator, Philox, SeedSequence  # numpy itself would l
 from device_runtime.config import Policy
 from device_runtime.data.problems import Problems, bad_values
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.manifest import DataSpec, Input, Manifest
+from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
 from edgefl.wire.errors import BundleError, DataError
 from edgefl.wire.tensors import Array
 
+_ORDER = 1 << 21  # of batches, beside the streams of rows
 _SCANNED = 1 << 20
 """Values that are looked at together."""
 
@@ -271,6 +273,15 @@ class FittedData:
         """Rows of the input ``name`` beside x."""
         return self.others[name][indices]
 
+    @cached_property
+    def lengths(self) -> Array:
+        """Tokens of each sample up to its last one that is no padding (token 0), int64 (n,); all, where x are no tokens."""
+        whole = self.x.shape[1] if self.x.ndim > 1 else 1
+        if not self.spec.below or self.x.ndim != 2:
+            return np.full(len(self), whole, np.int64)
+        there = self.x != 0
+        return np.where(there.any(axis=1), whole - there[:, ::-1].argmax(axis=1), 1).astype(np.int64)
+
     def facts(self) -> dict[str, Array]:
         """What a program may ask about these samples as a whole, by the label of its ``data`` port.
 
@@ -339,13 +350,16 @@ class Batches:
     """Mini-batches of a round, ``batch`` rows each; with replacement if data are short.
 
     "walk": shuffled once per stream, walked through, wrapped around. "draw": each on its own, without replacement inside.
+    "length": shuffled, then ordered by ``buckets`` (which of the lengths that there are graphs for each sample needs), cut
+    into batches, and these taken in random order: every sample once per epoch, and short ones among themselves.
     A pure function of (seed, stream, step), so a round can be taken up at any step.
     """
 
     seed: int
     samples: int
     batch: int
-    draws: Literal["walk", "draw"] = "walk"
+    draws: Draws = "walk"
+    buckets: Array | None = None
 
     def indices(self, stream: int, step: int) -> Array:
         """Row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
@@ -353,8 +367,12 @@ class Batches:
             return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
         if self.draws == "draw":
             return _generator(self.seed, stream, step).choice(self.samples, self.batch, replace=False)
-        order = _generator(self.seed, stream).permutation(self.samples)
-        return np.take(order, np.arange(step * self.batch, (step + 1) * self.batch), mode="wrap")
+        order, place = _generator(self.seed, stream).permutation(self.samples), step
+        if self.draws == "length" and self.buckets is not None:
+            order = order[np.argsort(self.buckets[order], kind="stable")]
+            count = -(-self.samples // self.batch)
+            place = int(_generator(self.seed, stream, _ORDER).permutation(count)[step % count])
+        return np.take(order, np.arange(place * self.batch, (place + 1) * self.batch), mode="wrap")
 
 
 @dataclass(frozen=True)

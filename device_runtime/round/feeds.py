@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from device_runtime.data import samples as local_data
 from device_runtime.data.samples import Batches, FittedData, Pass
 from device_runtime.round.graphs import check_port
-from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl.wire.bundle.manifest import Draws, Graph, Port
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 
@@ -33,14 +32,16 @@ Features = Callable[[Array], Array]
 class Feeds:
     """Everything a graph reads but weights, state and carry: a pure function of ``seed`` and the number of the step.
 
-    ``features`` takes the place of the samples where units before the trained ones have seen them already.
+    ``features`` takes the place of the samples where units before the trained ones have seen them already. ``edges``: the
+    lengths that there are graphs for beside the whole one, ascending.
     """
 
     seed: int
     data: FittedData
     hyper: Mapping[str, float] = field(default_factory=dict)
-    draws: Literal["walk", "draw"] = "walk"
+    draws: Draws = "walk"
     features: Features | None = None
+    edges: tuple[int, ...] = ()
 
     def given(self, spec: Graph, number: int) -> Arrays:
         """What any function may read: the scalars of the task, facts about the data, and noise of its own
@@ -60,9 +61,23 @@ class Feeds:
         for port in spec.inputs_of("batch"):
             stream, _, part = port.label.partition(".")
             if part != "mask":
-                rows = Batches(self.seed, len(self.data), _rows(port), self.draws).indices(int(stream), step)
-                feeds[port.name] = self.part(port, rows)
+                feeds[port.name] = self.part(port, self._drawn(int(stream), _rows(port), step))
         return feeds
+
+    def longest(self, spec: Graph, step: int) -> int:
+        """Tokens of the longest sample in the batches that ``spec`` reads in step ``step``."""
+        streams = {port.label.partition(".")[0]: _rows(port) for port in spec.inputs_of("batch")}
+        return max(
+            int(self.data.lengths[self._drawn(int(stream), rows, step)].max())
+            for stream, rows in streams.items()
+        )
+
+    def _drawn(self, stream: int, rows: int, step: int) -> Array:
+        return Batches(self.seed, len(self.data), rows, self.draws, self._buckets).indices(stream, step)
+
+    @cached_property
+    def _buckets(self) -> Array | None:
+        return np.searchsorted(self.edges, self.data.lengths) if self.edges else None
 
     def passed(self, spec: Graph, step: int) -> Arrays:
         """The batch of step ``step`` of a pass over the data, with its mask."""
@@ -85,6 +100,7 @@ class Feeds:
             found = self.data.rows(rows) if self.features is None else self.features(rows)
         else:
             found = other_rows(self.data, port, rows)
+        found = _cut(found, port)
         check_port(port, found)
         return found
 
@@ -114,6 +130,13 @@ def complete(spec: Graph, feeds: Arrays) -> Arrays:
             ports=hungry,
         )
     return feeds
+
+
+def _cut(rows: Array, port: Port) -> Array:
+    """``rows`` without the padding at their end that a graph for shorter samples does not read."""
+    if rows.shape == port.shape or rows.ndim != len(port.shape):
+        return rows
+    return np.ascontiguousarray(rows[tuple(slice(size) for size in port.shape)])
 
 
 def other_rows(data: FittedData, port: Port, rows: Array) -> Array:

@@ -131,7 +131,8 @@ class RoundRunner:
 
         hyper = {**self._manifest.hyper, **job.hyper}
         features = None if record is None else recorded
-        feeds = Feeds(job.seed, data, hyper, self._manifest.draws, features)
+        edges = {bucket.length for phase in self._manifest.phases for bucket in phase.shorter}
+        feeds = Feeds(job.seed, data, hyper, self._manifest.draws, features, tuple(sorted(edges)))
         return _Round(job, feeds, self._manifest.steps_with(len(data)), f"{len(data)} rows, carry {origin}")
 
     def _means(self, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
@@ -155,11 +156,11 @@ class RoundRunner:
         position = 0
         for phase, steps in zip(self._manifest.phases, current.steps, strict=True):
             if position + steps > done:
-                graph = self._graphs.load(phase.graph)
+                graphs: dict[str, LoadedGraph] = {}
                 for step in range(max(position, done), position + steps):
-                    state = self._step(current, phase, graph, state, (position, step), sums)
+                    state = self._step(current, phase, graphs, state, (position, step), sums)
                     self._keep(current, state, step + 1, sums)
-                del graph
+                del graphs
                 trim_memory()
             position += steps
         return state, sums
@@ -183,19 +184,24 @@ class RoundRunner:
         self,
         current: _Round,
         phase: PhaseSpec,
-        graph: LoadedGraph,
+        graphs: dict[str, LoadedGraph],
         state: State,
         at: tuple[int, int],
         sums: dict[str, float],
     ) -> State:
-        """One step; ``at`` are the phase's first step and this one, both counted over all phases."""
+        """One step; ``at`` are the phase's first step and this one, both counted over all phases. ``graphs`` are those of
+        the phase that were needed so far."""
         self._settings.check_aborted()
         first, step = at
         spec, feeds = self._manifest.graph(phase.graph), current.feeds
+        if phase.shorter:
+            spec = self._manifest.graph(phase.graph_for(feeds.longest(spec, step)))
+        if spec.name not in graphs:
+            graphs[spec.name] = self._graphs.load(spec.name)
         batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(spec, step)
         fed = complete(spec, feeds.given(spec, step) | batch)
         with self._profiler.timed("step"):
-            outputs = graph.run(fed, state)
+            outputs = graphs[spec.name].run(fed, state)
         for metric, value in labelled(outputs.arrays, "metric").items():
             sums[metric] = sums.get(metric, 0.0) + float(value)
         self._tell(current, step + 1, sums)

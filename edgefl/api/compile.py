@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from edgefl.api.bundle import Bundle
@@ -10,15 +10,18 @@ from edgefl.api.choices import SGD, Dense, LossLike, OutputSide, codec_choice, l
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
+from edgefl.contract.program import Program
+from edgefl.models.spec import ModelSpec
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
+from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 from exporters.bundle.formats import check_installed, format_of
 from exporters.front.cache import BundleCache
 from exporters.front.compile import cached
 from exporters.front.order import Order
-from exporters.front.program import coded_program
+from exporters.front.program import coded_program, with_shorter
 from exporters.front.tier import Tier
 from exporters.memory.recompute import Budget
 
@@ -35,6 +38,7 @@ def compile(
     optimizer: OptimizerChoice | str | None = None,
     target: Target = "onnx",
     memory_budget: str | int = "",
+    lengths: Sequence[int] = (),
     data: DataSource | None = None,
     sample: Sample | None = None,
     classes: int | None = None,
@@ -66,6 +70,7 @@ def compile(
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
         memory_budget: peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
             is recomputed in the backward pass.
+        lengths: of sequences: shorter ones that there are steps for too, so that a batch of short samples costs less.
         data: whose samples and classes the model is for: a :class:`edgefl.Dataset`, or what :func:`edgefl.federation` takes,
             such as ``"digits"`` or a file that :meth:`edgefl.Dataset.save` wrote.
         sample: without ``data``: the shape of one sample, without batch dimension (float32), or a ``TensorSpec``.
@@ -103,15 +108,23 @@ def compile(
         loss=loss_of(loss),
         output=output,
     )
-    cut = submodels.build(spec, submodel.name, **submodel.options)
-    training = coded_program(
-        cut,
-        program.name,
-        program.options,
-        codecs.build(codec.name, **codec.options),
-        optimizer=optimizer.name if optimizer else NONE,
-        optimizer_options=optimizer.options if optimizer else None,
-    )
+
+    def trained(part: Submodel) -> Program:
+        return coded_program(
+            part,
+            program.name,
+            program.options,
+            codecs.build(codec.name, **codec.options),
+            optimizer=optimizer.name if optimizer else NONE,
+            optimizer_options=optimizer.options if optimizer else None,
+        )
+
+    def cut_of(model: ModelSpec) -> Submodel:
+        return submodels.build(model, submodel.name, **submodel.options)
+
+    cut = cut_of(spec)
+    shorter = {length: trained(cut_of(spec.shortened(length))) for length in lengths}
+    training = with_shorter(trained(cut), shorter)
     made = Tier(checked_name("tier", tier), cut, training)
     which = made.exchange(exchange)
     what = Order(

@@ -151,6 +151,10 @@ class DataTable(Table):
         "auto", description="of texts: words need the extra `text`; auto: bytes of plays, words of all others"
     )
     length: int = Field(64, ge=1, description="of texts: tokens of a sample; what is shorter is padded")
+    lengths: tuple[int, ...] = Field(
+        (),
+        description="of texts: shorter lengths that there are graphs for too, so that short samples cost less",
+    )
     vocabulary: int = Field(8192, ge=3, description="of texts in words: so many, the most frequent ones")
     mask: bool = Field(
         False, description="of texts: samples have an attention_mask too, 1 where a token is no padding"

@@ -26,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.wire.bundle.manifest import Draws
 from edgefl.wire.update.form import DENSE, Form
 
 INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "data", "noise", "hyper"})
@@ -96,12 +96,20 @@ class Phase:
 
     ``over_data``: one pass over all local samples in place of ``steps``, in their order. The last batch is filled up by
     wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the rows that were filled in, 1 elsewhere.
+
+    ``shorter``: the same step for samples of which no more than so many tokens count, by ascending length.
     """
 
     name: str
     function: Function
     steps: int
     over_data: bool = False
+    shorter: Mapping[int, Function] = field(default_factory=dict)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The whole step first."""
+        return (self.function, *self.shorter.values())
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class Program:
 
     ``personalize`` maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
     data. ``draws``: batches are walked through in shuffled order ("walk"), or each is drawn anew, without replacement
-    inside and independent of all others ("draw").
+    inside and independent of all others ("draw"); with ``shorter`` steps those of like length come together ("length").
 
     ``server`` is what the server makes of the averages. A method of several exchanges has those of ``opening`` once, in
     order, and then those of ``ahead`` and this one in turn; all have the same ``name``, so a carry passes from one to the
@@ -155,7 +163,7 @@ class Program:
     masks: Mapping[str, int] = field(default_factory=dict)
     own_inference: bool = False
     personalize: Function | None = None
-    draws: Literal["walk", "draw"] = "walk"
+    draws: Draws = "walk"
     server: ServerOpt = MEAN
     opening: tuple[Program, ...] = ()
     ahead: tuple[Program, ...] = ()
@@ -166,7 +174,8 @@ class Program:
     def functions(self) -> tuple[Function, ...]:
         """What a bundle holds."""
         last = () if self.personalize is None else (self.personalize,)
-        return (self.start, *(phase.function for phase in self.phases), self.finish, self.evaluate, *last)
+        steps = (function for phase in self.phases for function in phase.functions)
+        return (self.start, *steps, self.finish, self.evaluate, *last)
 
     @property
     def exchanges(self) -> tuple[Program, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ class ModelSpec:
     training minimises; it also says what a label looks like. ``accounting_batch`` is the batch factor of the counted
     activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8). ``global_names``: for each
     name that the module that was cut has for a tensor, the one in the state, where tied weights have a single one; empty
-    where the units are the module. Units may share tensors (:mod:`edgefl.models.tied`).
+    where the units are the module. Units may share tensors (:mod:`edgefl.models.tied`). ``again``: cuts the module anew
+    for a shorter length; None where units read any.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelSpec:
     accounting_batch: int = 32
     loss: Loss = CROSS_ENTROPY
     global_names: Mapping[str, str] = field(default_factory=dict)
+    again: Callable[[int], ModelSpec] | None = field(default=None, repr=False)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -69,6 +71,30 @@ class ModelSpec:
             )
         return output_spec(self.part(0, cut), self.sample)
 
+    def shortened(self, length: int) -> ModelSpec:
+        """The same model for samples of which only the first ``length`` entries count: tokens of a sequence.
+
+        ModelError where samples are no sequences of more than ``length``, or a weight's shape depends on their length.
+        """
+        whole = self.sample.shape[0] if self.sample.shape else 0
+        if not 1 <= length < whole:
+            raise ModelError(
+                f"{self.name} reads samples of {whole} entries, and is asked for one that reads {length}: give a length "
+                f"from 1 to {whole - 1}",
+                length=length,
+            )
+        made = self.again(length) if self.again else replace(self, sample=cut_to(self.sample, length))
+        shapes = [{name: tensor.shape for name, tensor in each.weights.items()} for each in (self, made)]
+        if shapes[0] != shapes[1]:
+            other = next((name for name in shapes[0] if shapes[0][name] != shapes[1].get(name)), "one more")
+            raise ModelError(
+                f"{self.name} has weights whose shape depends on the length of a sample, such as {other!r}: it has one "
+                "length",
+                length=length,
+                tensor=other,
+            )
+        return made
+
     @property
     def label(self) -> TensorSpec:
         """One sample's label. ModelError if the loss cannot read the model's output."""
@@ -78,6 +104,11 @@ class ModelSpec:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics of the model's task, the one that people are shown first; () where there is but the loss."""
         return metrics_of(self.loss, self.boundary(len(self.units)))
+
+
+def cut_to(sample: TensorSpec, length: int) -> TensorSpec:
+    """A sample's first ``length`` entries."""
+    return TensorSpec((length, *sample.shape[1:]), sample.dtype, sample.below, sample.ignored)
 
 
 def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:

@@ -23,7 +23,7 @@ from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
-from edgefl.models.spec import ModelSpec, on_meta, output_spec, sequential
+from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential
 from edgefl.models.tied import shared
 from edgefl.wire.errors import ModelError
 
@@ -69,6 +69,30 @@ def split(
     moving statistics are needed on both sides, and with torch's reason and the line of code where the module
     cannot be traced.
     """
+    whole = sample
+
+    def again(length: int) -> ModelSpec:
+        """The same cuts for shorter samples."""
+        first = next(iter(whole.values())) if isinstance(whole, Mapping) else whole
+
+        def cut(each: TensorSpec) -> TensorSpec:
+            return cut_to(each, length) if each.shape[:1] == first.shape[:1] else each
+
+        return split(
+            module,
+            cuts,
+            sample={key: cut(each) for key, each in whole.items()}
+            if isinstance(whole, Mapping)
+            else cut(whole),
+            classes=classes,
+            units=units,
+            name=name,
+            accounting_batch=accounting_batch,
+            loss=spec.loss,
+            labels=None if labels is None else cut(labels),
+            output=output,
+        )
+
     copied = visible(module)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
@@ -89,6 +113,7 @@ def split(
         accounting_batch,
         loss=fitted(loss, output_spec(made, sample), labels, sample),
         global_names=_names(state, made),
+        again=again,
     )
     check_classes(spec)
     return spec

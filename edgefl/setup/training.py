@@ -10,7 +10,7 @@ from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.submodel import Submodel
-from exporters.front.program import coded_program, trained_by
+from exporters.front.program import coded_program, trained_by, with_shorter
 from exporters.front.tier import Tier
 
 
@@ -47,14 +47,16 @@ def tier_tables(federation: Federation) -> Mapping[str, TierTable]:
 def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
     """The tier ``name`` with its program. ConfigError or ModelError where model, kind, program or codec do not go
     together."""
-    submodel = submodel_of(spec, name, tier_tables(federation)[name])
-    return Tier(name, submodel, program_of(federation, submodel))
+    table = tier_tables(federation)[name]
+    submodel = submodel_of(spec, name, table)
+    shorter = {
+        length: program_of(federation, submodel_of(spec.shortened(length), name, table))
+        for length in federation.data.lengths
+    }
+    return Tier(name, submodel, with_shorter(program_of(federation, submodel), shorter))
 
 
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, Tier]:
     """All tiers, or those in ``names``, in the order of the file: see :func:`tier_of`."""
     tables = tier_tables(federation)
-    submodels = {
-        name: submodel_of(spec, name, table) for name, table in tables.items() if not names or name in names
-    }
-    return {name: Tier(name, each, program_of(federation, each)) for name, each in submodels.items()}
+    return {name: tier_of(federation, spec, name) for name in tables if not names or name in names}

@@ -12,7 +12,7 @@ from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import TensorSpec, prefixed, role_of
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.manifest import Bucket, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.errors import ExportError
@@ -65,7 +65,7 @@ def build_bundle(
     blobs: dict[str, bytes] = {}
     nodes: dict[str, Mapping[str, Node]] = {}
     written = format or Onnx()
-    steps = {phase.function.name for phase in program.phases}
+    steps = {function.name for phase in program.phases for function in phase.functions}
 
     def add(name: str, function: Function) -> Graph:
         progress(f"{label.model}, tier {label.tier}: graph {name} ({written.name})")
@@ -111,7 +111,13 @@ def build_bundle(
         suffix=suffix,
         start=program.start.name,
         phases=tuple(
-            PhaseSpec(name=p.name, graph=p.function.name, steps=p.steps, over_data=p.over_data)
+            PhaseSpec(
+                name=p.name,
+                graph=p.function.name,
+                steps=p.steps,
+                over_data=p.over_data,
+                shorter=tuple(Bucket(length=length, graph=each.name) for length, each in p.shorter.items()),
+            )
             for p in program.phases
         ),
         finish=program.finish.name,

@@ -67,7 +67,10 @@ def check_wiring(manifest: Manifest) -> None:
     _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
     _check_hyper(manifest)
     _check_record([manifest.graph(chunk.graph) for chunk in manifest.prefix], steps)
-    for graph in manifest.graphs:
+    for phase in manifest.phases:
+        for bucket in phase.shorter:
+            _check_shorter(manifest.graph(phase.graph), manifest.graph(bucket.graph))
+    for graph in {manifest.graph(name).name: manifest.graph(name) for name in _whole(manifest)}.values():
         _check_others(graph, manifest.data)
     for phase in manifest.phases:
         if phase.over_data:
@@ -80,7 +83,8 @@ def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
     """Every graph that a device feeds by roles, where it runs it. Chunks of a frozen prefix have one port."""
     yield _BEGINS, manifest.graph(manifest.start)
     for phase in manifest.phases:
-        yield _PASS if phase.over_data else _STEP, manifest.graph(phase.graph)
+        for name in (phase.graph, *(bucket.graph for bucket in phase.shorter)):
+            yield _PASS if phase.over_data else _STEP, manifest.graph(name)
     yield _ENDS, manifest.graph(manifest.finish)
     yield _JUDGES, manifest.graph(manifest.evaluate)
     if manifest.personalize:
@@ -111,6 +115,24 @@ def _check_in_place(graph: Graph) -> None:
                 function=graph.name,
                 port=name,
             )
+
+
+def _whole(manifest: Manifest) -> list[str]:
+    """Names of the graphs that read samples of full length."""
+    shorter = {bucket.graph for phase in manifest.phases for bucket in phase.shorter}
+    return [graph.name for graph in manifest.graphs if graph.name not in shorter]
+
+
+def _check_shorter(whole: Graph, shorter: Graph) -> None:
+    """A step for shorter samples reads and leaves the same state, of as many rows."""
+    states = [(each.inputs_of("state"), each.outputs_of("state")) for each in (whole, shorter)]
+    rows = [[(port.name, port.shape[:1]) for port in each.inputs_of("batch")] for each in (whole, shorter)]
+    if states[0] != states[1] or rows[0] != rows[1]:
+        raise ExportError(
+            f"function {shorter.name!r}, which {whole.name!r} is for shorter samples, reads or leaves another state or "
+            "other rows: its weights may not depend on the length",
+            function=shorter.name,
+        )
 
 
 def _check_others(graph: Graph, data: DataSpec) -> None:

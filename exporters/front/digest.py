@@ -48,7 +48,10 @@ def _plain(program: Program) -> dict[str, object]:
         "name": program.name,
         "functions": [fingerprint(function) for function in functions.values()],
         "start": program.start.name,
-        "phases": [[each.name, each.function.name, each.steps, each.over_data] for each in program.phases],
+        "phases": [
+            [each.name, each.function.name, each.steps, each.over_data, list(each.shorter)]
+            for each in program.phases
+        ],
         "finish": program.finish.name,
         "evaluate": program.evaluate.name,
         "personalize": program.personalize.name if program.personalize else "",

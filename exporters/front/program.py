@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edgefl.codecs.apply import applied
@@ -55,6 +56,33 @@ def coded_program(
     _check_server_state(program, submodel)
     _check_carry(program, submodel)
     return applied(codec, program, objective)
+
+
+def with_shorter(program: Program, others: Mapping[int, Program]) -> Program:
+    """``program`` with the steps of ``others`` for samples of so many tokens, ascending: the same training otherwise.
+
+    Batches are then of like length where they were walked through. ConfigError for a program whose exchanges or passes
+    over the data are several: their batches are not drawn by length.
+    """
+    if not others:
+        return program
+    if len(program.exchanges) > 1 or any(phase.over_data for phase in program.phases):
+        raise ConfigError(
+            f"program {program.name!r} has several exchanges or passes over the data, for which there are no graphs by "
+            "length; leave data.lengths empty, or choose another program",
+            program=program.name,
+        )
+    phases = tuple(
+        replace(
+            phase,
+            shorter={
+                length: replace(others[length].phases[place].function, name=f"{phase.function.name}.{length}")
+                for length in sorted(others)
+            },
+        )
+        for place, phase in enumerate(program.phases)
+    )
+    return replace(program, phases=phases, draws="length" if program.draws == "walk" else program.draws)
 
 
 def trained_by(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

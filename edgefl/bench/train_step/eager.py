@@ -56,7 +56,7 @@ def stepper(
 def load(folder: Path) -> Callable[[], object]:
     """The same model and the same batches as the device's."""
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
-    submodel = built(job["model"], job["options"], job["tier"])
+    submodel = built(job["model"], job["options"], job["tier"], job["length"])
     module = as_written(submodel.suffix)
     files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
     batches = [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]

@@ -10,12 +10,14 @@ from edgefl.submodels.output_side.submodel import STRONG, OutputSide, tiers
 from edgefl.wire.errors import ModelError
 
 
-def built(model: str, options: Mapping[str, Any], tier: str) -> OutputSide:
-    """The part of ``model`` that ``tier`` trains; ``strong`` is the whole of any model.
+def built(model: str, options: Mapping[str, Any], tier: str, length: int = 0) -> OutputSide:
+    """The part of ``model`` that ``tier`` trains; ``strong`` is the whole of any model. ``length``: for samples of which no
+    more tokens count (0: whole ones).
 
     Raises ModelError for a model, option or tier that does not exist.
     """
     presets = {"strong": STRONG} if tier == "strong" else tiers(model)
     if tier not in presets:
         raise ModelError(f"model {model!r} has no tier {tier!r}; there are: {', '.join(presets)}", tier=tier)
-    return presets[tier].of(build_model(model, **options))
+    spec = build_model(model, **options)
+    return presets[tier].of(spec.shortened(length) if length else spec)

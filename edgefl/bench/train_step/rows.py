@@ -57,10 +57,11 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ratio`` is ``ms / eager_ms``. ``max_rel_error`` is the worst output of one step beside torch, over loss, new
     weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
-    float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the
-    device can run the graph, ``memory_budget`` the bytes it was compiled for (0: none). ``ort_training_*`` are null
-    where onnxruntime-training was not asked for or cannot train the model (``ort_training_error`` says why);
-    ``et_training_*`` likewise for ExecuTorch's own training export, which computes loss and gradients only.
+    float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the device
+    can run the graph, ``length`` the tokens of a sample where it is shorter than the model's, ``memory_budget`` the bytes
+    it was compiled for (0: none). ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot
+    train the model (``ort_training_error`` says why); ``et_training_*`` likewise for ExecuTorch's own training export,
+    which computes loss and gradients only.
     """
 
     model: str
@@ -85,6 +86,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     tier: str
     model_options: dict[str, Any]
+    length: int = 0
     memory_budget: int = 0
     rounding_error: float | None = None
     ort_training_ms: float | None = None
@@ -108,6 +110,8 @@ class TrainStepSettings:
     threads: int = 1
     repeat: int = 5
     tier: str = "strong"
+    # Of sequences: for samples of which no more tokens count; 0 is whole ones.
+    length: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     ort_training: str = ""
     # Whether ExecuTorch's own training export runs too, which takes minutes.
@@ -126,7 +130,7 @@ class TrainStepSettings:
 
 def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] = lambda _: None) -> StepRow:
     """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
-    submodel = built(model, settings.options, settings.tier)
+    submodel = built(model, settings.options, settings.tier, settings.length)
     program = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
     function, form = program.phases[0].function, format_of(settings.target)
     check_as_written(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
@@ -165,6 +169,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
         tier=settings.tier,
         model_options=dict(settings.options),
+        length=settings.length,
         memory_budget=budget,
         rounding_error=rounding,
         ort_training_ms=_median(other) if other else None,
@@ -303,7 +308,8 @@ def _write_job(
     folder: Path, model: str, settings: TrainStepSettings, program: Program, submodel: OutputSide
 ) -> None:
     """The model by name for torch; for both, the batches and the state that the program starts from."""
-    job = {"model": model, "options": dict(settings.options), "tier": settings.tier, "sgd": dict(SGD)}
+    part = {"options": dict(settings.options), "tier": settings.tier, "length": settings.length}
+    job = {"model": model, **part, "sgd": dict(SGD)}
     (folder / "job.json").write_text(json.dumps(job))
     weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
     state = program.start(weights)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -80,6 +82,8 @@ Examples:
 
   edgefl bench train-step --model resnet20 --memory-budget 50% --json
 
+  edgefl bench train-step --model bert --lengths 16,64,128      (what a padded batch costs by its bucket)
+
   edgefl bench train-step --model resnet20 --target executorch --json
 
   edgefl bench train-step --model resnet20 --target executorch --et-training --json
@@ -153,6 +157,9 @@ def train_step(
     threads: Annotated[int, typer.Option(min=1, help="threads of every engine; a device's default is 1")] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps per engine")] = 5,
     tier: Annotated[str, typer.Option(help="the part that is trained; strong is all")] = "strong",
+    lengths: Annotated[
+        str, typer.Option(metavar="N,N", help="of sequences: the model's is the largest, and a row for each")
+    ] = "",
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
     ] = None,
@@ -181,16 +188,16 @@ def train_step(
         threads=threads,
         repeat=repeat,
         tier=tier,
-        options=model_options(option or ()),
+        options=model_options(option or ()) | _whole_length(lengths),
         ort_training=ort_training,
         et_training=et_training,
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
     rows, failed = [], []
     with progress() as tell:
-        for name in model or MODELS:
+        for name, length in product(model or MODELS, _shorter(lengths)):
             try:
-                rows.append(measure(name, settings, tell))
+                rows.append(measure(name, replace(settings, length=length), tell))
                 errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other models are worth measuring all the same
                 failed.append(error)
@@ -299,6 +306,30 @@ def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
     }
 
 
+def _lengths(text: str) -> list[int]:
+    """``16,64,128`` ascending; ConfigError for anything else."""
+    from edgefl.wire.errors import ConfigError
+
+    try:
+        found = sorted({int(part) for part in text.split(",") if part.strip()})
+    except ValueError as error:
+        raise ConfigError(f"--lengths are whole numbers such as 16,64,128, found {text!r}") from error
+    if found and found[0] < 1:
+        raise ConfigError(f"--lengths begin at 1, found {found[0]}")
+    return found
+
+
+def _whole_length(lengths: str) -> dict[str, Any]:
+    """The option of the model: its length is the largest."""
+    return {"length": max(found)} if (found := _lengths(lengths)) else {}
+
+
+def _shorter(lengths: str) -> list[int]:
+    """What is measured: each of the lengths, 0 for the model's own."""
+    found = _lengths(lengths)
+    return [*found[:-1], 0]
+
+
 def _line(row: StepRow) -> str:
     """What a run that is cut short leaves."""
     return (
@@ -313,7 +344,7 @@ def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
     exports = any(row.et_training_ms for row in rows)
     return [
         {
-            "model": row.model,
+            "model": f"{row.model}, {row.length} tokens" if row.length else row.model,
             "ms": row.ms,
             "eager ms": row.eager_ms,
             **({"ort ms": row.ort_training_ms} if others else {}),

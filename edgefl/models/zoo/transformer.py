@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a learned vector per position, (T, W); with ``token``, puts a learned token in front first."""
+    """Adds a learned vector per position, (T, W), to as many as there are; with ``token``, puts a learned token in front first."""
 
     def __init__(self, length: int, width: int, *, token: bool = False) -> None:
         super().__init__()
@@ -93,7 +93,8 @@ class Positions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.token is not None:
             x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), dim=1)
-        return x + self.weight
+        short = x.shape[1] < self.weight.shape[0]
+        return x + (self.weight[: x.shape[1]] if short else self.weight)
 
     def fill(self, generator: torch.Generator) -> None:
         """Normal values with deviation 0.02."""

@@ -31,6 +31,9 @@ DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 PARTS = ("x", "y", "mask")
 """What every batch may have: samples, their labels, and which rows count. Other parts are inputs beside x."""
 
+Draws = Literal["walk", "draw", "length"]
+"""How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
+
 Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record"]
 
 
@@ -90,17 +93,30 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     graph: str
 
 
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """``graph`` does the same for samples of which no more than the first ``length`` tokens count."""
+
+    length: int
+    graph: str
+
+
 class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``steps`` runs of ``graph``, in the order of the list.
 
     ``over_data``: one pass over all local samples in place of ``steps``, in their order, by ``batch.0`` alone;
-    ``batch.0.mask`` is 0 at rows that only fill up the last batch.
+    ``batch.0.mask`` is 0 at rows that only fill up the last batch. ``shorter``: graphs for batches of short samples, by
+    ascending length.
     """
 
     name: str
     graph: str
     steps: int
     over_data: bool = False
+    shorter: tuple[Bucket, ...] = ()
+
+    def graph_for(self, length: int) -> str:
+        """The graph for a batch whose longest sample has ``length`` tokens."""
+        return next((bucket.graph for bucket in self.shorter if bucket.length >= length), self.graph)
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,9 +161,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ``codec`` and ``codec_version`` name what the bytes of an update mean: a device repeats them beside the update.
     ``exchange`` tells people which one of a method of several this is, "" the main one. ``personalize`` is the graph that
     adapts the weights to a device's data by one step, if there is one: ``weights.*`` and a batch to ``weights.*``.
-    ``draws``: batches come from one shuffled walk through the data, or each is drawn anew. A carry is good for the next
-    ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes); without one that is
-    ``carry_needed`` the device declines. ``sources`` tells where each node of the graphs comes from
+    ``draws``: batches come from one shuffled walk through the data, each is drawn anew, or they are of like lengths. A
+    carry is good for the next ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes);
+    without one that is ``carry_needed`` the device declines. ``sources`` tells where each node of the graphs comes from
     (:mod:`edgefl.wire.bundle.sources`); it is read for a profile and never fetched in a round.
     """
 
@@ -168,7 +184,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[Graph, ...]
     codec: str
     codec_version: int
-    draws: Literal["walk", "draw"]
+    draws: Draws
     personalize: str = ""
     exchange: str = ""
     carry_exchanges: int = 0
@@ -207,7 +223,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def of_round(self) -> tuple[Graph, ...]:
         """The graphs that a round runs; the others are for a device's own use of the model."""
         names = [*(chunk.graph for chunk in self.prefix), self.start]
-        names += [*(phase.graph for phase in self.phases), self.finish]
+        names += [*(name for phase in self.phases for name in _graphs_of(phase)), self.finish]
         return tuple(self.graph(name) for name in dict.fromkeys(names))
 
     def pass_rows(self, phase: PhaseSpec) -> int:
@@ -241,6 +257,10 @@ def decode_manifest(data: bytes) -> Manifest:
         raise BundleError(f"the manifest is malformed: {error}; export the bundle again") from error
     _check(manifest)
     return manifest
+
+
+def _graphs_of(phase: PhaseSpec) -> list[str]:
+    return [phase.graph, *(bucket.graph for bucket in phase.shorter)]
 
 
 def _consistent(port: Port) -> bool:
@@ -286,11 +306,19 @@ def _check_graph(graph: Graph) -> None:
 
 def _check(manifest: Manifest) -> None:
     used = [manifest.start, manifest.finish, manifest.evaluate]
-    used += [chunk.graph for chunk in manifest.prefix] + [phase.graph for phase in manifest.phases]
+    used += [chunk.graph for chunk in manifest.prefix]
+    used += [name for phase in manifest.phases for name in _graphs_of(phase)]
     used += [manifest.personalize] if manifest.personalize else []
     for name in used:
         manifest.graph(name)
     for phase in manifest.phases:
+        lengths = [bucket.length for bucket in phase.shorter]
+        if lengths != sorted({*lengths}) or any(length < 1 for length in lengths):
+            raise BundleError(
+                f"phase {phase.name!r} has graphs for the lengths {lengths}, which should ascend from 1 on; export the "
+                "bundle again",
+                lengths=lengths,
+            )
         if phase.over_data:
             manifest.pass_rows(phase)
     for graph in manifest.graphs:
