@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a learned vector per position, (T, W), to as many as there are; with ``token``, puts a learned token in front first."""
+    """Adds a learned vector per position, (T, W), to those that there are; with ``token``, puts a learned token in front."""
 
     def __init__(self, length: int, width: int, *, token: bool = False) -> None:
         super().__init__()
