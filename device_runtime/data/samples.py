@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
@@ -276,10 +276,10 @@ class FittedData:
     @cached_property
     def lengths(self) -> Array:
         """Tokens of each sample up to its last one that is no padding (token 0), int64 (n,); all, where x are no tokens."""
-        whole = self.x.shape[1] if self.x.ndim > 1 else 1
-        if not self.spec.below or self.x.ndim != 2:
+        whole = self.spec.shape[0] if self.spec.shape else 1
+        if not self.spec.below or len(self.spec.shape) != 1:
             return np.full(len(self), whole, np.int64)
-        there = self.x != 0
+        there = np.asarray(self.x[np.arange(len(self))]) != 0
         return np.where(there.any(axis=1), whole - there[:, ::-1].argmax(axis=1), 1).astype(np.int64)
 
     def facts(self) -> dict[str, Array]:
