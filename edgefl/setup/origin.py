@@ -18,6 +18,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Array
 from exporters.bundle.verify import Origin
 from exporters.front.tier import Exchange, Tier
 
@@ -32,11 +33,21 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
     if model:
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": model})})
     data = manifest.data
-    x, y = np.zeros((1, *data.shape), np.uint8), np.zeros(1, np.int64)
+    x, (y, ignored) = np.zeros((1, *data.shape), np.uint8), _label(manifest)
     rows = {each.name: np.zeros((1, *each.shape), each.dtype) for each in data.others}
     others = {each.name: OtherInput(rows[each.name], rows[each.name], each.below) for each in data.others}
     samples = Dataset(
-        "the bundle", x, y, x, y, data.scale, data.shift, data.classes, below=data.below, others=others
+        "the bundle",
+        x,
+        y,
+        x,
+        y,
+        data.scale,
+        data.shift,
+        data.classes,
+        below=data.below,
+        others=others,
+        ignored=ignored,
     )
     spec = federation_model(settings, samples)
     if federation is None:
@@ -48,6 +59,15 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
     tier = Tier(manifest.tier, submodel, program_of(settings, submodel))
     return origin(tier, tier.exchange(manifest.exchange))
+
+
+def _label(manifest: Manifest) -> tuple[Array, int | None]:
+    """A label as the bundle's graphs read it, (1, *label), and the number that counts for nothing among such."""
+    graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
+    for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
+        if port.label.endswith(".y"):
+            return np.zeros((1, *port.shape[1:]), port.dtype), port.ignored
+    return np.zeros(1, np.int64), None
 
 
 def origin(tier: Tier, exchange: Exchange) -> Origin:

@@ -23,6 +23,7 @@ from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
 from edgefl.setup.one_line import parse_loss
+from edgefl.setup.origin import origin_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, DataError
 from server.events import RoundClosed
@@ -264,6 +265,8 @@ def test_a_bundle_tells_devices_which_label_counts_for_nothing() -> None:
     bundle = edgefl.compile(speaker, loss=edgefl.CausalLM(), data=TEXTS, program=edgefl.SGD(batch=4))
     [port] = [each for each in bundle.manifest.graph("train").inputs_of("batch") if each.label == "0.y"]
     assert (port.dtype, port.shape, port.ignored) == ("int64", (4, LENGTH), -100)
+    again = origin_of(bundle.manifest, edgefl.federation(speaker, loss=edgefl.CausalLM()))
+    assert again.program.phases[0].function.inputs["batch.0.y"].ignored == -100
     result = edgefl.train_round(bundle, bundle.initial_weights(), TOKENS, PADDED)
     assert math.isfinite(result.metrics["loss"])
 

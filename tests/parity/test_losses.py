@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pytest
+import torch
 from torch import Tensor, nn
 
 from edgefl import programs
@@ -24,7 +28,7 @@ from edgefl.models.losses import (
     own_loss,
 )
 from edgefl.models.spec import sequential
-from edgefl.objective.objective import Objective
+from edgefl.objective.objective import Objective, SelfDistillation
 from tests.pairs import FORMATS, by_default, pairs
 from tests.parity.forms import checked
 
@@ -65,6 +69,38 @@ def steps(name: str, program: str) -> list[Function]:
     made = programs.build(program, Objective(module, TensorSpec((*output[:-1], 3)), loss), batch=4)
     own = {id(phase.function): phase.function for each in made.exchanges for phase in each.phases}
     return [*own.values(), made.evaluate]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_clients_in_one_call_lose_what_each_loses_alone(name: str) -> None:
+    step = steps(name, "sgd")[0]
+    alone = [step.example(seed) for seed in (1, 2)]
+    together = {port: torch.stack([each[port] for each in alone]) for port in step.inputs}
+
+    found = torch.vmap(step.fn)(together)
+
+    for client, example in enumerate(alone):
+        wanted = step(example)
+        torch.testing.assert_close({port: found[port][client] for port in wanted}, wanted)
+
+
+CLASSES = ("pixels", "tokens", "next tokens")
+WAYS: dict[str, dict[str, Any]] = {
+    "masked": {"masked": True},
+    "distilled": {"distilled": SelfDistillation(0.5)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "way", "form"), product(CLASSES, WAYS, FORMATS))
+def test_masked_loss_and_distillation_read_classes_wherever_they_stand(
+    name: str, way: str, form: str
+) -> None:
+    loss, output = LOSSES[name]
+    module = sequential([("head", nn.Linear(3, output[-1]))])
+    objective = Objective(module, TensorSpec((*output[:-1], 3)), loss, **WAYS[way])
+    step = programs.build("sgd", objective, batch=4).phases[0].function
+    assert not checked(form, step, seed=3).rounding
 
 
 @pytest.mark.parametrize(("name", "program", "form"), by_default(sorted({*ROWS, *DEFAULT}), DEFAULT))
