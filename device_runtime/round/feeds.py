@@ -55,13 +55,16 @@ class Feeds:
             feeds[port.name] = local_data.noise(self.seed, number, place, port.shape, port.dtype)
         return feeds
 
-    def batches(self, spec: Graph, step: int) -> Arrays:
-        """Batches of step ``step``, each stream's of the size that its ports have."""
+    def batches(self, spec: Graph, step: int, shorter: Graph | None = None) -> Arrays:
+        """Batches of step ``step``, each stream's of the size that its ports have; without the padding at their end that
+        ``shorter``, which takes the place of ``spec`` in this step, does not read."""
+        ports = {} if shorter is None else {port.name: port for port in shorter.inputs_of("batch")}
         feeds: Arrays = {}
         for port in spec.inputs_of("batch"):
             stream, _, part = port.label.partition(".")
             if part != "mask":
-                feeds[port.name] = self.part(port, self._drawn(int(stream), _rows(port), step))
+                whole = self.part(port, self._drawn(int(stream), _rows(port), step))
+                feeds[port.name] = _cut(whole, ports[port.name]) if port.name in ports else whole
         return feeds
 
     def longest(self, spec: Graph, step: int) -> int:
@@ -100,7 +103,6 @@ class Feeds:
             found = self.data.rows(rows) if self.features is None else self.features(rows)
         else:
             found = other_rows(self.data, port, rows)
-        found = _cut(found, port)
         check_port(port, found)
         return found
 
@@ -133,10 +135,10 @@ def complete(spec: Graph, feeds: Arrays) -> Arrays:
 
 
 def _cut(rows: Array, port: Port) -> Array:
-    """``rows`` without the padding at their end that a graph for shorter samples does not read."""
-    if rows.shape == port.shape or rows.ndim != len(port.shape):
-        return rows
-    return np.ascontiguousarray(rows[tuple(slice(size) for size in port.shape)])
+    """The beginning of each of ``rows``, as long as the port is; BundleError for a port that is longer than they are."""
+    found = np.ascontiguousarray(rows[tuple(slice(size) for size in port.shape)])
+    check_port(port, found)
+    return found
 
 
 def other_rows(data: FittedData, port: Port, rows: Array) -> Array:

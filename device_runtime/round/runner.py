@@ -193,12 +193,13 @@ class RoundRunner:
         the phase that were needed so far."""
         self._settings.check_aborted()
         first, step = at
-        spec, feeds = self._manifest.graph(phase.graph), current.feeds
+        whole, feeds = self._manifest.graph(phase.graph), current.feeds
+        spec = whole
         if phase.shorter:
-            spec = self._manifest.graph(phase.graph_for(feeds.longest(spec, step)))
+            spec = self._manifest.graph(phase.graph_for(feeds.longest(whole, step)))
         if spec.name not in graphs:
             graphs[spec.name] = self._graphs.load(spec.name)
-        batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(spec, step)
+        batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(whole, step, spec)
         fed = complete(spec, feeds.given(spec, step) | batch)
         with self._profiler.timed("step"):
             outputs = graphs[spec.name].run(fed, state)

@@ -80,7 +80,7 @@ def test_every_batch_takes_the_shortest_graph_that_holds_it() -> None:
         chosen = manifest.graph(phase.graph_for(longest))
         (port,) = (port for port in chosen.inputs if port.name == "batch.0.x")
         assert port.shape[1] == min(size for size in (*SHORT, LENGTH) if size >= longest)
-        batch = feeds.batches(chosen, step)
+        batch = feeds.batches(spec, step, chosen)
         assert batch["batch.0.attention_mask"].sum(axis=1).max() == longest
     assert {phase.graph_for(feeds.longest(spec, step)) for step in range(10)} == {
         "train.2",
