@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -154,6 +155,13 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
     return copy.deepcopy(module, memo).to("meta")
 
 
+@contextmanager
+def without_values() -> Iterator[None]:
+    """For runs of modules on the meta device: tensors that their code makes without naming a device are there too."""
+    with torch.no_grad(), torch.device("meta"):
+        yield
+
+
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
     """Shape and dtype of one output sample, found by a run without values."""
     if len(module) == 0:
@@ -170,7 +178,7 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
     """
     bare = on_meta(module).eval()
     tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
-    with torch.no_grad():
+    with without_values():
         for name, unit in bare.named_children():
             shape = f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
             with blamed(f"unit {name!r} cannot read samples of shape {shape}"):

@@ -14,20 +14,19 @@ from torch import Tensor, fx, nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph import autocut
 from edgefl.models.graph.flow import Flow
-from edgefl.models.graph.hidden_dropout import dropping
-from edgefl.models.graph.output import Output
-from edgefl.models.graph.plain import paths_of
+from edgefl.models.graph.output import Output, returning
+from edgefl.models.graph.plain import draws, path_of, paths_of, source_of
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
-from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential
+from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential, without_values
 from edgefl.models.tied import shared
 from edgefl.wire.errors import ModelError
 
-TAIL = "tail"
+TAIL, WHOLE = "tail", "model"
 Cuts = Sequence[str] | Literal["auto"] | None
 
 
@@ -61,13 +60,13 @@ def split(
     Inside a unit, tensors keep their paths; a unit that is exactly one submodule drops that path, so
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
-    The module is copied; batch norm and dropout, ``F.dropout`` too, become those of
-    :mod:`edgefl.models.layers.explicit`. ``loss`` is one of :mod:`edgefl.models.losses`; without it cross entropy for
-    an output (classes,), or the one loss that fits the output and ``labels`` (one label of the data).
+    The module is copied; batch norm becomes that of :mod:`edgefl.models.layers.explicit`. A module whose own forward draws
+    random numbers, by anything but dropout, stays whole. ``loss`` is one of :mod:`edgefl.models.losses`; without it cross
+    entropy for an output (classes,), or the one loss that fits the output and ``labels`` (one label of the data).
     ``accounting_batch`` is :class:`ModelSpec`'s. Weights with several uses are one tensor, of the last unit that uses it
     (:mod:`edgefl.models.tied`). Raises ModelError, naming the cut and the tensors, where more than one tensor crosses or
     moving statistics are needed on both sides, and with torch's reason and the line of code where the module
-    cannot be traced.
+    cannot be traced or draws in inference.
     """
     whole = sample
 
@@ -138,20 +137,13 @@ def check_classes(spec: ModelSpec) -> None:
 
 
 def _children(module: nn.Sequential, sample: TensorSpec, output: Output) -> nn.Sequential:
-    """The children as they are, but for those that drop entries by a function, and a last one that returns more than a
-    tensor: they become graphs."""
-    drops = dropping(module, _zeros(sample))
-    made: list[tuple[str, nn.Module]] = []
-    for name, child in module._modules.items():
-        assert child is not None
-        last = len(made) == len(module) - 1
-        if name in drops or (last and not _gives_tensor(sequential([*made, (name, child)]), sample, output)):
-            opened = frozenset(path.removeprefix(f"{name}.") for path in drops if path.startswith(f"{name}."))
-            read = output_spec(sequential(made), sample)
-            made.append((name, _whole(child, read, opened, output if last else None)))
-        else:
-            made.append((name, child))
-    return sequential(made)
+    """The children as they are; a last one that returns more than a tensor gives its output alone."""
+    *firsts, (name, last) = module._modules.items()
+    made = [(name, child) for name, child in firsts if child is not None]
+    assert last is not None
+    if not _gives_tensor(sequential([*made, (name, last)]), sample, output):
+        last = returning(last, output)
+    return sequential([*made, (name, last)])
 
 
 def _gives_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> bool:
@@ -159,26 +151,25 @@ def _gives_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> 
     if output is not None:
         return False
     try:
-        with torch.no_grad():
+        with without_values():
             returned = on_meta(module).eval()(sample.rows(2).zeros().to("meta"))
     except Exception:
         return True
     return isinstance(returned, Tensor)
 
 
-def _whole(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output: Output) -> nn.Module:
-    (stretch,) = _stretches(_flow(module, sample, opened, output), [])
-    return stretch.module()
-
-
 def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output: Output) -> nn.Sequential:
     with _mode(module, training=True):
         traced = trace(module, sample, lambda path, part: autocut.is_layer(part), output)
+    # What draws computes something else in inference: code that only a closed submodule may hold.
+    drawing = {path_of(node) for node in draws(traced.graph)}
+    if "" in drawing:
+        return _whole(module, sample, output)
     fine = autocut.lending(Flow(traced))
     blocks = autocut.blocks(fine)
-    opened = autocut.opened(fine, autocut.chosen(fine, blocks))
-    # Traced once more with all closed that no cut lies in and no F.dropout: it stays what its author wrote.
-    flow = _flow(module, sample, opened | dropping(module, _zeros(sample)), output)
+    opened = autocut.opened(fine, autocut.chosen(fine, blocks)) - drawing
+    # Traced once more with all closed that no cut lies in: it stays what its author wrote.
+    flow = _flow(module, sample, opened, output)
     flow = replace(flow, lent=fine.lent)
     cuts = autocut.chosen(flow, blocks)
     if units is not None:
@@ -206,7 +197,7 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Ou
             f"cannot cut: {problem}; cuts are paths of submodules", cuts=cuts, known=sorted(known)
         )
     ancestors = {cut[:dot] for cut in cuts for dot, letter in enumerate(cut) if letter == "."}
-    flow = _flow(module, sample, frozenset(ancestors) | dropping(module, _zeros(sample)), output)
+    flow = _flow(module, sample, frozenset(ancestors), output)
     flow = replace(flow, lent=flow.lendable)
     ends = {cut: _end(flow, cut) for cut in cuts}
     ordered = sorted(cuts, key=ends.__getitem__)
@@ -223,9 +214,12 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Ou
     return sequential((name, part.module()) for name, part in zip(names, stretches, strict=True))
 
 
-def _zeros(sample: TensorSpec) -> Tensor:
-    """A batch of two: with one row, a norm could have a single value per channel, which torch refuses in training."""
-    return sample.rows(2).zeros()
+def _whole(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequential:
+    """``module`` as its one unit. ModelError if it draws in inference, too."""
+    with _mode(module, training=False):
+        inference = Flow(trace(module, sample, lambda path, part: True, output))
+    _check_draws(module, inference, "in inference; draw in training only, under `if self.training:`")
+    return sequential([(WHOLE, returning(module, output))])
 
 
 def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output: Output) -> Flow:
@@ -234,6 +228,10 @@ def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output:
     for training in (False, True):
         with _mode(module, training=training):
             flows.append(Flow(trace(module, sample, lambda path, part: path not in opened, output)))
+    for flow in flows:
+        _check_draws(
+            module, flow, "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
+        )
     _check_modes(module, *flows)
     return flows[1]
 
@@ -248,6 +246,17 @@ def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for part, own in before.items():
             part.training = own
+
+
+def _check_draws(module: nn.Module, flow: Flow, where: str) -> None:
+    for node in draws(flow.traced.graph):
+        source = source_of(node)
+        raise ModelError(
+            f"{node.target} in {path_of(node) or type(module).__name__} draws random numbers {where}"
+            + (f" (at {source})" if source else ""),
+            operation=str(node.target),
+            source=source,
+        )
 
 
 def _check_modes(module: nn.Module, inference: Flow, training: Flow) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, cast, runtime_checkable
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.draws.reading import Reading, drawn
 from edgefl.models.exit_loss import divergence
-from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.given import given, placed
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, OfClasses, OfRounds, batch_mean, sums_of, without_absent
@@ -88,6 +89,7 @@ class Objective:
     masked: bool = False
     distilled: SelfDistillation | None = None
     _modes: dict[bool, nn.Sequential] = field(init=False, repr=False, default_factory=dict)
+    _draws: dict[int, Mapping[str, TensorSpec]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.trainable:
@@ -183,16 +185,14 @@ class Objective:
         return self.loss.label(output_spec(self.suffix, self.boundary))
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
-        """The uniform tensors that dropout layers and the carrier read in training, by name."""
-        ports: dict[str, TensorSpec] = dict(self.carrier.noise)
-        bare = skeleton(self.suffix, training=False).to("meta")
-        for path, module in bare.named_modules():
-            if isinstance(module, Dropout) and module.rate > 0.0:
-                module.register_forward_pre_hook(_shape_into(ports, f"{path}.uniform"))
-        if any(isinstance(module, Dropout) for module in bare.modules()):
-            with torch.no_grad():
-                bare(self.batch(size).zeros().to("meta"))
-        return ports
+        """The uniform tensors that the carrier and the suffix read in training, by name."""
+        return {**self.carrier.noise, **self._drawn(size)}
+
+    def _drawn(self, size: int) -> Mapping[str, TensorSpec]:
+        """What the suffix draws for ``size`` samples, in order. The names are the same for all sizes."""
+        if size not in self._draws:
+            self._draws[size] = drawn(self._modes[True], self.weights, self.batch(size))
+        return self._draws[size]
 
     def __call__(
         self,
@@ -214,13 +214,13 @@ class Objective:
         """
         loss = self.loss.at(hyper or {}) if isinstance(self.loss, OfRounds) and self.scalars else self.loss
         uniform = dict(noise or {})
-        layers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
 
         def run(training: bool) -> tuple[Tensor, Tensors]:
             """The output, and the buffers after it, at the tensors that training or inference reads."""
             read = self.carrier.effective(dict(params), dict(gates or {}), uniform, training=training)
-            tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}, **layers}
-            out = self._output(tensors, x, others, training=True)
+            tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}}
+            with self._reading(uniform):
+                out = self._output(tensors, x, others, training=True)
             if self.masked:
                 out = without_absent(cast(OfClasses, self.loss), out, (facts or {})["class_counts"])
             return out, {name: tensors[name].detach() for name in self.fixed}
@@ -264,6 +264,15 @@ class Objective:
         read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
         return self._output(read, x, others, training=False)
 
+    def _reading(self, uniform: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+        """What the suffix draws comes from ``uniform``; from torch's generator where there is nothing in it for that."""
+        numbers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
+        if not numbers:
+            return nullcontext()
+        # Whoever has numbers has asked for the ports before, and this may run inside a trace, where no other run can.
+        names = next(iter(self._draws.values()), None) or self._drawn(2)
+        return Reading.of(tuple(names), numbers)
+
     def _output(
         self, tensors: Tensors, x: Tensor, others: Mapping[str, Tensor] | None, *, training: bool
     ) -> Tensor:
@@ -274,10 +283,3 @@ class Objective:
         tensors |= placed(mode, others or {})
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
         return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))
-
-
-def _shape_into(found: dict[str, TensorSpec], name: str):  # type: ignore[no-untyped-def]
-    def hook(_module: nn.Module, args: tuple[Tensor]) -> None:
-        found[name] = TensorSpec(tuple(args[0].shape))
-
-    return hook

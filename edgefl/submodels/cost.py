@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.spec import ModelSpec, on_meta
+from edgefl.models.spec import ModelSpec, on_meta, without_values
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
@@ -121,7 +121,7 @@ def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> dict[str, int]:
     """
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    with torch.no_grad(), plain_attention(), _Counting(bare) as counter:
+    with without_values(), plain_attention(), _Counting(bare) as counter:
         bare(x)
     return {name: count // _ROWS for name, count in counter.macs.items()}
 

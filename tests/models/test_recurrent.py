@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from edgefl.models.draws.reading import Reading
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import Gru, Lstm, LstmDirection, Stack, TorchStack
 from edgefl.models.layers.visible import visible
@@ -115,7 +116,8 @@ def test_dropout_acts_between_layers_and_reads_its_noise() -> None:
     first.load_state_dict({name: noisy.get_parameter(name) for name in first.state_dict()})
     second.load_state_dict({name: noisy.get_parameter(f"{name[:-1]}1") for name in second.state_dict()})
 
-    found = torch.func.functional_call(noisy, {"drops.0.uniform": uniform}, (x,))
+    with Reading(uniform.view):
+        found = noisy(x)
 
     kept = torch.where(uniform.transpose(0, 1) >= 0.5, first(x)[0] * 2, 0.0)
     torch.testing.assert_close(found, second(kept)[0])

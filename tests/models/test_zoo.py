@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.visible import visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
@@ -248,22 +247,9 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_place(
         build_model("broken:model", sample_shape=[4], classes=2)
 
 
-def test_dropout_takes_its_randomness_from_its_input_tensor() -> None:
-    drop, x = Dropout(0.25), torch.ones(2, 4)
-    uniform = torch.tensor([[0.0, 0.24, 0.25, 0.9]] * 2)
-    out = torch.func.functional_call(drop, {"uniform": uniform}, (x,))
-    torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 4 / 3, 4 / 3]] * 2))
-    assert torch.equal(drop.eval()(x), x)
-    assert not drop.state_dict()
-
-
 def test_visible_refuses_what_cannot_be_averaged() -> None:
     with pytest.raises(ModelError, match="cumulative"):
         visible(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
-    with pytest.raises(ModelError, match="Dropout2d '0'"):
-        visible(nn.Sequential(nn.Dropout2d(0.1)))
-    with pytest.raises(ModelError, match=r"MultiheadAttention '0\.self_attn'"):
-        visible(nn.Sequential(nn.TransformerEncoderLayer(8, 2, dropout=0.1)))
 
 
 def test_elu_mlp_begins_with_variance_one_over_inputs_and_zero_biases() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.layers.explicit import BatchNorm, Dropout
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.objective.objective import Objective
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
@@ -37,7 +37,7 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
             body=nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 12), nn.Tanh()),
-            head=nn.Sequential(Dropout(0.3), nn.Linear(12, CLASSES)),
+            head=nn.Sequential(nn.Dropout(0.3), nn.Linear(12, CLASSES)),
         )
     )
 
@@ -47,7 +47,7 @@ def cnn() -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
             body=nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), BatchNorm(4), nn.ReLU(), nn.MaxPool2d(2)),
-            head=nn.Sequential(nn.Flatten(), Dropout(0.3), nn.Linear(36, CLASSES)),
+            head=nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, CLASSES)),
         )
     )
 

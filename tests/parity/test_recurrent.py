@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.draws.reading import Reading
 from edgefl.models.layers.visible import visible
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -52,8 +53,8 @@ def training_step(
     names = [name for name, _ in module.named_parameters()]
     ports = {f"state.{name}": TensorSpec.of(value) for name, value in module.named_parameters()}
     ports["batch.0.x"] = TensorSpec((B, length, E))
-    rates = [part.rate for part in module.modules() if hasattr(part, "rate")]
-    noise = [name for name, _ in module.named_buffers() if name.endswith("uniform")] if any(rates) else []
+    drops = [name for name, part in module.named_modules() if isinstance(part, nn.Dropout) and part.p]
+    noise = tuple(f"{name}.uniform" for name in drops)
     ports |= {f"noise.{name}": TensorSpec((length, B, 2 * H)) for name in noise}
 
     def fn(tensors: Tensors) -> Tensors:
@@ -61,7 +62,8 @@ def training_step(
         state, uniform = select(tensors, "state"), select(tensors, "noise")
 
         def loss(leaves: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-            y = torch.func.functional_call(module, {**leaves, **uniform}, (x,))
+            with Reading.of(noise, uniform):
+                y = torch.func.functional_call(module, leaves, (x,))
             return (y * torch.cos(3 * y)).sum(), y
 
         if functional:

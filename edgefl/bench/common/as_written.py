@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.layers.explicit import BatchNorm, Dropout
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack, TorchStack
 from edgefl.models.losses import (
     BinaryCrossEntropy,
@@ -82,8 +82,8 @@ def check_as_written(module: nn.Sequential, x: Tensor) -> None:
     """
     ours = copy.deepcopy(module).train()
     for part in ours.modules():
-        if isinstance(part, Dropout):
-            part.rate = 0.0
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
     theirs = as_written(ours)
     wanted, output = ours(x), theirs(x)
     if not isinstance(output, Tensor) or output.shape != wanted.shape:
@@ -106,8 +106,6 @@ _NO_BASELINE = "there is nothing fair to measure against; please report which la
 def _replaced(module: nn.Module) -> nn.Module:
     if isinstance(module, BatchNorm):
         return _batch_norm(module)
-    if isinstance(module, Dropout):
-        return nn.Dropout(module.rate)
     if isinstance(module, BiLstm) and module.skip == 0:
         return _last_of_both(module)
     if isinstance(module, Stack):
@@ -126,7 +124,7 @@ def _batch_norm(old: BatchNorm) -> nn.Module:
 
 
 def _last_of_both(old: BiLstm) -> LastOfBoth:
-    new = LastOfBoth(old.features, old.hidden, old.drop_in.rate)
+    new = LastOfBoth(old.features, old.hidden, old.drop_in.p)
     state: dict[str, Tensor] = {}
     for end, cell in zip(("", "_reverse"), old.directions, strict=True):
         state |= {f"weight_ih_l0{end}": cell.kernel, f"weight_hh_l0{end}": cell.recurrent}
@@ -145,7 +143,7 @@ def _recurrent(old: Stack) -> nn.Module:
         old.layers,
         bias="bias_ih" in old.tensors,
         batch_first=old.batch_first if isinstance(old, TorchStack) else True,
-        dropout=old.drops[0].rate if len(old.drops) else 0.0,
+        dropout=old.drops[0].p if len(old.drops) else 0.0,
         bidirectional=len(old.ends) == 2,
     )
     made.load_state_dict(old.state_dict())

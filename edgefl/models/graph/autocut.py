@@ -86,11 +86,11 @@ def blocks(flow: Flow) -> list[str]:
 
 def opened(flow: Flow, cuts: Sequence[int]) -> frozenset[str]:
     """Paths of the submodules inside which a cut lies, and of those that compute the same for every input, such as
-    positions: each unit does that for itself."""
+    positions: each unit does that for itself. Layers stay closed, even those that are called on both sides of a cut."""
     spans, root = _spans(flow), flow.traced.root
-    paths = {path for node in flow.nodes for path in paths_of(node)} - spans.keys()
-    same = frozenset(path for path in paths if not is_layer(root.get_submodule(path)))
-    return same | {path for path, (first, last) in spans.items() if any(first <= cut < last for cut in cuts)}
+    same = {path for node in flow.nodes for path in paths_of(node)} - spans.keys()
+    cut = {path for path, (first, last) in spans.items() if any(first <= place < last for place in cuts)}
+    return frozenset(path for path in same | cut if not is_layer(root.get_submodule(path)))
 
 
 def grouped(sizes: Sequence[int], groups: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A graph as torch exports it, made plain: one level, only what is needed, nothing drawn by a hidden generator."""
+"""A graph as torch exports it, made plain: one level, only what is needed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,10 @@ _FILLINGS = {
 }
 
 
-def cleaned(module: fx.GraphModule, name: str) -> fx.Graph:
-    """The graph of ``module`` in place: regions inlined, dead operations gone. ModelError if it draws numbers.
-
-    ``name`` is what people call the root.
-    """
+def cleaned(module: fx.GraphModule) -> fx.Graph:
+    """The graph of ``module`` in place: regions inlined, dead operations gone."""
     _inline_regions(module)
     _drop_unused(module.graph)
-    _check_chance(module.graph, name)
     return module.graph
 
 
@@ -87,20 +83,16 @@ def _drop_unused(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _check_chance(graph: fx.Graph, name: str) -> None:
-    for node in graph.nodes:
-        attention = node.target is torch.ops.aten.scaled_dot_product_attention.default
-        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if rate if attention else random and node.target is not torch.ops.aten.dropout.default:
-            source = source_of(node)
-            raise ModelError(
-                f"{node.target} in {path_of(node) or name} draws from a hidden generator; use "
-                "nn.Dropout, whose randomness can be made an input, or set the rate to 0"
-                + (f" (at {source})" if source else ""),
-                operation=str(node.target),
-                source=source,
-            )
+def draws(graph: fx.Graph) -> list[fx.Node]:
+    """The operations that draw random numbers, but for dropout, which can become a layer."""
+    return [node for node in graph.nodes if _draws(node)]
+
+
+def _draws(node: fx.Node) -> bool:
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return random and node.target is not torch.ops.aten.dropout.default
 
 
 def free_fillings(graph: fx.Graph, source: fx.Node) -> None:

@@ -288,7 +288,7 @@ def _returned(recorder: _Recorder, index: int, found: list[Tensor]) -> Any:
 
 def _traced(root: nn.Module, program: ExportedProgram, calls: tuple[Call, ...]) -> Traced:
     module = program.graph_module
-    graph = cleaned(module, type(root).__name__)
+    graph = cleaned(module)
     (results,) = arguments(graph.output_node())
     outputs = program.graph_signature.user_outputs
     result = next((node for node in results if outputs and node.name == outputs[0]), None)

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.plain import arguments, path_of, told_by
 from edgefl.models.graph.tracing import Call, Slot
-from edgefl.models.layers.explicit import Dropout
 
 
 class Constant(nn.Module):
@@ -163,13 +162,13 @@ class _Builder:
         ]
 
     def _dropout(self, node: fx.Node) -> Any:
-        """``F.dropout`` as a layer whose noise is an input."""
+        """``F.dropout`` as a layer, which knows by itself whether it trains."""
         x, rate, training = arguments(node)
         if not training or not rate:
             return self._copies[x]
         path = path_of(node)
         name = f"{path}.{node.name}" if path else node.name
-        return self._module(name, Dropout(float(rate)), (self._copies[x],), {})
+        return self._module(name, nn.Dropout(float(rate)), (self._copies[x],), {})
 
     def _anywhere(self, arguments: Any) -> Any:
         """``arguments`` with the device that was traced on replaced by that of the unit's input."""

@@ -1,8 +1,8 @@
-"""Layers whose effects are visible: statistics and randomness go in and out as tensors, never behind the scenes.
+"""A layer whose effects are visible: statistics go in and out as tensors, never behind the scenes.
 
-``torch.nn.BatchNorm2d`` changes its buffers in place and counts batches in an integer; ``torch.nn.Dropout`` draws
-from a global generator. Both break a graph that must give the same outputs on three engines, so models here use
-these two instead, and :func:`edgefl.models.layers.visible.visible` puts them into anybody's module.
+``torch.nn.BatchNorm2d`` changes its buffers in place and counts batches in an integer, which no graph can hold that must
+give the same outputs on three engines. So models here use this one, and :func:`edgefl.models.layers.visible.visible` puts
+it into anybody's module.
 """
 
 from __future__ import annotations
@@ -75,35 +75,3 @@ class BatchNorm(nn.Module):
     def extra_repr(self) -> str:
         frozen = ", frozen=True" if self.frozen else ""
         return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}{frozen}"
-
-
-class Dropout(nn.Module):
-    """Dropout whose randomness is an input: training keeps the entries with ``uniform >= rate``, scaled by 1/(1-rate).
-
-    ``uniform`` is a non-persistent buffer that a program replaces through ``functional_call`` by its
-    ``noise.<path>.uniform`` port, uniform in [0, 1) and shaped like the layer's input. Without a replacement
-    (plain torch training) it is drawn from torch's generator. Inference is the identity.
-    """
-
-    uniform: Tensor
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise ModelError(f"a dropout rate lies in [0, 1), found {rate}", rate=rate)
-        self.rate = rate
-        self.register_buffer("uniform", torch.empty(0), persistent=False)
-
-    @property
-    def p(self) -> float:
-        """The rate under the name of ``torch.nn.Dropout``, which other people's code reads."""
-        return self.rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
-            return x
-        uniform = self.uniform if self.uniform.numel() else torch.rand_like(x)
-        return torch.where(uniform >= self.rate, x / (1 - self.rate), torch.zeros_like(x))
-
-    def extra_repr(self) -> str:
-        return f"{self.rate}"

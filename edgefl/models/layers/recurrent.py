@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers import recurrence
-from edgefl.models.layers.explicit import Dropout
 from edgefl.wire.errors import ModelError
 
 State = tuple[Tensor, Tensor]
@@ -83,7 +82,7 @@ class Stack(nn.Module):
         self.tensors = (
             ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
         )
-        self.drops = nn.ModuleList(Dropout(dropout) for _ in range(layers - 1))
+        self.drops = nn.ModuleList(nn.Dropout(dropout) for _ in range(layers - 1))
         for layer in range(layers):
             read = features if layer == 0 else hidden * len(self.ends)
             widths = {"weight_ih": (read,), "weight_hh": (hidden,)}
@@ -261,8 +260,8 @@ class BiLstm(nn.Module):
         self.length, self.skip = length, skip
         self.forward_cell = LstmDirection(features, hidden)
         self.reverse_cell = LstmDirection(features, hidden)
-        self.drop_in = Dropout(rate)
-        self.drop_out = Dropout(rate)
+        self.drop_in = nn.Dropout(rate)
+        self.drop_out = nn.Dropout(rate)
 
     @property
     def features(self) -> int:
@@ -324,7 +323,7 @@ def pack(words: Tensor, forward: State, reverse: State) -> Tensor:
 def truncated(whole: BiLstm, skip: int) -> tuple[BiLstmStart, BiLstm]:
     """``whole`` in two parts that share its tensors: the frozen first ``skip`` words, and the trained rest."""
     start = BiLstmStart(whole.features, whole.hidden, skip)
-    rest = BiLstm(whole.features, whole.hidden, whole.length, rate=whole.drop_in.rate, skip=skip)
+    rest = BiLstm(whole.features, whole.hidden, whole.length, rate=whole.drop_in.p, skip=skip)
     for part in (start, rest):
         part.forward_cell, part.reverse_cell = whole.forward_cell, whole.reverse_cell
     return start, rest

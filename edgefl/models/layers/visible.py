@@ -6,22 +6,21 @@ import copy
 
 from torch import Tensor, nn
 
-from edgefl.models.layers.explicit import BatchNorm, BnMode, Dropout
+from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.recurrent import TorchStack
 from edgefl.wire.errors import ModelError
 
 
 def visible(module: nn.Module) -> nn.Module:
-    """A deep copy of ``module`` that computes the same, with batch norm and dropout replaced by those of
+    """A deep copy of ``module`` that computes the same, with batch norm replaced by that of
     :mod:`edgefl.models.layers.explicit`.
 
     LSTM and GRU become :class:`edgefl.models.layers.recurrent.TorchStack`, whose graph does not grow with the sequence.
     A batch norm in inference mode inside a module in training mode stays frozen. A layer without state that is a
-    submodule under several names, such as one ReLU for all, becomes one of its own under each.
+    submodule under several names, such as one ReLU or dropout for all, becomes one of its own under each.
 
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
-    for tied parameters of batch norms and recurrent layers, cumulative batch-norm averages, kinds of dropout
-    other than ``nn.Dropout``, those of attention and ``nn.RNN`` included, and LSTMs with projections.
+    for tied parameters of batch norms and recurrent layers, cumulative batch-norm averages, and LSTMs with projections.
     """
     copied = copy.deepcopy(module)
     tied = _pairs(copied)
@@ -66,11 +65,8 @@ class _Replacing:
         return made
 
     def _made(self, path: str, module: nn.Module) -> nn.Module:
-        _check_noise(path, module)
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return _batch_norm(path, module, frozen=self._training and not module.training)
-        if type(module) is nn.Dropout:
-            return Dropout(module.p).train(module.training)
         if isinstance(module, nn.LSTM | nn.GRU):
             return _recurrent(path, module)
         for name, child in list(module._modules.items()):
@@ -79,24 +75,6 @@ class _Replacing:
                 if replacement is not child:
                     setattr(module, name, replacement)
         return module
-
-
-def _check_noise(path: str, module: nn.Module) -> None:
-    """ModelError for a layer of torch's that draws random numbers inside and has no counterpart here."""
-    problem = ""
-    if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
-        problem = "drops attention weights by a hidden generator; give it dropout=0.0"
-    elif isinstance(module, nn.RNN) and module.dropout > 0 and module.num_layers > 1:
-        problem = (
-            "drops between its layers by a hidden generator; give it dropout=0.0, use nn.GRU or nn.LSTM, or write "
-            "one nn.RNN for each layer with nn.Dropout between them"
-        )
-    elif (
-        isinstance(module, nn.modules.dropout._DropoutNd) and type(module) is not nn.Dropout and module.p > 0
-    ):
-        problem = "draws from a hidden generator; use nn.Dropout, whose randomness can be made an input"
-    if problem:
-        raise ModelError(f"{type(module).__name__} {path!r} {problem}", module=path)
 
 
 def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm, *, frozen: bool) -> BatchNorm:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import Lstm
 from edgefl.models.losses import CausalLM
@@ -36,9 +35,9 @@ class Recurrent(nn.Module):
 
     def __init__(self, features: int, hidden: int, layers: int, rate: float) -> None:
         super().__init__()
-        self.drop_in = Dropout(rate)
+        self.drop_in = nn.Dropout(rate)
         self.lstm = Lstm(features, hidden, layers=layers, dropout=rate)
-        self.drop_out = Dropout(rate)
+        self.drop_out = nn.Dropout(rate)
 
     def forward(self, words: Tensor) -> Tensor:
         out: Tensor = self.drop_out(self.lstm(self.drop_in(words)))

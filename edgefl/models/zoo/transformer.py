@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import Dropout
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.wire.errors import ModelError
@@ -67,10 +66,10 @@ class Block(nn.Module):
         self.pre = pre
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attention = Attention(width, heads)
-        self.drop1 = Dropout(rate)
+        self.drop1 = nn.Dropout(rate)
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.feedforward = Feedforward(width, 4 * width)
-        self.drop2 = Dropout(rate)
+        self.drop2 = nn.Dropout(rate)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.pre:
@@ -142,7 +141,7 @@ class TokenEmbedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = Positions(length, width)
         self.norm = nn.LayerNorm(width, eps=eps)
-        self.drop = Dropout(rate)
+        self.drop = nn.Dropout(rate)
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.drop(self.norm(self.positions(self.tokens(tokens))))
@@ -155,7 +154,7 @@ class PooledHead(nn.Module):
     def __init__(self, width: int, classes: int, rate: float) -> None:
         super().__init__()
         self.pooler = nn.Linear(width, width)
-        self.drop = Dropout(rate)
+        self.drop = nn.Dropout(rate)
         self.dense = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.spec import on_meta
+from edgefl.models.spec import on_meta, without_values
 from edgefl.submodels.channels.trace import plain_attention
 
 _ROWS = 2
@@ -19,7 +19,11 @@ def macs(module: nn.Sequential, sample: TensorSpec) -> int:
     """Multiply-accumulate operations of products, convolutions and recurrent layers, for one sample's forward pass."""
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    with torch.no_grad(), plain_attention(), FlopCounterMode(display=False, custom_mapping=_CELLS) as counter:
+    with (
+        without_values(),
+        plain_attention(),
+        FlopCounterMode(display=False, custom_mapping=_CELLS) as counter,
+    ):
         bare(x)
     return int(counter.get_total_flops()) // (2 * _ROWS)
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.spec import on_meta
+from edgefl.models.spec import on_meta, without_values
 from edgefl.models.user_code import blamed
 from edgefl.submodels.channels.axes import Axes, UnalignedError, pin
 from edgefl.submodels.channels.operations import Book, Op, free, whole
@@ -58,7 +58,7 @@ def watch(
         _follow(path, part, book, before)
         if isinstance(part, fx.GraphModule):
             part.forward = _Recording(path, part, book, places).run
-    with torch.no_grad(), plain_attention(), _Watching(book):
+    with without_values(), plain_attention(), _Watching(book):
         result = run_units(bare, x)
     for axis in book.axes(result):
         pin(axis, "the model's output")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.layers.explicit import Dropout
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.maskable import maskable
@@ -159,7 +158,7 @@ def _revives(
 def _trainable_copy(spec: ModelSpec) -> nn.Module:
     module = skeleton(spec.module, training=True)
     for part in module.modules():
-        if isinstance(part, Dropout):
+        if isinstance(part, nn.Dropout):
             part.eval()
     return module
 

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.spec import without_values
 from edgefl.wire.errors import ModelError
 
 
@@ -21,7 +22,7 @@ def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) ->
     """
     bare = copy.deepcopy(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
-    with torch.no_grad():
+    with without_values():
         graph = make_fx(bare)(x).graph
     nodes = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     output = next(node for node in graph.nodes if node.op == "output").args[0]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from edgefl.analysis.reproduce.three_clients import Itself
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.layers.explicit import Dropout
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.programs.adaptive.fafed import fafed
@@ -117,7 +116,7 @@ class Dropping(nn.Sequential):
     """A classifier with dropout between its layers."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), Dropout(0.5), nn.Linear(9, 3))
+        super().__init__(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Dropout(0.5), nn.Linear(9, 3))
 
 
 def difference(

@@ -10,7 +10,6 @@ from torch import nn
 
 from edgefl import programs
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import Dropout
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
 from edgefl.programs.personal.per_fedavg import per_fedavg
@@ -100,7 +99,7 @@ def test_every_batch_is_drawn_anew_and_the_server_takes_the_plain_mean() -> None
 
 
 def test_batches_of_unequal_size_are_refused_where_dropout_would_have_to_fit_them_all() -> None:
-    net = sequential([("net", nn.Sequential(nn.Linear(4, 4), Dropout(0.5), nn.Linear(4, 2)))])
+    net = sequential([("net", nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)))])
     objective = Objective(net, TensorSpec((4,)))
     assert "noise.net.1.uniform" in per_fedavg(objective, batch=6).phases[0].function.inputs
     with pytest.raises(ConfigError, match="leave out inner_batch"):

@@ -1,19 +1,27 @@
-"""Activations, and dropout with its noise as an input."""
+"""Activations, and functions that draw random numbers, which are inputs of the graph."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.layers.explicit import Dropout
+from edgefl.models.draws.reading import Reading
 from tests.parity.ops.case import Case, Family, Uniform, agrees, every
 
 ROWS = (4, 6)
 
 
-def dropout(x: Tensor, uniform: Tensor) -> Tensor:
-    return torch.func.functional_call(Dropout(0.3), {"uniform": uniform}, (x,))
+def drawing(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """``function``, which draws once, with its numbers as an argument."""
+
+    def read(x: Tensor, uniform: Tensor) -> Tensor:
+        with Reading.of(("u",), {"u": uniform}):
+            return function(x)
+
+    return read
 
 
 CASES: Family = {
@@ -53,9 +61,18 @@ CASES: Family = {
         "channels": Case(nn.LogSoftmax(dim=1), (2, 3, 4, 5)),
     },
     "logsumexp": {"": Case(lambda x: torch.logsumexp(x, 1), ROWS)},
-    "edgefl.models.layers.explicit.Dropout": {
-        "training": Case(dropout, ROWS, Uniform(ROWS)),
-        "inference": Case(Dropout(0.3).eval(), ROWS),
+    "Dropout": {
+        "training": Case(drawing(nn.Dropout(0.3)), ROWS, Uniform(ROWS)),
+        "inference": Case(nn.Dropout(0.3).eval(), ROWS),
+    },
+    "Dropout1d": {"training": Case(drawing(nn.Dropout1d(0.3)), (2, 3, 4), Uniform((2, 3, 1)))},
+    "AlphaDropout": {"training": Case(drawing(nn.AlphaDropout(0.3)), ROWS, Uniform(ROWS))},
+    "RReLU": {"training": Case(drawing(nn.RReLU()), ROWS, Uniform(ROWS))},
+    "rand_like": {"": Case(drawing(lambda x: x * torch.rand_like(x)), ROWS, Uniform(ROWS))},
+    "randn_like": {"": Case(drawing(lambda x: x * torch.randn_like(x)), ROWS, Uniform((2, *ROWS)))},
+    "bernoulli": {"": Case(drawing(lambda x: x * torch.full_like(x, 0.4).bernoulli()), ROWS, Uniform(ROWS))},
+    "exponential_": {
+        "": Case(drawing(lambda x: x + torch.empty_like(x).exponential_()), ROWS, Uniform(ROWS))
     },
 }
 

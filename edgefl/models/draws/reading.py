@@ -1,0 +1,136 @@
+"""Running a model so that what it draws is read from elsewhere than from torch's generator.
+
+Every random number of a forward comes out of a function of torch, called by the model's code or by a layer of torch's:
+``F.dropout``, ``torch.rand_like``, attention with ``dropout_p``. While :class:`Reading` is on, these compute the same
+from numbers that are given to it. So a draw may stand anywhere, in code that nobody here knows, and the model stays what
+its author wrote::
+
+    ports = drawn(module, weights, x)                     # what a training pass draws: {"head.dropout.uniform": (4, 8)}
+    with Reading.of(tuple(ports), numbers):
+        out = functional_call(module, tensors, (x,))      # from numbers["head.dropout.uniform"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws.rules import RULES, Draw
+from edgefl.wire.errors import ModelError
+
+_ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+class Reading(TorchFunctionMode):
+    """While it is on, functions that draw get their numbers, uniform in [0, 1), from ``draw``, in the order of calls."""
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__()
+        self._draw = draw
+
+    @classmethod
+    def of(cls, names: Sequence[str], numbers: Mapping[str, Tensor]) -> Reading:
+        """The first draw reads ``numbers[names[0]]``, and so on. ModelError for one that does not fit or has no number."""
+        waiting = iter(names)
+
+        def draw(shape: Sequence[int]) -> Tensor:
+            name = next(waiting, None)
+            if name is None or tuple(numbers[name].shape) != tuple(shape):
+                raise ModelError(
+                    f"a training pass draws other random numbers than when its inputs were counted: {tuple(shape)} at "
+                    f"{name or 'the end'}; what a model draws must depend on the shape of its input alone",
+                    name=name,
+                )
+            return numbers[name]
+
+        return cls(draw)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule, body = RULES.get(getattr(func, "__name__", "")), _body(func)
+        if body is not None:
+            with self:
+                return body(*args, **(kwargs or {}))
+        result = NotImplemented if rule is None else rule(self._draw, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
+@cache
+def _body(func: Any) -> FunctionType | None:
+    """``func``, written in Python in ``torch.nn.functional``, as a function that a mode is not asked about: but about
+    what it calls. None for all others."""
+    if not isinstance(func, FunctionType) or func.__module__ != "torch.nn.functional":
+        return None
+    if not set(_ASKING) & set(func.__code__.co_names):
+        return None
+    names = func.__globals__ | dict.fromkeys(_ASKING, lambda *_: False)
+    body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -> dict[str, TensorSpec]:
+    """What ``module`` draws, in its present mode, for the input ``x`` with its state ``weights``: in order, by name.
+
+    A name is the path of the innermost submodule that draws, and ``uniform``, with a number behind it from the second draw
+    there on. Found by a run without values. One that fails tells what it saw until then: whoever runs the module next
+    meets the failure.
+    """
+    ports: dict[str, TensorSpec] = {}
+    running: list[tuple[nn.Module, str]] = []
+
+    def draw(shape: Sequence[int]) -> Tensor:
+        path = running[-1][1] if running else ""
+        start = f"{path}.uniform" if path else "uniform"
+        name, number = start, 0
+        while name in ports:
+            number += 1
+            name = f"{start}_{number}"
+        ports[name] = TensorSpec(tuple(shape))
+        return torch.empty(tuple(shape))
+
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
+        try:
+            with _paths(module, running), Reading(draw):
+                torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
+        except Exception:
+            return ports
+    return ports
+
+
+@contextmanager
+def _paths(root: nn.Module, running: list[tuple[nn.Module, str]]) -> Iterator[None]:
+    """Keep in ``running`` the submodules of ``root`` that run, outermost first, each with its path from there."""
+    paths: dict[int, list[str]] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(path)
+
+    def enter(module: nn.Module, _args: Any) -> None:
+        caller = running[-1][1] if running else ""
+        known = paths.get(id(module), [caller])
+        # One module under several names goes by that which its caller has for it.
+        own = next((path for path in known if not caller or path.startswith(f"{caller}.")), known[0])
+        running.append((module, own))
+
+    def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
+        running.pop()
+
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,245 @@
+"""What torch's functions that draw random numbers compute, given numbers uniform in [0, 1).
+
+Each rule has the arguments of the function whose name it stands under in :data:`RULES`, behind the ``draw`` that gives
+the numbers. One that returns NotImplemented draws nothing in that call, or has no form here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Draw = Callable[[Sequence[int]], Tensor]
+"""Numbers of this shape, float, uniform in [0, 1), others in each call."""
+Rule = Callable[..., Any]
+
+# exponential_ never gives 0, whose logarithm people take: half the step between two numbers of `draw`.
+_LEAST = 2.0**-25
+# Of SELU at minus infinity, and of what alpha dropout puts in place of an entry.
+_ALPHA = 1.7580993408473766
+
+
+def normal(draw: Draw, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers of ``shape`` (Box and Muller 1958): sqrt(-2 ln(1 - u_0)) cos(2 pi u_1), u of (2, *shape)."""
+    radius, angle = draw((2, *shape)).unbind()
+    return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle)
+
+
+def dropped(draw: Draw, x: Tensor, rate: float) -> Tensor:
+    """``x`` with each entry kept with probability 1 - rate, and scaled by its inverse, else 0."""
+    return _dropped(draw, x, rate, x.shape)
+
+
+def _dropped(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
+    if rate == 1.0:
+        return x * 0.0
+    return torch.where(draw(shape) >= rate, x / (1.0 - rate), torch.zeros_like(x))
+
+
+def _dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
+    return dropped(draw, input, p) if train and p else NotImplemented
+
+
+def _dropout_(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
+    if not train or not p:
+        return NotImplemented
+    return input.mul_(dropped(draw, torch.ones_like(input), p))
+
+
+def _channels(x: Tensor) -> tuple[int, ...]:
+    """One number for each row and channel."""
+    return (*x.shape[:2], *[1] * (x.dim() - 2))
+
+
+def _feature_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
+    return _dropped(draw, input, p, _channels(input)) if train and p else NotImplemented
+
+
+def _alpha(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
+    """Klambauer et al. 2017, section 3: mean and variance of SELU's activations stay."""
+    if rate == 1.0:
+        return x * 0.0
+    scale = 1.0 / math.sqrt((_ALPHA**2 * rate + 1.0) * (1.0 - rate))
+    kept = (draw(shape) >= rate).to(x.dtype)
+    return x * (kept * scale) + ((kept - 1.0) * (_ALPHA * scale) + _ALPHA * scale * rate)
+
+
+def _alpha_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
+    return _alpha(draw, input, p, input.shape) if train and p else NotImplemented
+
+
+def _feature_alpha_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
+    return _alpha(draw, input, p, _channels(input)) if train and p else NotImplemented
+
+
+def _rrelu(
+    draw: Draw,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: object = None,
+) -> Any:
+    if not training:
+        return NotImplemented
+    slope = lower + (upper - lower) * draw(input.shape).to(input.dtype)
+    return torch.where(input <= 0, input * slope, input)
+
+
+def _attention(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if not dropout_p:
+        return NotImplemented
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, dim=-3), value.repeat_interleave(groups, dim=-3)
+    if is_causal:
+        square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        attn_mask = square.tril()
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = torch.where(attn_mask, scores, torch.full_like(scores, -math.inf))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    # A row that may look at nothing has weights of 0.
+    softmax = torch.softmax if attn_mask is None else torch.ops.aten._safe_softmax.default
+    return dropped(draw, softmax(scores, -1), dropout_p) @ value
+
+
+def _rnn(layer: Callable[..., tuple[Tensor, Tensor]], draw: Draw, *args: Any) -> Any:
+    """``layer`` is torch's function for all layers, called here for each of them."""
+    if not isinstance(args[2], Sequence):  # packed sequences
+        return NotImplemented
+    x, state, weights, biases, layers, rate, training, both, batch_first = args
+    if not training or not rate or layers == 1:
+        return NotImplemented
+    x = x.transpose(0, 1) if batch_first else x
+    ends = 2 if both else 1
+    each, last = ends * (4 if biases else 2), []
+    for number in range(layers):
+        if number:
+            x = dropped(draw, x, rate)
+        own = weights[number * each : (number + 1) * each]
+        first = state[number * ends : (number + 1) * ends]
+        x, h = layer(x, first, own, biases, 1, 0.0, training, both, False)
+        last.append(h)
+    return x.transpose(0, 1) if batch_first else x, torch.cat(last)
+
+
+def _made(*args: Any, **kwargs: Any) -> Tensor:
+    """An empty tensor as the arguments of ``torch.rand`` and ``torch.randn`` ask for."""
+    options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
+    return torch.empty(*args, **options)
+
+
+def _made_like(*args: Any, **kwargs: Any) -> Tensor:
+    options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
+    return torch.empty_like(*args, **options)
+
+
+def _uniform_like(draw: Draw, empty: Tensor) -> Tensor:
+    return draw(empty.shape).to(empty.dtype)
+
+
+def _normal_like(draw: Draw, empty: Tensor) -> Tensor:
+    return normal(draw, empty.shape).to(empty.dtype)
+
+
+def _factory(make: Callable[..., Tensor], numbers: Callable[[Draw, Tensor], Tensor]) -> Rule:
+    def rule(draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
+        return NotImplemented if "out" in kwargs else numbers(draw, make(*args, **kwargs))
+
+    return rule
+
+
+def _normal(
+    draw: Draw,
+    mean: Tensor | float,
+    std: Tensor | float = 1.0,
+    size: Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Any:
+    if "out" in kwargs:
+        return NotImplemented
+    if size is not None:
+        return mean + std * _normal_like(draw, _made(size, **kwargs))
+    given = torch.broadcast_tensors(*(value for value in (mean, std) if isinstance(value, Tensor)))[0]
+    return mean + std * _normal_like(draw, given)
+
+
+def _normal_(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0, **kwargs: Any) -> Tensor:
+    return x.copy_(mean + std * _normal_like(draw, x))
+
+
+def _uniform_(draw: Draw, x: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
+    low, high = dict(enumerate(bounds)), (0.0, 1.0)
+    start, stop = (low.get(place, kwargs.get(name, high[place])) for place, name in enumerate(("from", "to")))
+    return x.copy_(start + (stop - start) * _uniform_like(draw, x))
+
+
+def _bernoulli(draw: Draw, input: Tensor, p: float | None = None, **kwargs: Any) -> Any:
+    if "out" in kwargs:
+        return NotImplemented
+    return (draw(input.shape) >= 1.0 - (input if p is None else p)).to(input.dtype)
+
+
+def _bernoulli_(draw: Draw, x: Tensor, p: Tensor | float = 0.5, **kwargs: Any) -> Tensor:
+    return x.copy_(draw(x.shape) >= 1.0 - p)
+
+
+def _exponential_(draw: Draw, x: Tensor, lambd: float = 1.0, **kwargs: Any) -> Tensor:
+    return x.copy_(torch.log(1.0 - draw(x.shape)).neg().clamp_min(_LEAST) / lambd)
+
+
+def _inside(rule: Rule) -> Rule:
+    """The form of ``rule`` that writes into its input."""
+
+    def inside(draw: Draw, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result = rule(draw, input, *args, **kwargs)
+        return result if result is NotImplemented else input.copy_(result)
+
+    return inside
+
+
+RULES: Mapping[str, Rule] = {
+    "dropout": _dropout,
+    "dropout_": _dropout_,
+    "feature_dropout": _feature_dropout,
+    "feature_dropout_": _inside(_feature_dropout),
+    "alpha_dropout": _alpha_dropout,
+    "alpha_dropout_": _inside(_alpha_dropout),
+    "feature_alpha_dropout": _feature_alpha_dropout,
+    "feature_alpha_dropout_": _inside(_feature_alpha_dropout),
+    "rrelu": _rrelu,
+    "rrelu_": _inside(_rrelu),
+    "scaled_dot_product_attention": _attention,
+    "rnn_tanh": partial(_rnn, torch.rnn_tanh),
+    "rnn_relu": partial(_rnn, torch.rnn_relu),
+    "rand": _factory(_made, _uniform_like),
+    "rand_like": _factory(_made_like, _uniform_like),
+    "randn": _factory(_made, _normal_like),
+    "randn_like": _factory(_made_like, _normal_like),
+    "normal": _normal,
+    "normal_": _normal_,
+    "uniform_": _uniform_,
+    "bernoulli": _bernoulli,
+    "bernoulli_": _bernoulli_,
+    "exponential_": _exponential_,
+}
+"""By the name of the function of torch or method of a tensor; one that ends in ``_`` writes into its first argument."""
