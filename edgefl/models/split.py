@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import Literal
 
-import torch
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
@@ -138,12 +137,11 @@ def check_classes(spec: ModelSpec) -> None:
 
 def _children(module: nn.Sequential, sample: TensorSpec, output: Output) -> nn.Sequential:
     """The children as they are; a last one that returns more than a tensor gives its output alone."""
-    *firsts, (name, last) = module._modules.items()
-    made = [(name, child) for name, child in firsts if child is not None]
-    assert last is not None
-    if not _gives_tensor(sequential([*made, (name, last)]), sample, output):
-        last = returning(last, output)
-    return sequential([*made, (name, last)])
+    children = [(name, child) for name, child in module._modules.items() if child is not None]
+    if children and not _gives_tensor(sequential(children), sample, output):
+        name, last = children.pop()
+        children.append((name, returning(last, output)))
+    return sequential(children)
 
 
 def _gives_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> bool:

@@ -15,7 +15,7 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ExportError, ModelError
 from exporters.capture.trace import capture
-from tests.models.draws.nets import MODELS, ROWS, Transformer
+from tests.models.draws.nets import MODELS, ROWS, Noisy, Transformer
 from tests.models.draws.torch_numbers import Given
 
 
@@ -56,7 +56,7 @@ def test_it_trains_as_torch_does_on_the_same_numbers(name: str) -> None:
 
     assert next(numbers, None) is None
     torch.testing.assert_close(loss, wanted)
-    for unit_name, own in spec.own_names.items():
+    for own, unit_name in spec.global_names.items():
         torch.testing.assert_close(weights[unit_name].grad, gradients[own], rtol=1e-5, atol=1e-6)
 
 
@@ -161,6 +161,19 @@ def test_a_root_that_draws_in_inference_is_refused_with_its_line() -> None:
         ModelError, match=r"randn_like.* in Always .*in inference.*self\.training.*test_models\.py:\d+"
     ):
         split(Always(), sample=ROWS, classes=4)
+
+
+def test_a_root_that_draws_may_return_more_than_its_output() -> None:
+    class Outputs(Noisy):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"hidden": x, "logits": super().forward(x)}
+
+    module, x = Outputs(), torch.randn(3, *ROWS.shape)
+    for outer in (module, nn.Sequential(nn.Identity(), module)):
+        spec = split(outer, sample=ROWS, classes=4)
+
+        assert torch.equal(spec.module.eval()(x), module.eval()(x)["logits"])
+        assert len(Objective(spec.module, spec.sample).noise(3)) == 1
 
 
 def test_a_layer_that_draws_in_inference_is_refused_with_its_line() -> None:
