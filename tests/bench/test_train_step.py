@@ -24,7 +24,15 @@ from edgefl.bench.train_step.rows import TrainStepSettings, compiled, measure
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
-from edgefl.models.losses import BinaryCrossEntropy, CrossEntropy, Loss, SequenceCrossEntropy, SquaredError
+from edgefl.models.losses import (
+    BinaryCrossEntropy,
+    CausalLM,
+    CrossEntropy,
+    Loss,
+    SequenceCrossEntropy,
+    SquaredError,
+)
+from edgefl.models.losses.loss import batch_mean
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.bundle.formats import format_of
@@ -261,7 +269,10 @@ class Cubic:
         (CrossEntropy(0.1), (4, 5), torch.tensor([0, 4, 2, 1])),
         (CrossEntropy(), (4, 1), torch.tensor([0, 1, 1, 0])),
         (SequenceCrossEntropy(), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
-        (SequenceCrossEntropy(4), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 4, 3]])),
+        (SequenceCrossEntropy(4), (2, 3, 5), torch.tensor([[0, 4, 4], [1, 4, 3]])),
+        (CrossEntropy(ignore_index=-1), (2, 5, 3), torch.tensor([[0, -1, -1], [1, 4, 3]])),
+        (CausalLM(ignore_index=None, shift=False), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
+        (CausalLM(ignore_index=4), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
         (BinaryCrossEntropy(), (2, 3), torch.tensor([[0.0, 1, 1], [1, 0, 0]])),
         (SquaredError(), (2, 3), torch.ones(2, 3)),
         (Cubic(), (2, 3), torch.ones(2, 3)),
@@ -273,4 +284,4 @@ def test_the_losses_of_torch_are_the_losses_of_the_models(
 ) -> None:
     z = torch.randn(out, generator=torch.Generator().manual_seed(0))
 
-    torch.testing.assert_close(loss_as_written(loss)(z, y), loss.each(z, y).mean())
+    torch.testing.assert_close(loss_as_written(loss)(z, y), batch_mean(loss, loss.each(z, y), y))
