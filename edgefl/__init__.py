@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from edgefl.contract.tensors import TensorSpec
     from edgefl.data.dataset import Dataset, OtherInput
     from edgefl.facts import shipped as catalog
+    from edgefl.models.layers.log_mel import LogMel
     from edgefl.models.losses.own import own_loss
     from edgefl.models.spec import ModelSpec
     from edgefl.models.split import split
@@ -202,6 +203,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.contract.tensors": ("TensorSpec",),
     "edgefl.data.dataset": ("Dataset", "OtherInput"),
     "edgefl.models.losses.own": ("own_loss",),
+    "edgefl.models.layers.log_mel": ("LogMel",),
     "edgefl.models.spec": ("ModelSpec",),
     "edgefl.models.split": ("split",),
     "edgefl.setup.updates": ("update_sizes",),
@@ -277,6 +279,7 @@ __all__ = [
     "Int8",
     "LocalAMSGrad",
     "LocalOnly",
+    "LogMel",
     "MimeAdam",
     "MimeLite",
     "ModelSpec",

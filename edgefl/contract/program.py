@@ -51,13 +51,15 @@ class Function:
     """One pure function of a program, with the ports it reads.
 
     Outputs need no declaration: they are what ``fn`` returns, in that order.
-    ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid.
+    ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid. ``fixed``: what
+    it closes over are numbers that no training changes, such as a filter bank, so that they may be constants of any size.
     """
 
     name: str
     fn: Callable[[Tensors], Tensors]
     inputs: Mapping[str, TensorSpec]
     label_range: int = 2
+    fixed: bool = False
 
     def __call__(self, tensors: Tensors) -> Tensors:
         return self.fn(tensors)

@@ -13,10 +13,11 @@ from edgefl.contract.tensors import TensorSpec, prefixed, role_of
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Bucket, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.bundle.readers import Text
+from edgefl.wire.bundle.readers import Sound, Text
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
+from exporters.bundle.features import features_of
 from exporters.bundle.formats import Format, Onnx
 from exporters.bundle.wiring import check_wiring
 from exporters.memory.recompute import Budget
@@ -93,6 +94,9 @@ def build_bundle(
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
     graphs = [add(name, chunk.forward) for name, chunk in chunks]
     graphs += [add(name, function) for name, function in _named(program).items()]
+    if (made := features_of(data)) and isinstance(data.reader, Sound):
+        graphs.append(add(made.name, made))
+        data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, features=made.name))
     sources, listing = packed_sources(nodes, chunk_bytes)
     blobs[sources.sha256] = listing
     if tokenizer and isinstance(data.reader, Text):

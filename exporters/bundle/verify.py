@@ -11,6 +11,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import BundleError, ExportError
 from exporters.bundle.build import Prefix, batch_size, ports, trained_entries
+from exporters.bundle.features import features_of
 from exporters.bundle.formats import Format, format_of
 from exporters.verify.graphs import Verification
 
@@ -71,7 +72,7 @@ def verify_bundle(
     Each graph runs in the runtime of its format; ConfigError if that is not installed. Raises BundleError for a graph
     that no function of ``origin`` stands behind; all other findings are in the result.
     """
-    functions = origin.functions
+    functions = functions_of(bundle.manifest, origin)
     for graph in bundle.manifest.graphs:
         if graph.name not in functions:
             raise BundleError(
@@ -86,6 +87,12 @@ def verify_bundle(
         model = bundle.graph_bytes(graph.name)
         checks.append(_check(formats[graph.format], graph, model, functions[graph.name], seed))
     return BundleCheck(tuple(checks), tuple(_contradictions(bundle.manifest, origin)))
+
+
+def functions_of(manifest: Manifest, origin: Origin) -> Mapping[str, Function]:
+    """The functions by the name of their graph, and the one that makes samples, which the manifest describes itself."""
+    made = features_of(manifest.data)
+    return {**origin.functions, **({made.name: made} if made else {})}
 
 
 def _check(form: Format, graph: Graph, model: bytes, function: Function, seed: int) -> GraphCheck:
@@ -160,7 +167,7 @@ def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
         "batch": (manifest.batch, batch_size(program)),
         "trained parameters": (manifest.parameters, trained_entries(program)),
         "hyper-parameters": (dict(manifest.hyper), dict(program.hyper)),
-        "graphs": (sorted(graph.name for graph in manifest.graphs), sorted(origin.functions)),
+        "graphs": (sorted(graph.name for graph in manifest.graphs), sorted(functions_of(manifest, origin))),
     }
     return [
         f"{what}: {entry} in the bundle, {wanted} expected"

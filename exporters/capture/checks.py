@@ -143,7 +143,8 @@ def check_constants(function: Function, joint: fx.GraphModule, core: fx.GraphMod
             continue
         floats = value.is_floating_point() or value.is_complex()
         limit = MAX_CONSTANT_ELEMENTS if floats else MAX_INTEGER_CONSTANT_ELEMENTS
-        if isinstance(value, torch.nn.Parameter) or value.requires_grad or value.numel() > limit:
+        large = value.numel() > limit and not function.fixed
+        if isinstance(value, torch.nn.Parameter) or value.requires_grad or large:
             raise ExportError(
                 f"function {function.name!r} reads a tensor of shape {tuple(value.shape)} ({value.dtype}, at most "
                 f"{limit} entries may be a constant) that is not among its inputs; a weight must be an input, or "

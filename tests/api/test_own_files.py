@@ -18,15 +18,15 @@ from edgefl.data.text.vocabulary import words
 from edgefl.setup.data import open_data
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.bundle.readers import Image, Reader, Series, Table, Text
+from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.errors import ConfigError, DataError, ExportError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
 from server.publish.announcements import offer_bundle
 from server.publish.publisher import Publisher
 from tests.cli.runner import runner
-from tests.device_runtime.data.files import image, written
+from tests.device_runtime.data.files import image, sound, written
 from tests.server.publish.test_publisher import TOPICS, Broker
 
 NAMES = ("ant", "bee", "cow")
@@ -134,6 +134,51 @@ def test_bad_rows_are_skipped_where_the_device_wants_that(bundle: edgefl.Bundle,
         edgefl.train_round(bundle, weights, own, bad_rows="drop")
     with pytest.raises(ConfigError, match="argument `y` is missing"):
         edgefl.train_round(bundle, weights, pictures(2)[0])
+
+
+class Hears(nn.Module):
+    """Two convolutions, small enough to compile in a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 6 * 5, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+MEL = {"rate": 8000, "length": 400, "mels": 8, "window": 100, "step": 50}
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any, tmp_path: Path) -> None:
+    """The same on a device as where the features were made by torch."""
+    waves = (np.random.default_rng(1).normal(size=(6, 400)) * 6000).astype(np.int16)
+    y = np.array([0, 0, 0, 1, 1, 1])
+    x = edgefl.LogMel(**MEL)(torch.from_numpy(waves.astype(np.float32) / 32768)).numpy()
+    data = edgefl.Dataset.of(x, y, x, y, names=("off", "on"), reader=Sound(**MEL))
+    made = edgefl.compile(Hears, data=data, program=edgefl.SGD(lr=0.1, steps=2, batch=2), target=target)
+    path = made.save(tmp_path / "sounds.efl")
+    for row, (samples, label) in enumerate(zip(waves, y, strict=True)):
+        sound(tmp_path / "own" / ("off", "on")[label] / f"{row}.wav", samples)
+    weights = made.initial_weights()
+
+    assert made.manifest.graph("features").outputs[0].shape == (1, *x.shape[1:])
+    files = edgefl.train_round(path, weights, tmp_path / "own")
+    arrays = edgefl.train_round(path, weights, x, y)
+    for name in files.update:
+        np.testing.assert_allclose(files.update[name], arrays.update[name], atol=2e-5)
+    assert made.verify(seed=2).ok
+    report = edgefl.check_data(tmp_path / "own", path)
+    assert report.fits and report.inputs[0].shape == x.shape[1:]
+
+
+def test_features_of_another_shape_than_the_samples_are_refused() -> None:
+    x, y = np.zeros((4, 1, 8, 6), np.float32), np.arange(4) % 2
+    data = edgefl.Dataset.of(x, y, x, y, reader=Sound(**MEL))
+
+    with pytest.raises(ExportError, match=r"shape \(1, 8, 6\), and the log-mel features .* \(1, 8, 7\)"):
+        edgefl.compile(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), data=data)
 
 
 # -- the check -------------------------------------------------------------------------------------------------

@@ -56,12 +56,16 @@ class Sound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """WAV of ``rate`` samples a second, the channels averaged, in [-1, 1): the first ``length`` samples, silence behind what
     is shorter.
 
-    ``features``: the graph of the bundle that makes x of it, ``batch.0.x`` float32 (1, length) -> ``record`` (1, *shape).
-    Empty: x is the wave itself, of shape (length,) or (1, length).
+    With ``mels`` x is their log-mel features, (1, mels, frames), of frames of ``window`` samples, one every ``step``: the
+    graph ``features`` of the bundle makes them, ``batch.0.x`` float32 (1, length) -> ``record.x`` (1, *shape). Without, x is
+    the wave itself, of shape (length,) or (1, length).
     """
 
     rate: int
     length: int
+    mels: int = 0
+    window: int = 0
+    step: int = 0
     features: str = ""
 
 
@@ -89,6 +93,11 @@ def problem_of(reader: Reader) -> str:
         return "" if 0 < reader.white <= 255 else f"white is {reader.white}, of 1 to 255"
     if isinstance(reader, Sound):
         counts = {"rate": reader.rate, "length": reader.length}
+        counts |= {"window": reader.window, "step": reader.step} if reader.mels else {}
+        if reader.mels < 0 or (reader.mels and reader.window > reader.length):
+            return (
+                f"mels {reader.mels} of a window of {reader.window} in {reader.length} samples cannot be made"
+            )
     elif isinstance(reader, Series):
         counts = {"window": reader.window, "step": reader.step}
     else:
