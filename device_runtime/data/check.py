@@ -9,7 +9,8 @@ import numpy as np
 
 from device_runtime.config import Source
 from device_runtime.data.problems import Problem, Problems
-from device_runtime.data.samples import FittedData, LabelSpec, Parts
+from device_runtime.data.rows import Parts
+from device_runtime.data.samples import FittedData, LabelSpec
 from device_runtime.data.sources import load
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import DataError

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.data.problems import BadRow, Problems
-from device_runtime.data.samples import DecodedRows, LabelSpec, Parts, Rows
+from device_runtime.data.rows import DecodedRows, Parts, Rows
+from device_runtime.data.samples import LabelSpec
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Reader
 from edgefl.wire.errors import DataError

@@ -5,19 +5,19 @@ Where they come from: :mod:`device_runtime.data.sources`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
 from device_runtime.config import Policy
 from device_runtime.data.problems import Problems, bad_values
-from edgefl.wire.blobs import BlobRef
+from device_runtime.data.rows import NO_PARTS, DecodedRows, Parts, Rows
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
-from edgefl.wire.errors import BundleError, DataError
+from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 
 _ORDER = 1 << 21  # of batches, beside the streams of rows
@@ -83,50 +83,6 @@ class LabelSpec:
 
 
 ONE_CLASS = LabelSpec()
-
-
-class Rows(Protocol):
-    """Samples by row number: an array, or what stands for one that memory could not hold."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, at: Any, /) -> Any:
-        """The samples at these row numbers (an array) as an array; for a slice, those rows as such a thing."""
-
-
-@dataclass(frozen=True, eq=False)
-class DecodedRows:
-    """Samples that are made of ``items`` when they are asked for."""
-
-    items: Sequence[Any]
-    decode: Callable[[Any], Array]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, at: Any, /) -> Any:
-        if isinstance(at, slice):
-            return DecodedRows(self.items[at], self.decode)
-        return np.stack([self.decode(self.items[row]) for row in np.asarray(at).tolist()])
-
-
-def _no_blob(ref: BlobRef) -> bytes:
-    raise BundleError(f"the data are read by blob {ref.sha256[:12]}, and there is no bundle to take it from")
-
-
-def _no_features(name: str) -> Callable[[Array], Array]:
-    raise BundleError(f"the data are read by graph {name!r}, and there is no bundle to take it from")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What of a bundle files are read by: its blobs, and its graphs that make samples of what a file holds."""
-
-    blob: Callable[[BlobRef], bytes] = _no_blob
-    graph: Callable[[str], Callable[[Array], Array]] = _no_features
-
-
-NO_PARTS = Parts()
 
 
 class Local(Protocol):

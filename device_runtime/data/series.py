@@ -8,7 +8,7 @@ import numpy as np
 
 from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
-from device_runtime.data.samples import DecodedRows
+from device_runtime.data.rows import DecodedRows
 from device_runtime.data.tables import field, numbers, records, scaled
 from edgefl.wire.bundle.readers import Series
 from edgefl.wire.errors import DataError

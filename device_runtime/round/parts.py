@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from device_runtime.data.samples import Parts
+from device_runtime.data.rows import Parts
 from device_runtime.engine.base import Engine
 from device_runtime.round.graphs import Blobs, check_port
 from edgefl.wire.bundle.manifest import Manifest

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from device_runtime.config import Policy
-from device_runtime.data.samples import NO_PARTS, ONE_CLASS, FittedData, LabelSpec, Parts
+from device_runtime.data.rows import NO_PARTS, Parts
+from device_runtime.data.samples import ONE_CLASS, FittedData, LabelSpec
 from device_runtime.data.sources import load
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.data import images
-from device_runtime.data.samples import DecodedRows
+from device_runtime.data.rows import DecodedRows
 from device_runtime.data.sources import load
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.data.samples import DecodedRows
+from device_runtime.data.rows import DecodedRows
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Sound
 from edgefl.wire.errors import DataError

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.data.samples import LabelSpec, Parts
+from device_runtime.data.rows import Parts
+from device_runtime.data.samples import LabelSpec
 from edgefl.data.text.vocabulary import words
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import DataSpec, Input
