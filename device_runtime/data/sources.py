@@ -21,7 +21,6 @@ from device_runtime.data.problems import Problems
 from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.rows import NO_PARTS, Parts
 from device_runtime.data.samples import ONE_CLASS, FittedData, LabelSpec, Local, check_some
-)
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.errors import DataError
