@@ -299,6 +299,7 @@ READERS: dict[str, Reader] = {
     ),
     "reader_series": Series(columns=("ax", "ay"), window=128, step=64, label="does", channels_last=True),
     "reader_sound": Sound(rate=16000, length=16000, features="features"),
+    "reader_log_mel": Sound(rate=16000, length=16000, mels=40, window=640, step=320, features="features"),
     "reader_text": Text(),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.agent import Agent
-from device_runtime.config import AgentConfig, AgentEvent
+from device_runtime.config import AgentConfig, AgentEvent, Policy, Source
 from device_runtime.engine.select import open_engine
 from device_runtime.profile.request import Measure
 from edgefl.wire import tensors
@@ -46,7 +46,8 @@ class RunningAgent:
         folder: Path,
         limits: Limits,
         *,
-        data: Path | None = None,
+        data: Path | Source | None = None,
+        bad_rows: Policy = "refuse",
         until_done: bool = False,
         server_key: str = "",
         measure: Measure | None = None,
@@ -57,6 +58,7 @@ class RunningAgent:
             device=DEVICE,
             broker=broker,
             data=data or write_data(folder),
+            bad_rows=bad_rows,
             folder=folder / "state",
             tier="weak",
             memory_bytes=1 << 30,
