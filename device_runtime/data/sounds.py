@@ -40,7 +40,7 @@ def wave_of(path: Path, reader: Sound) -> Array:
         with wave.open(str(path), "rb") as file:
             parameters = file.getparams()
             content = file.readframes(min(parameters.nframes, reader.length))
-    except (wave.Error, EOFError, OSError) as error:
+    except Exception as error:  # wave raises RuntimeError and struct.error too for damaged files
         raise BadRow(
             f"is no WAV of whole numbers that can be read: {str(error) or 'it ends too early'}"
         ) from error
