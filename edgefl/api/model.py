@@ -16,7 +16,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.graph.output import Output
 from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
-from edgefl.models.split import split
+from edgefl.models.split import check_classes, split
 from edgefl.models.zoo.catalog import built, model_trained_on, with_loss
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
@@ -74,6 +74,7 @@ def model_spec(
         return model_trained_on(model, {"seed": seed, **counted, **(options or {})}, loss)
     if isinstance(model, ModelSpec):
         spec = with_loss(model, loss, labels)
+        check_classes(spec)
     elif isinstance(model, nn.Module):
         shape, count = _shape_of(model, data, sample, classes)
         name = type(model).__name__.lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.one_line import parse_loss
 from edgefl.setup.origin import origin_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.errors import ConfigError, DataError, ModelError
 from server.events import RoundClosed
 from server.scoring import Scored, round_closed
 from server.storage.history import History
@@ -231,6 +231,15 @@ def test_labels_that_are_no_class_are_refused_unless_they_are_said_to_be_ignored
     with pytest.raises(DataError, match="labels go from -100 to 6, and 7 classes are 0 to 6"):
         dataset(TOKENS, PADDED, classes=VOCABULARY, below=VOCABULARY)
     assert dataset(TOKENS, PADDED, below=VOCABULARY, ignored=-100).classes == VOCABULARY
+
+
+def test_a_spec_whose_loss_reads_its_output_the_other_way_round_is_refused() -> None:
+    tokens = TensorSpec((LENGTH,), torch.int64, VOCABULARY)
+    spec = edgefl.ModelSpec("speaker", cast(nn.Sequential, speaker()), tokens, VOCABULARY)
+    with pytest.raises(
+        ModelError, match=r"gives \(5, 7\) per sample, so 5 classes; 7 classes were asked for"
+    ):
+        edgefl.compile(spec)
 
 
 def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
