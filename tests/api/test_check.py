@@ -50,6 +50,11 @@ def test_a_model_that_both_engines_train() -> None:
     assert all(0 < each.max_rel_error < 1e-4 and each.step_ms > 0 for each in verdict.engines)
 
 
+@pytest.mark.slow
+def test_a_small_gpt_is_trained_by_both() -> None:
+    assert edgefl.check("gpt", options={"length": 8, "width": 16, "depth": 2}, batch=4).ok
+
+
 def test_what_stands_in_the_way_is_said_with_the_line_of_the_users_code(own: Path) -> None:
     ran = runner().invoke(
         app, ["check", f"{own}:make", "--option", "classes=2", "--option", "sample_shape=[4]"]

@@ -21,7 +21,7 @@ from edgefl.models.zoo.elu_mlp import elu_mlp
 from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
-from edgefl.models.zoo.transformer import Attention, bert, vit
+from edgefl.models.zoo.transformer import Attention, bert, gpt, vit
 from edgefl.wire.errors import ModelError
 from tests.pairs import by_default
 
@@ -134,8 +134,8 @@ def test_weights_are_floats_named_by_their_unit(name: str) -> None:
 def test_unknown_models_and_options_name_what_exists() -> None:
     with pytest.raises(
         ModelError,
-        match="bert, bilstm, cnn, convnext, elu_mlp, fafed_cifar, fafed_fashion, fafed_mnist, fedbat_cnn, lstm_lm, mlp, "
-        "mobilenet, resnet10, resnet18, resnet20, resnet8, vit",
+        match="bert, bilstm, cnn, convnext, elu_mlp, fafed_cifar, fafed_fashion, fafed_mnist, fedbat_cnn, gpt, lstm_lm, "
+        "mlp, mobilenet, resnet10, resnet18, resnet20, resnet8, vit",
     ):
         build_model("resnet99")
     with pytest.raises(ModelError, match=r"no option 'depth'.*widths"):
@@ -275,3 +275,16 @@ def test_convnext_adds_to_what_came_in_and_norms_over_channels() -> None:
     with torch.no_grad():
         block.scale.weight.zero_()
     assert torch.equal(block(x), x)
+
+
+def test_a_gpt_says_what_comes_next_from_what_came_before_alone() -> None:
+    spec = gpt(length=8, vocabulary=20, width=12, depth=2)
+    module = spec.module.eval()
+    first = torch.arange(8).remainder(20)[None]
+    other = first.clone()
+    other[0, 5] = 19
+
+    before, after = module(first), module(other)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+    assert spec.shortened(4).boundary(1).shape == (4, 12)

@@ -26,7 +26,7 @@ from edgefl.models.zoo.fedbat_cnn import fedbat_cnn
 from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
 from edgefl.models.zoo.resnet import resnet8, resnet10, resnet18, resnet20
-from edgefl.models.zoo.transformer import bert, vit
+from edgefl.models.zoo.transformer import bert, gpt, vit
 from edgefl.wire.errors import ModelError
 
 MODELS: Mapping[str, Callable[..., ModelSpec]] = {
@@ -39,6 +39,7 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
     "fafed_fashion": fafed_fashion,
     "fafed_mnist": fafed_mnist,
     "fedbat_cnn": fedbat_cnn,
+    "gpt": gpt,
     "lstm_lm": lstm_lm,
     "mlp": mlp,
     "mobilenet": mobilenet,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.initial import initialised
+from edgefl.models.losses import CausalLM
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.wire.errors import ModelError
 
@@ -20,16 +21,17 @@ class Attention(nn.Module):
     """Self-attention with ``heads`` heads: (B, T, W) -> (B, T, W).
 
     softmax(q k^T / sqrt(W / heads)) v per head; ``qkv`` projects to the three at once, ``out`` mixes the heads. What is
-    W at first may be another width between ``qkv`` and ``out``; their weights say which.
+    W at first may be another width between ``qkv`` and ``out``; their weights say which. ``causal``: a position sees those
+    before it and itself.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
         if width % heads:
             raise ModelError(
                 f"{heads} attention heads do not divide the width {width}", width=width, heads=heads
             )
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -37,7 +39,7 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         parts = self.qkv(x).view(batch, length, 3, self.heads, -1)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -61,11 +63,13 @@ class Block(nn.Module):
     Pre-norm: ``x + f(norm(x))``. Post-norm: ``norm(x + f(x))``.
     """
 
-    def __init__(self, width: int, heads: int, *, pre: bool, rate: float, eps: float) -> None:
+    def __init__(
+        self, width: int, heads: int, *, pre: bool, rate: float, eps: float, causal: bool = False
+    ) -> None:
         super().__init__()
         self.pre = pre
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, causal=causal)
         self.drop1 = nn.Dropout(rate)
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.feedforward = Feedforward(width, 4 * width)
@@ -148,6 +152,33 @@ class TokenEmbedding(nn.Module):
         return out
 
 
+class CausalEmbedding(nn.Module):
+    """Token numbers (B, T) int64 -> token plus position vectors, dropout: (B, T, W)."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, rate: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = Positions(length, width)
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.drop(self.positions(self.tokens(tokens)))
+        return out
+
+
+class NextHead(nn.Module):
+    """Layer norm and decoder: (B, T, W) -> logits of the next token (B, T, V)."""
+
+    def __init__(self, width: int, vocabulary: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.decoder = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.decoder(self.norm(x))
+        return out
+
+
 class PooledHead(nn.Module):
     """BERT's pooler and classifier: tanh of a dense layer on the first token, dropout, dense layer."""
 
@@ -218,9 +249,38 @@ def bert(
     return ModelSpec("bert", initialised(units, seed), sample, classes)
 
 
+def gpt(
+    *,
+    length: int = 64,
+    vocabulary: int = 256,
+    width: int = 128,
+    depth: int = 4,
+    heads: int = 4,
+    rate: float = 0.1,
+    seed: int = 0,
+) -> ModelSpec:
+    """GPT-2's shape, small: token and position vectors, causal pre-norm blocks, norm and decoder. A sample is ``length``
+    tokens, its label the ``length`` tokens that follow each; 867,072 parameters at the defaults.
+
+    Embedding and decoder are not tied, so that a tier may hold the decoder alone.
+    """
+    eps = 1e-5
+
+    def units() -> nn.Sequential:
+        blocks = _blocks(depth, width, heads, pre=True, rate=rate, eps=eps, causal=True)
+        first = CausalEmbedding(vocabulary, length, width, rate)
+        return sequential([("embed", first), *blocks, ("head", NextHead(width, vocabulary, eps))])
+
+    sample = TensorSpec((length,), torch.int64, vocabulary)
+    return ModelSpec(
+        "gpt", initialised(units, seed), sample, vocabulary, loss=CausalLM(ignore_index=None, shift=False)
+    )
+
+
 def _blocks(
-    depth: int, width: int, heads: int, *, pre: bool, rate: float, eps: float
+    depth: int, width: int, heads: int, *, pre: bool, rate: float, eps: float, causal: bool = False
 ) -> list[tuple[str, nn.Module]]:
     return [
-        (f"block{number}", Block(width, heads, pre=pre, rate=rate, eps=eps)) for number in range(1, depth + 1)
+        (f"block{number}", Block(width, heads, pre=pre, rate=rate, eps=eps, causal=causal))
+        for number in range(1, depth + 1)
     ]
