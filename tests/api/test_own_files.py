@@ -15,6 +15,7 @@ import edgefl
 from edgefl.cli import app
 from edgefl.config import parse
 from edgefl.data.text.vocabulary import words
+from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import decode_manifest
@@ -150,7 +151,7 @@ class Hears(nn.Module):
 MEL = {"rate": 8000, "length": 400, "mels": 8, "window": 100, "step": 50}
 
 
-@pytest.mark.parametrize("target", ["onnx", "executorch"])
+@pytest.mark.parametrize("target", ["onnx", pytest.param("executorch", marks=pytest.mark.slow)])
 def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any, tmp_path: Path) -> None:
     """The same on a device as where the features were made by torch."""
     waves = (np.random.default_rng(1).normal(size=(6, 400)) * 6000).astype(np.int16)
@@ -274,6 +275,17 @@ def test_a_dataset_keeps_its_reader_in_its_file(reader: Reader | None, tmp_path:
     assert (read.reader, read.tokenizer, read.names) == (made.reader, made.tokenizer, NAMES)
 
 
+def test_a_federation_of_texts_tells_its_devices_how_it_reads_them(tmp_path: Path) -> None:
+    written(tmp_path / "ag_news" / "train.csv", '1,Cup,"A late goal wins"\n2,Shares,"Prices fall late"\n' * 3)
+    written(tmp_path / "ag_news" / "test.csv", '2,Cup,"A goal"\n')
+    table = {"name": "ag_news", "dir": str(tmp_path), "length": 6, "vocabulary": 30, "mask": True}
+    data = open_data(parse({"data": table}, source="fed.toml"))
+
+    assert data.reader == Text(mask="attention_mask")
+    assert b"late" in data.tokenizer and len(data.names) == 4
+    assert open_data(parse({"data": {**table, "tokens": "bytes"}}, source="fed.toml")).tokenizer == b""
+
+
 def test_classes_have_as_many_names() -> None:
     x, y = pictures(9)
     with pytest.raises(DataError, match="own data: 3 classes have as many different names, found ant, bee"):
@@ -283,6 +295,5 @@ def test_classes_have_as_many_names() -> None:
 def test_pixels_that_do_not_reach_255_say_what_white_is() -> None:
     x, y = pictures(9)
     data = edgefl.Dataset.of(x // 16, y, x // 16, y)
-    bundle = edgefl.compile(looks, data=data, program=edgefl.SGD(lr=0.1, steps=1, batch=2))
 
-    assert bundle.manifest.data.reader == Image(white=15)
+    assert data_spec(data).reader == Image(white=15)

@@ -74,7 +74,7 @@ def _show(report: DataReport) -> None:
         print_table("Classes", [{"class": name, "rows": count} for name, count in report.classes.items()])
     if report.problems:
         print_table(
-            f"{human(report.bad_rows)} rows do not fit"
+            ("1 row does not fit" if report.bad_rows == 1 else f"{human(report.bad_rows)} rows do not fit")
             + (f", the first {len(report.problems)}" if len(report.problems) < report.bad_rows else ""),
             [{"where": each.where, "what": each.text} for each in report.problems],
         )
