@@ -108,6 +108,7 @@ Quantile = built_alone(LossChoice, "quantile", "Quantile", losses.Quantile)
 InfoNCE = built_alone(LossChoice, "info_nce", "InfoNCE", losses.InfoNCE)
 NTXent = built_alone(LossChoice, "nt_xent", "NTXent", losses.NTXent)
 CTC = built_alone(LossChoice, "ctc", "CTC", losses.CTC)
+ModelLoss = built_alone(LossChoice, "model", "ModelLoss", losses.ModelLoss)
 
 LossLike = LossChoice | Loss | str | Callable[..., Any]
 """A choice such as ``edgefl.Huber(delta=2.0)``, a loss, its name, or a function ``(out, y)`` of your own."""

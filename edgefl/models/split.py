@@ -15,12 +15,14 @@ from edgefl.models.graph import autocut
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.output import Output, returning
 from edgefl.models.graph.plain import draws, path_of, paths_of, source_of
+from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
+from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential, without_values
 from edgefl.models.tied import shared
 from edgefl.wire.errors import ModelError
@@ -67,7 +69,7 @@ def split(
     moving statistics are needed on both sides, and with torch's reason and the line of code where the module
     cannot be traced or draws in inference.
     """
-    whole = sample
+    whole, chosen = sample, loss
 
     def again(length: int) -> ModelSpec:
         """The same cuts for shorter samples."""
@@ -86,12 +88,15 @@ def split(
             units=units,
             name=name,
             accounting_batch=accounting_batch,
-            loss=spec.loss,
+            loss=chosen if isinstance(chosen, ModelLoss) else spec.loss,
             labels=None if labels is None else cut(labels),
             output=output,
         )
 
     copied = visible(module)
+    if isinstance(loss, ModelLoss):
+        with _mode(copied, training=False):
+            loss = lifted(copied, sample, output, loss, labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
     state = copied.state_dict(keep_vars=True)

@@ -21,7 +21,7 @@ from tests.docs.documents import DOCS
 
 NO_PAPER = {"Dense", "Float16", "BFloat16", "Int8", "LocalOnly"}
 NO_PAPER |= {"CrossEntropy", "SequenceCrossEntropy", "CausalLM", "BinaryCrossEntropy"}
-NO_PAPER |= {"SquaredError", "AbsoluteError"}
+NO_PAPER |= {"SquaredError", "AbsoluteError", "ModelLoss"}
 """Methods that nobody wrote a paper about."""
 
 _ARRAYS = re.compile(r"\b(Array|Arrays|Tensor|Tensors|NDArray|ndarray)\b")

@@ -45,13 +45,25 @@ def giving(root: nn.Module, output: Output) -> Iterator[None]:
     """Inside, ``root`` returns its output alone, and models with a configuration for it keep no cache of a text so far."""
     own = root.__dict__.get("forward")
     forward = root.forward
-    configs = {id(config): config for config in map(_caching, root.modules()) if config is not None}
 
     @functools.wraps(forward)  # torch.export reads the signature
     def giving_one(*args: Any, **kwargs: Any) -> Tensor:
         return tensor_of(forward(*args, **kwargs), output, type(root).__name__)
 
     root.forward = giving_one
+    try:
+        with without_cache(root):
+            yield
+    finally:
+        del root.__dict__["forward"]
+        if own is not None:
+            root.__dict__["forward"] = own
+
+
+@contextmanager
+def without_cache(root: nn.Module) -> Iterator[None]:
+    """Inside, no part of ``root`` has a configuration that says to keep a cache."""
+    configs = {id(config): config for config in map(_caching, root.modules()) if config is not None}
     for config in configs.values():
         config.use_cache = False
     try:
@@ -59,9 +71,6 @@ def giving(root: nn.Module, output: Output) -> Iterator[None]:
     finally:
         for config in configs.values():
             config.use_cache = True
-        del root.__dict__["forward"]
-        if own is not None:
-            root.__dict__["forward"] = own
 
 
 def returning(root: nn.Module, output: Output) -> nn.Module:

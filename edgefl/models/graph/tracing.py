@@ -117,11 +117,17 @@ def trace(
     cannot be traced, or if there is no such tensor.
     """
     recorder = _Recorder()
-    what = f"cannot trace {type(root).__name__} on samples of shape {sample.shape}"
-    x = torch.zeros((_ROWS, *sample.shape), dtype=sample.dtype)
-    with _told(what), giving(root, output), _closed(root, closed, recorder), _quiet():
-        program = torch.export.export(root, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False)
+    with giving(root, output), _closed(root, closed, recorder):
+        program = exported(root, sample)
     return _traced(root, program, tuple(recorder.calls))
+
+
+def exported(root: nn.Module, *samples: TensorSpec) -> ExportedProgram:
+    """``root`` on batches of ``samples`` by torch.export, the batch size a symbol; ModelError as :func:`trace`."""
+    batch = Dim("batch")
+    inputs = tuple(torch.zeros((_ROWS, *sample.shape), dtype=sample.dtype) for sample in samples)
+    with _told(f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"), _quiet():
+        return torch.export.export(root, inputs, dynamic_shapes=({0: batch},) * len(inputs), strict=False)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.own import OwnLoss, own_loss
 from edgefl.models.losses.regression import AbsoluteError, Huber, Quantile, SquaredError
+from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Huber",
     "InfoNCE",
     "Loss",
+    "ModelLoss",
     "NTXent",
     "OwnLoss",
     "Quantile",

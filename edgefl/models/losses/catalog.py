@@ -17,6 +17,7 @@ from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.regression import AbsoluteError, Huber, Quantile, SquaredError
+from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
 from edgefl.models.user_factory import factory_of
 from edgefl.wire.errors import ConfigError, ModelError
@@ -33,6 +34,7 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
     "info_nce": InfoNCE,
     "nt_xent": NTXent,
     "ctc": CTC,
+    "model": ModelLoss,
 }
 
 _FEW = 2

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.losses import SequenceCrossEntropy
+from edgefl.models.losses import ModelLoss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.tied import borrowed
@@ -201,6 +201,24 @@ def test_a_weak_tier_trains_the_tied_head_and_reads_it_in_the_frozen_embedding(
     assert result.update.keys() == expected.keys() == set(tier.submodel.holds)
     for key, value in expected.items():
         torch.testing.assert_close(torch.from_numpy(result.update[key]), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [slow("GPT-2"), slow("BERT"), slow("Llama"), slow("Mamba")])
+def test_it_is_trained_by_the_loss_that_it_returns_itself(name: str) -> None:
+    model = _made(name)[0].eval()
+    labels = TensorSpec(WORDS.shape, torch.int64, VOCABULARY)
+    spec = split(model, sample=WORDS, classes=VOCABULARY, loss=ModelLoss(), labels=labels)
+    batch = _batch(spec)
+    loss = model(batch["batch.0.x"], labels=batch["batch.0.y"]).loss
+    named = dict(model.named_parameters())
+
+    found = gradient(Objective.of(OutputSide(spec, 0)), spec.weights, batch)
+
+    torch.testing.assert_close(found[0], loss, rtol=1e-5, atol=1e-6)
+    for own, grad in zip(named, torch.autograd.grad(loss, list(named.values())), strict=True):
+        torch.testing.assert_close(found[2][spec.global_names[own]], grad, rtol=1e-5, atol=1e-5)
+    step = sgd(Objective.of(OutputSide(spec, 1)), batch=BATCH).phases[0].function
+    assert checked("onnx", step, 3).worst <= 1e-4
 
 
 @pytest.mark.parametrize("name", [slow("GPT-2"), slow("Llama, tied"), slow("BERT")])
