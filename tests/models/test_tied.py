@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl import programs
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
 from edgefl.models.layers.visible import visible
@@ -27,6 +28,7 @@ from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.output_side.accounting import m_forward
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import standalone
+from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
 from tests.pairs import in_turn
@@ -298,6 +300,24 @@ def test_sizes_of_a_tied_model_run_on_their_own() -> None:
     part = Importance(spec, 0.3)
     small = compact(spec, weights, part.cut_of(weights).masks)
     torch.testing.assert_close(small.spec.module(x), standalone(part, weights)(x))
+
+
+@pytest.mark.parametrize("case", ["head", "repeated"])
+@pytest.mark.parametrize("name", ["adamw", "fedbat", "scaffold", "swat"])
+def test_any_program_trains_it_as_one_tensor(case: str, name: str) -> None:
+    _, spec = _made(case)
+    for cut in (0, 2):
+        step = programs.build(name, Objective.of(OutputSide(spec, cut)), batch=3).phases[0].function
+        assert all(bool(value.isfinite().all()) for value in step(step.example(3)).values())
+
+
+def test_its_strongest_channels_are_those_of_both_uses() -> None:
+    _, spec = _made("head")
+    part = Structured(spec, 0.5)
+    kept = part.place({name: tensor.numpy() for name, tensor in spec.weights.items()}, 1)
+    assert kept.payload["head.weight"].shape == part.suffix.state_dict()["head.weight"].shape
+    step = programs.build("tcbgd", Objective.of(part), batch=3).phases[0].function
+    assert all(bool(value.isfinite().all()) for value in step(step.example(3)).values())
 
 
 def test_a_level_that_ends_before_the_tied_head_is_refused_with_the_pair() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,4 +184,5 @@ def sparsely(objective: Objective, top: Top) -> Objective:
 
 
 def _weight(layer: nn.Module) -> nn.Parameter:
-    return layer.get_parameter("weight")
+    # No parameter of this layer where it is tied to one of another.
+    return cast(nn.Parameter, layer.weight)
