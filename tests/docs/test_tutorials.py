@@ -66,7 +66,9 @@ def test_a_new_method(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_model_with_two_inputs_and_its_data(tmp_path: Path) -> None:
-    files = {block.file: content(block) for block in blocks(DOCS / "models" / "data.md", "python") if block.file}
+    files = {
+        block.file: content(block) for block in blocks(DOCS / "models" / "data.md", "python") if block.file
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
