@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
@@ -158,7 +159,7 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
 @contextmanager
 def without_values() -> Iterator[None]:
     """For runs of modules on the meta device: tensors that their code makes without naming a device are there too."""
-    with torch.no_grad(), torch.device("meta"):
+    with torch.no_grad(), torch.device("meta"), Steered():
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, cast, runtime_checkable
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.draws.reading import Reading, drawn
+from edgefl.models.draws.steering import Steered
 from edgefl.models.exit_loss import divergence
 from edgefl.models.layers.given import given, placed
 from edgefl.models.losses.classes import CROSS_ENTROPY
@@ -262,13 +263,14 @@ class Objective:
         """Inference mode: the output. ``weights`` may hold more than the suffix, such as the whole model."""
         tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
         read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
-        return self._output(read, x, others, training=False)
+        with Steered():
+            return self._output(read, x, others, training=False)
 
     def _reading(self, uniform: Mapping[str, Tensor]) -> AbstractContextManager[object]:
         """What the suffix draws comes from ``uniform``; from torch's generator where there is nothing in it for that."""
         numbers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
         if not numbers:
-            return nullcontext()
+            return Steered()
         # Whoever has numbers has asked for the ports before, and this may run inside a trace, where no other run can.
         names = next(iter(self._draws.values()), None) or self._drawn(2)
         return Reading.of(tuple(names), numbers)

@@ -13,7 +13,7 @@ its author wrote::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.rules import RULES, Draw
+from edgefl.models.draws.steering import Steered, of_python
 from edgefl.wire.errors import ModelError
 
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-class Reading(TorchFunctionMode):
+class Reading(Steered):
     """While it is on, functions that draw get their numbers, uniform in [0, 1), from ``draw``, in the order of calls."""
 
     def __init__(self, draw: Draw) -> None:
@@ -55,13 +55,13 @@ class Reading(TorchFunctionMode):
 
         return cls(draw)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule, body = RULES.get(getattr(func, "__name__", "")), _body(func)
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        rule, body = RULES.get(name), _body(func)
         if body is not None:
             with self:
-                return body(*args, **(kwargs or {}))
-        result = NotImplemented if rule is None else rule(self._draw, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+                return body(*args, **kwargs)
+        result = NotImplemented if rule is None else rule(self._draw, *args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
 
 @cache
@@ -83,7 +83,7 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
 
     A name is the path of the innermost submodule that draws, and ``uniform``, with a number behind it from the second draw
     there on. Found by a run without values. One that fails tells what it saw until then: whoever runs the module next
-    meets the failure.
+    meets the failure. ModelError if it draws by Python's or numpy's generator: a graph would hold the same numbers forever.
     """
     ports: dict[str, TensorSpec] = {}
     running: list[tuple[nn.Module, str]] = []
@@ -100,11 +100,14 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
-        try:
-            with _paths(module, running), Reading(draw):
-                torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
-        except Exception:
-            return ports
+        before = of_python()
+        with suppress(Exception), _paths(module, running), Reading(draw):
+            torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
+    if of_python() != before:
+        raise ModelError(
+            "the model draws by Python's or numpy's generator while it trains: a graph would have the same numbers in every "
+            "step. Draw with torch, such as torch.rand"
+        )
     return ports
 
 

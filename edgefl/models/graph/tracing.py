@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import SequenceKey
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws.steering import Steered
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
 from edgefl.models.user_code import blamed
@@ -126,7 +127,8 @@ def exported(root: nn.Module, *samples: TensorSpec) -> ExportedProgram:
     """``root`` on batches of ``samples`` by torch.export, the batch size a symbol; ModelError as :func:`trace`."""
     batch = Dim("batch")
     inputs = tuple(torch.zeros((_ROWS, *sample.shape), dtype=sample.dtype) for sample in samples)
-    with _told(f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"), _quiet():
+    what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
+    with _told(what), _quiet(), Steered():
         return torch.export.export(root, inputs, dynamic_shapes=({0: batch},) * len(inputs), strict=False)
 
 

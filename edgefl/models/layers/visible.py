@@ -6,6 +6,7 @@ import copy
 
 from torch import Tensor, nn
 
+from edgefl.models.draws.steering import without_masking
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.recurrent import TorchStack
 from edgefl.wire.errors import ModelError
@@ -23,6 +24,7 @@ def visible(module: nn.Module) -> nn.Module:
     for tied parameters of batch norms and recurrent layers, cumulative batch-norm averages, and LSTMs with projections.
     """
     copied = copy.deepcopy(module)
+    without_masking(copied)
     tied = _pairs(copied)
     module = _Replacing(module.training).replaced("", copied)
     for first, second in tied - _pairs(module):

@@ -1,0 +1,117 @@
+"""Python branches of a model's code that ask for values which no graph has: chance, and whether a mask hides anything.
+
+A graph is one path through the code, the same in every step. Code that leaves out a layer where a random number says so
+(layer drop), or skips the work of a mask that is all ones, has two. While :class:`Steered` is on, such a question has one
+answer: the likelier of two by chance, told once as a warning; and that a mask hides something, which is right for every
+mask, because the code then applies it.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from edgefl.models.user_code import is_user_code
+
+# The middle of what a draw may be: it lies on the likelier side of every threshold.
+_MIDDLE = 0.5
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    **dict.fromkeys(("lt", "less", "__lt__"), lambda a, b: a < b),
+    **dict.fromkeys(("le", "less_equal", "__le__"), lambda a, b: a <= b),
+    **dict.fromkeys(("gt", "greater", "__gt__"), lambda a, b: a > b),
+    **dict.fromkeys(("ge", "greater_equal", "__ge__"), lambda a, b: a >= b),
+}
+
+
+class Steered(TorchFunctionMode):
+    """While it is on, a comparison of one drawn number steers Python as most draws would, and ``mask.all()`` is false
+    where nothing tells its value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: Any = WeakTensorKeyDictionary()
+        self._answers: Any = WeakTensorKeyDictionary()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__bool__" and args[0] in self._answers:
+            return self._answer(args[0])
+        result = self._called(func, name, args, kwargs)
+        if isinstance(result, Tensor) and result.dim() == 0:
+            self._note(name, args, result)
+        return result
+
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _note(self, name: str, args: Any, result: Tensor) -> None:
+        if name == "rand":
+            self._drawn[result] = True
+        elif name in _COMPARISONS and any(isinstance(arg, Tensor) and arg in self._drawn for arg in args):
+            sides = [_MIDDLE if isinstance(arg, Tensor) and arg in self._drawn else arg for arg in args[:2]]
+            if not any(isinstance(side, Tensor) for side in sides):
+                self._answers[result] = _COMPARISONS[name](*sides)
+        elif name == "all" and not args[0].is_floating_point():
+            self._answers[result] = None
+
+    def _answer(self, asked: Tensor) -> bool:
+        answer = self._answers[asked]
+        if answer is None:
+            return _value(asked)
+        warnings.warn(
+            f"a random number steers Python{_place()}, such as to leave out a layer now and then; a graph takes the same "
+            f"path in every step, and this one takes that where the condition is {answer}",
+            stacklevel=2,
+        )
+        return bool(answer)
+
+
+def _value(asked: Tensor) -> bool:
+    """The truth of ``asked`` where a value is at hand that is the same for all inputs; else False."""
+    if asked.is_meta or torch.compiler.is_exporting():
+        return False
+    try:
+        return bool(asked)
+    except Exception:  # every tracer has an exception of its own
+        return False
+
+
+def _place() -> str:
+    frames = reversed(list(traceback.walk_stack(None)))
+    places = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in frames
+        if is_user_code(Path(frame.f_code.co_filename))
+    ]
+    return f" (at {places[-1]})" if places else ""
+
+
+def without_masking(module: nn.Module) -> None:
+    """Switch off what the configurations in ``module`` call SpecAugment, in place: it draws in Python, by numpy."""
+    for part in module.modules():
+        config = part.__dict__.get("config")
+        rates = [getattr(config, name, 0.0) or 0.0 for name in ("mask_time_prob", "mask_feature_prob")]
+        if config is not None and any(rates) and getattr(config, "apply_spec_augment", True):
+            config.apply_spec_augment = False
+            warnings.warn(
+                f"SpecAugment of {type(part).__name__} is off (apply_spec_augment): it chooses what to hide in Python, and "
+                "a graph would hide the same in every step",
+                stacklevel=2,
+            )
+
+
+def of_python() -> tuple[object, ...]:
+    """Where Python's and numpy's own generators stand."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, bytes(np.asarray(keys)), tuple(rest)
