@@ -48,7 +48,7 @@ class Steered(TorchFunctionMode):
         if name == "__bool__" and args[0] in self._answers:
             return self._answer(args[0])
         result = self._called(func, name, args, kwargs)
-        if isinstance(result, Tensor) and result.dim() == 0:
+        if isinstance(result, Tensor) and all(type(size) is int and size == 1 for size in result.shape):
             self._note(name, args, result)
         return result
 
@@ -62,7 +62,7 @@ class Steered(TorchFunctionMode):
             sides = [_MIDDLE if isinstance(arg, Tensor) and arg in self._drawn else arg for arg in args[:2]]
             if not any(isinstance(side, Tensor) for side in sides):
                 self._answers[result] = _COMPARISONS[name](*sides)
-        elif name == "all" and not args[0].is_floating_point():
+        elif name == "all" and args and not args[0].is_floating_point():
             self._answers[result] = None
 
     def _answer(self, asked: Tensor) -> bool:

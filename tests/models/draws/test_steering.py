@@ -88,6 +88,7 @@ def test_the_likelier_branch_is_taken(unlikely: Callable[[Tensor], Tensor]) -> N
     for _ in range(20):
         with Steered():
             assert not unlikely(torch.rand(()))
+            assert not unlikely(torch.rand(1))
 
 
 @pytest.mark.parametrize("hidden", [True, False])
