@@ -65,6 +65,7 @@ def _vision(kind: str, **sizes: object) -> Callable[[], nn.Module]:
 
 LARGE = ("torch's encoder", "a block of all layers")
 
+
 def _speech() -> nn.Module:
     import transformers
 
