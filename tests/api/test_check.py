@@ -42,6 +42,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_model_that_both_engines_train() -> None:
     verdict = edgefl.check(reader(), sample=TEXT, classes=CLASSES, batch=4)
 

@@ -44,7 +44,7 @@ def column(lines: list[str], number: int) -> str:
 @pytest.mark.parametrize("other", [None, 98765.4])
 def test_a_bench_row_fits_80_columns_and_loses_nothing(other: float | None) -> None:
     rows = bench.for_people(
-        [row(NAME, ms=12345.6, ort_training_ms=other, ort_training_peak_over_idle_bytes=87 << 20)]
+        [row(NAME, length=0, ms=12345.6, ort_training_ms=other, ort_training_peak_over_idle_bytes=87 << 20)]
     )
 
     lines = printed("train-step", rows, "artifacts: none")
