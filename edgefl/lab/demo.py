@@ -34,10 +34,10 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
     codec["options"] = {**CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
     trained = build(codec["name"], **codec["options"]).training is not None
-    # Plain SGD, with which some local training begins, is not through in 18 rounds.
+    # Plain SGD, with which some local training begins, is not through in 30 rounds.
     momentum = {} if "program.name" in chosen else {"program.momentum": 0.9}
     defaults: dict[str, Any] = momentum | {
-        "federation.rounds": 18,
+        "federation.rounds": 30,
         "program.steps": TRAINED_STEPS if trained else STEPS,
         "program.lr": _learning_rate(str(chosen.get("program.name", "sgd")), model),
         "data.train_samples": 6000,
