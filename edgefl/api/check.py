@@ -82,12 +82,12 @@ def check(
     """Try everything that a federation would ask of ``model``: cut it, export its training, run steps on each engine.
 
     Args:
-        model: as :func:`edgefl.compile` takes it, and so are the next four.
+        model: as :func:`edgefl.compile` takes it.
         sample: without ``data``, the shape of one sample.
         classes: without ``data``, the number of classes.
         options: keyword arguments of the model's factory.
         loss: what training minimises.
-        data: so too, or what a device has: its file or folder.
+        data: as :func:`edgefl.compile` takes it, or what a device has: its file or folder.
         batch: rows of a step.
         seed: of the initial weights and of the random samples that are trained on.
         engines: ``onnx`` and ``executorch``; by default those that are installed.

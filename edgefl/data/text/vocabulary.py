@@ -44,23 +44,21 @@ def words(texts: Iterable[str], size: int) -> Vocabulary:
     Words that are equally frequent come in the order of the alphabet, so that equal texts give equal numbers.
     """
     library = _library()
-    made = library.Tokenizer(library.models.WordLevel(vocab={}, unk_token=UNKNOWN))
-    made.normalizer = library.normalizers.Sequence(
-        [library.normalizers.NFKC(), library.normalizers.Lowercase()]
-    )
-    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    trainer = library.trainers.WordLevelTrainer(
-        vocab_size=size, special_tokens=[PAD, UNKNOWN], show_progress=False
-    )
-    made.train_from_iterator(texts, trainer)
-    return Vocabulary(size, made.to_str().encode())
+    plain = library.normalizers.Sequence([library.normalizers.NFKC(), library.normalizers.Lowercase()])
+    return _trained(texts, size, plain, library.pre_tokenizers.BertPreTokenizer())
 
 
 def separated(texts: Sequence[str], size: int) -> Vocabulary:
     """The same for texts whose tokens stand between spaces already, taken as they are (WikiText)."""
+    return _trained(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
+
+
+def _trained(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vocabulary:
     library = _library()
     made = library.Tokenizer(library.models.WordLevel(vocab={}, unk_token=UNKNOWN))
-    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = split
     trainer = library.trainers.WordLevelTrainer(
         vocab_size=size, special_tokens=[PAD, UNKNOWN], show_progress=False
     )

@@ -1,0 +1,216 @@
+"""Local data as a bundle wants them: scaled, in its shapes and with its labels; refused with both numbers where not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.data import samples
+from device_runtime.data.samples import LabelSpec, LocalData
+from device_runtime.data.sources import load as load_any
+from edgefl.wire.bundle.manifest import DataSpec, Input
+from edgefl.wire.errors import DataError
+from edgefl.wire.tensors import Array
+from tests.device_runtime.data.test_data import SPEC, X, Y, load, npz
+
+
+def fitted(tmp_path: Path, x: Array, y: Array, spec: DataSpec = SPEC) -> Array:
+    data = load(npz(tmp_path / "d.npz", x=x, y=y)).fitted(spec)
+    return data.rows(np.arange(len(data)))
+
+
+def test_integers_are_scaled_when_drawn(tmp_path: Path) -> None:
+    rows = fitted(tmp_path, X, Y)
+
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, X.astype(np.float32) * np.float32(0.5) - np.float32(1.0))
+
+
+def test_floats_are_taken_as_they_are(tmp_path: Path) -> None:
+    x = X.astype(np.float32) / 7
+
+    np.testing.assert_array_equal(fitted(tmp_path, x, Y), x)
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int32", "int64"])
+def test_integers_for_a_model_that_reads_integers_are_not_scaled(tmp_path: Path, stored: str) -> None:
+    spec = DataSpec(shape=(4, 3), dtype="int64", classes=3, scale=0.5, shift=-1.0)
+    rows = fitted(tmp_path, X.astype(stored), Y, spec)
+
+    assert rows.dtype == np.int64
+    np.testing.assert_array_equal(rows, X)
+
+
+def test_grey_images_get_their_channel(tmp_path: Path) -> None:
+    spec = DataSpec(shape=(1, 4, 3), dtype="float32", classes=3)
+
+    assert fitted(tmp_path, X, Y, spec).shape == (5, 1, 4, 3)
+
+
+def test_a_wrong_shape_is_refused_with_both(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"shape \(4, 2\), the model takes \(4, 3\)") as caught:
+        fitted(tmp_path, X[:, :, :2], Y)
+    assert caught.value.details == {"found": (4, 2), "expected": (4, 3)}
+
+
+def test_a_wrong_dtype_is_refused_with_both(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="samples are float64, the model takes float32"):
+        fitted(tmp_path, X.astype(np.float64), Y)
+
+
+@pytest.mark.parametrize(
+    ("y", "text"),
+    [
+        (np.array([0, 1, 2, 3, 0]), "from 0 to 3, the model takes integers from 0 to 2"),
+        (np.array([0, -1, 2, 1, 0]), "from -1 to 2"),
+        (Y.astype(np.float32), "labels are float32"),
+        (np.eye(3, dtype=np.int64)[Y], r"shape \(5, 3\)"),
+    ],
+)
+def test_wrong_labels_are_refused_with_their_range(tmp_path: Path, y: Array, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        fitted(tmp_path, X, y)
+
+
+def test_labels_become_int64(tmp_path: Path) -> None:
+    data = load(npz(tmp_path / "d.npz", x=X, y=Y.astype(np.uint8))).fitted(SPEC)
+
+    assert data.labels(np.array([1])).dtype == np.int64
+
+
+def test_a_sample_budget_takes_the_first_rows(tmp_path: Path) -> None:
+    data = load(npz(tmp_path / "d.npz", x=X, y=Y)).fitted(SPEC)
+
+    assert [len(data.first(samples)) for samples in (0, 2, 99)] == [5, 2, 5]
+
+
+# -- labels of other kinds -------------------------------------------------------------------------------------
+
+
+def test_a_label_per_token_is_taken_and_checked(tmp_path: Path) -> None:
+    tokens = np.array([[0, 1], [2, 2], [1, 0], [0, 0], [2, 1]], dtype=np.uint16)
+    data = load(npz(tmp_path / "d.npz", x=X, y=tokens))
+    kept = data.fitted(SPEC, LabelSpec((2,))).labels(np.array([1, 4]))
+
+    assert kept.dtype == np.int64
+    np.testing.assert_array_equal(kept, [[2, 2], [2, 1]])
+    with pytest.raises(DataError, match=r"shape \(5, 2\), the model takes int64 \(3,\) per sample"):
+        data.fitted(SPEC, LabelSpec((3,)))
+    with pytest.raises(DataError, match="from 0 to 3, the model takes integers from 0 to 2"):
+        load(npz(tmp_path / "e.npz", x=X, y=tokens + (tokens == 2))).fitted(SPEC, LabelSpec((2,)))
+
+
+def test_a_label_that_counts_for_nothing_passes_beside_the_classes(tmp_path: Path) -> None:
+    tokens = np.array([[0, -100], [2, 2], [1, -100], [-100, -100], [2, 1]])
+    kept = load(npz(tmp_path / "d.npz", x=X, y=tokens)).fitted(SPEC, LabelSpec((2,), ignored=-100))
+
+    np.testing.assert_array_equal(kept.labels(np.arange(5)), tokens)
+    np.testing.assert_array_equal(kept.facts()["class_counts"], [1, 2, 3])
+    np.testing.assert_array_equal(kept.first(2).facts()["class_counts"], [1, 0, 2])
+    wrong = load(npz(tmp_path / "e.npz", x=X, y=np.where(tokens == 1, -1, tokens)))
+    with pytest.raises(
+        DataError, match="from -100 to 2, the model takes integers from 0 to 2, or -100 for none"
+    ):
+        wrong.fitted(SPEC, LabelSpec((2,), ignored=-100))
+    alone = load(npz(tmp_path / "f.npz", x=X, y=np.full((5, 2), -100)))
+    assert not alone.fitted(SPEC, LabelSpec((2,), ignored=-100)).facts()["class_counts"].any()
+
+
+def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
+    kept = load(npz(tmp_path / "d.npz", x=X, y=np.arange(5.0))).fitted(SPEC, LabelSpec((1,), "float32"))
+    np.testing.assert_array_equal(kept.labels(np.array([1, 3])), [[1.0], [3.0]])
+
+
+def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) -> None:
+    targets = np.linspace(-3.0, 7.0, 10).reshape(5, 2)
+    spec = LabelSpec((2,), "float32")
+    kept = load(npz(tmp_path / "d.npz", x=X, y=targets)).fitted(SPEC, spec).labels(np.arange(5))
+
+    np.testing.assert_array_equal(kept, targets.astype(np.float32))
+    assert kept.dtype == np.float32
+    targets[1, 1] = np.nan
+    with pytest.raises(DataError, match="the model takes finite numbers"):
+        LocalData(X, targets, "memory").fitted(SPEC, spec)
+    with pytest.raises(DataError, match=r"e\.npz: 1 value of y is NaN, first at row 1"):
+        load(npz(tmp_path / "e.npz", x=X, y=targets))
+
+
+@pytest.mark.parametrize("scanned", [1, 1 << 20])
+@pytest.mark.parametrize("form", ["npz", "npy"])
+def test_values_that_are_not_finite_are_counted_and_the_first_row_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, scanned: int
+) -> None:
+    monkeypatch.setattr(samples, "_SCANNED", scanned)
+    x = np.zeros((40, 2, 3), np.float32)
+    x[17, 1, 2] = x[17, 0, 0] = x[30, 0, 0] = np.nan
+    y = np.zeros(40, np.int64)
+
+    def at(x: Array) -> Path:
+        if form == "npz":
+            return npz(tmp_path / "data.npz", x=x, y=y)
+        np.save(tmp_path / "x.npy", x)
+        np.save(tmp_path / "y.npy", y)
+        return tmp_path
+
+    with pytest.raises(DataError, match="3 values of x are NaN, first at row 17: repair or remove") as caught:
+        load(at(x))
+    assert (caught.value.details["count"], caught.value.details["row"]) == (3, 17)
+    assert caught.value.message.startswith(str(tmp_path))
+
+    x[3, 0, 0] = -np.inf
+    with pytest.raises(DataError, match="4 values of x are NaN or infinite, first at row 3"):
+        load(at(x))
+    assert len(load(at(np.nan_to_num(x)))) == 40
+
+
+# -- rows that are left out ------------------------------------------------------------------------------------
+
+
+def test_rows_that_do_not_fit_are_left_out_where_that_is_wanted(tmp_path: Path) -> None:
+    """A NaN in x, a label beyond the classes, a token beyond the vocabulary of an input beside x."""
+    x = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
+    x[1, 0, 0] = np.nan
+    y, part = np.array([0, 1, 7, 2, 0]), np.array([[0], [1], [0], [9], [1]])
+    spec = msgspec.structs.replace(SPEC, others=(Input(name="part", shape=(1,), dtype="int64", below=2),))
+    found = load_any(npz(tmp_path / "d.npz", x=x, y=y, part=part), "skip").fitted(spec)
+
+    np.testing.assert_array_equal(found.rows(np.arange(2)), x[[0, 4]])
+    np.testing.assert_array_equal(found.y, [0, 0])
+    np.testing.assert_array_equal(found.other("part", np.arange(2)), [[0], [1]])
+    assert [problem.text for problem in found.skipped.first] == [
+        "x has a value that is NaN or infinite",
+        "y has 7, the model takes whole numbers from 0 to 2",
+        "part has 9, the model takes whole numbers from 0 to 1",
+    ]
+    assert [problem.where[-5:] for problem in found.skipped.first] == ["row 1", "row 2", "row 3"]
+
+
+def test_labels_that_count_for_nothing_are_no_bad_rows(tmp_path: Path) -> None:
+    path = npz(tmp_path / "d.npz", x=X, y=np.array([0, -100, 2, 1, -7]))
+    found = load_any(path, "skip").fitted(SPEC, LabelSpec(ignored=-100))
+
+    assert (found.y.tolist(), found.skipped.count) == ([0, -100, 2, 1], 1)
+
+
+@pytest.mark.parametrize("form", ["pair", "triple", "mapping"])
+def test_a_function_gives_samples(form: str) -> None:
+    part = np.ones((5, 1), np.int64)
+    given = {"pair": (X, Y), "triple": (X, Y, {"part": part}), "mapping": {"x": X, "y": Y, "part": part}}
+
+    data = load_any(lambda: given[form])
+
+    assert isinstance(data, LocalData)
+    np.testing.assert_array_equal(data.x, X)
+    assert data.others.keys() == (set() if form == "pair" else {"part"})
+
+
+@pytest.mark.parametrize("given", [X, (X,), {"x": X}, None])
+def test_a_function_that_gives_no_samples_is_refused(given: object) -> None:
+    def camera() -> object:
+        return given
+
+    with pytest.raises(DataError, match=r"camera\(\) gives .*: it has to give \(x, y\), \(x, y, others\)"):
+        load_any(camera)
