@@ -16,7 +16,7 @@ from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.output import Output, returning
 from edgefl.models.graph.plain import draws, path_of, paths_of, source_of
 from edgefl.models.graph.returned_loss import lifted
-from edgefl.models.graph.tracing import trace
+from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
 from edgefl.models.layers.visible import visible
@@ -164,7 +164,7 @@ def _gives_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> 
 
 def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output: Output) -> nn.Sequential:
     with _mode(module, training=True):
-        traced = trace(module, sample, lambda path, part: autocut.is_layer(part), output)
+        traced = _sketch(module, sample, output)
     # What draws computes something else in inference: code that only a closed submodule may hold.
     drawing = {path_of(node) for node in draws(traced.graph)}
     if "" in drawing:
@@ -182,6 +182,18 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output:
     return sequential(
         (name, part.module()) for name, part in zip(autocut.named(stretches), stretches, strict=True)
     )
+
+
+def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> Traced:
+    """The graph with layers closed, to find cuts in."""
+
+    def layers(_path: str, part: nn.Module) -> bool:
+        return autocut.is_layer(part)
+
+    try:
+        return trace(module, sample, layers, output, sketched=True)
+    except ModelError:  # a batch of any size says better what is wrong
+        return trace(module, sample, layers, output)
 
 
 def _merged(flow: Flow, cuts: Sequence[int], units: int) -> list[int]:
@@ -228,16 +240,36 @@ def _whole(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequenti
 
 def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output: Output) -> Flow:
     """The graph of ``module`` with all but the submodules ``opened`` closed; the same in training and inference."""
-    flows = []
+
+    def flow(training: bool) -> Flow:
+        with _mode(module, training=training):
+            made = Flow(trace(module, sample, lambda path, part: path not in opened, output))
+        _check_draws(
+            module, made, "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
+        )
+        return made
+
+    found = flow(training=True)
+    if found.place.get(found.traced.result, -1) < 0:
+        raise ModelError(f"the output of {type(module).__name__} is not computed from its input")
+    if found.traced.asked_mode or _switches(module):
+        _check_modes(module, flow(training=False), found)
+    return found
+
+
+def _switches(module: nn.Module) -> bool:
+    """Whether a part of ``module`` does more than to note in which mode it is."""
+    held = []
     for training in (False, True):
         with _mode(module, training=training):
-            flows.append(Flow(trace(module, sample, lambda path, part: path not in opened, output)))
-    for flow in flows:
-        _check_draws(
-            module, flow, "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
-        )
-    _check_modes(module, *flows)
-    return flows[1]
+            held.append([_held(part) for part in module.modules()])
+    return held[0] != held[1]
+
+
+def _held(part: nn.Module) -> dict[str, int]:
+    """What a module holds beside its mode, by identity."""
+    groups = (part.__dict__, part._modules, part._parameters, part._buffers)
+    return {name: id(value) for group in groups for name, value in group.items() if name != "training"}
 
 
 @contextmanager
@@ -265,8 +297,6 @@ def _check_draws(module: nn.Module, flow: Flow, where: str) -> None:
 
 def _check_modes(module: nn.Module, inference: Flow, training: Flow) -> None:
     """ModelError if the code between the closed submodules does something else in training than in inference."""
-    if training.place.get(training.traced.result, -1) < 0:
-        raise ModelError(f"the output of {type(module).__name__} is not computed from its input")
     descriptions = [flow.traced.described() for flow in (inference, training)]
     for before, after in zip_longest(*descriptions):
         if before != after:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,20 +123,20 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
     inputs = dict(zip(captured.inputs, nodes, strict=True))
     made = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
     both = [name for name in inputs if role_of(name) == "state" and name in made]
+    behind = _Behind(captured.module.graph)
     return tuple(
         name
         for name in both
         if captured.inputs[name] == captured.outputs[name]
-        and _is_read_before(inputs[name], made[name])
+        and _is_read_before(inputs[name], made[name], behind)
         and not _is_read_within(inputs[name], made[name])
     )
 
 
-def _is_read_before(old: fx.Node, new: fx.Node) -> bool:
+def _is_read_before(old: fx.Node, new: fx.Node, behind: _Behind) -> bool:
     """Whether ``new`` is made of the elements of ``old`` one by one, and all that reads ``old`` leads to it."""
     if new.op != "call_function" or not is_pointwise(new):
         return False
-    before = _behind(new)
     seen: set[fx.Node] = set()
     waiting = [old]
     while waiting:
@@ -142,7 +144,7 @@ def _is_read_before(old: fx.Node, new: fx.Node) -> bool:
         for user in set(node.users) - seen - {new}:
             if user.op == "output" and is_pointwise(node):
                 continue  # given out as it was made, beside the old value
-            if user not in before:
+            if not behind.has(new, user):
                 return False
             seen.add(user)
             if user.target not in PRODUCTS:
@@ -172,18 +174,22 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
     return through and any(_is_old(value, old) for value in node.all_input_nodes)
 
 
-def _behind(node: fx.Node) -> set[fx.Node]:
-    """What ``node`` is computed from. Where only a shape is read nothing has to be there by then."""
-    sources: set[fx.Node] = set()
-    waiting = [node]
-    while waiting:
-        reader = waiting.pop()
-        if reader.target in _SHAPED:
-            continue
-        fresh = [value for value in reader.all_input_nodes if value not in sources]
-        sources.update(fresh)
-        waiting += fresh
-    return sources
+class _Behind:
+    """What each node of a graph is computed from: a bit for each. Where only a shape is read nothing has to be there."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._bits = {node: 1 << place for place, node in enumerate(graph.nodes)}
+        self._sources: dict[fx.Node, int] = {}
+        for node in self._bits:
+            inputs = () if node.target in _SHAPED else node.all_input_nodes
+            self._sources[node] = functools.reduce(operator.or_, map(self._up_to, inputs), 0)
+
+    def has(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether ``source`` has been computed wherever ``node`` has."""
+        return bool(self._sources[node] & self._bits[source])
+
+    def _up_to(self, node: fx.Node) -> int:
+        return self._bits[node] | self._sources[node]
 
 
 def _live(

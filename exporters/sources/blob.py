@@ -48,7 +48,8 @@ def onnx_nodes(captured: Captured, model: bytes) -> dict[str, Node]:
     """The nodes of an ONNX model by their names."""
     graph = onnx.load_from_string(model).graph
     shapes = _shapes(graph) | _held_back(graph)
-    ops = tuple(_onnx_op(node, shapes) for node in graph.node)
+    sizes = {name: shape for name, (shape, _) in shapes.items()}
+    ops = tuple(_onnx_op(node, shapes, sizes) for node in graph.node)
     names = [value.name for value in graph.output]
     return Nodes(ops, dict(zip(captured.outputs, names, strict=True))).attributed()
 
@@ -107,14 +108,16 @@ def _width(element: int) -> int:
     return int(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)).itemsize) if element else 4
 
 
-def _onnx_op(node: Any, shapes: Mapping[str, tuple[tuple[int, ...], int]]) -> Op:
+def _onnx_op(
+    node: Any, shapes: Mapping[str, tuple[tuple[int, ...], int]], sizes: Mapping[str, tuple[int, ...]]
+) -> Op:
     touched = [shapes[name] for name in (*node.input, *node.output) if name in shapes]
     return Op(
         name=node.name,
         op=node.op_type,
         reads=tuple(filter(None, node.input)),
         makes=tuple(filter(None, node.output)),
-        macs=_onnx_macs(node, {name: shape for name, (shape, _) in shapes.items()}),
+        macs=_onnx_macs(node, sizes),
         nbytes=sum(math.prod(shape) * width for shape, width in touched),
         elementwise=node.op_type in _ELEMENTWISE,
         moves=node.op_type in _MOVES,

@@ -56,6 +56,7 @@ def test_the_tutorial_shows_the_example_model_and_its_file_can_be_used(
     assert spec.units == ("stem", "blocks_0", "blocks_1", "blocks_2", "head")
 
 
+@pytest.mark.slow
 def test_a_new_method(tmp_path: Path) -> None:
     """Its first block is the example's file, which another test compares; here it is imported."""
     done = run_page(DOCS / "tutorials" / "new-method.md", tmp_path)

@@ -256,6 +256,37 @@ def test_what_cannot_be_cut_is_told_with_its_reason(fault: str) -> None:
         split(_module(forward), sample=TensorSpec((4,)), classes=3)
 
 
+class Folding(nn.Module):
+    """Code that notes on its own what each mode is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.folded = nn.Linear(4, 4), nn.Linear(4, 3), False
+
+    def train(self, mode: bool = True) -> Folding:
+        self.folded = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.second(h if self.folded else h * 2)
+
+
+def test_code_that_switches_by_itself_is_compared_in_both_modes() -> None:
+    with pytest.raises(ModelError, match=r"computes aten\.mul.* in training where it computes second"):
+        split(Folding(), sample=TensorSpec((4,)), classes=3)
+
+
+def test_looking_at_a_module_leaves_its_mode_as_it_was() -> None:
+    module = plain.Bare().eval()
+    module.get_submodule(next(name for name, _ in module.named_children())).train()
+    before = [part.training for part in module.modules()]
+    split(module, sample=TensorSpec((3, 4)), classes=5)
+
+    assert [part.training for part in module.modules()] == before
+    assert "training" not in vars(nn.Module)
+
+
 def test_torch_writes_nothing_of_its_own_while_a_module_is_cut(capfd: pytest.CaptureFixture[str]) -> None:
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         sys.stderr.write("a line of the user's")

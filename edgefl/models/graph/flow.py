@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -56,7 +57,7 @@ class Flow:
     def is_batch(self, node: fx.Node) -> bool:
         """Whether ``node`` is the batch size."""
         value = node.meta.get("val")
-        return isinstance(value, torch.SymInt) and value.node.expr == self._batch
+        return isinstance(value, torch.SymInt) and _plain(value) == self._batch
 
     def is_given(self, node: fx.Node) -> bool:
         """Whether ``node`` is an input beside the first, which every unit reads for itself."""
@@ -157,9 +158,12 @@ class Flow:
         value = node.meta["val"]
         if node is self.traced.source or not isinstance(value, Tensor) or value.dim() == 0:
             return False
-        leading, *rest = value.shape
-        batched = isinstance(leading, torch.SymInt) and leading.node.expr == self._batch
-        return batched and all(isinstance(size, int) for size in rest)
+        leading, *rest = map(_plain, value.shape)
+        return leading == self._batch and not any(self._varies(size) for size in rest)
+
+    def _varies(self, size: Any) -> bool:
+        """Whether ``size`` depends on that of the batch."""
+        return not isinstance(size, int) or (isinstance(self._batch, int) and size % self._batch == 0)
 
     def _stands_alone(self, node: fx.Node) -> bool:
         """Whether a unit has ``node`` without anything that is computed before it."""
@@ -180,8 +184,8 @@ class Flow:
                 )
 
     @cached_property
-    def _batch(self) -> object:
-        return self.traced.source.meta["val"].shape[0].node.expr
+    def _batch(self) -> Any:
+        return _plain(self.traced.source.meta["val"].shape[0])
 
     @cached_property
     def _carried(self) -> frozenset[fx.Node]:
@@ -224,6 +228,11 @@ class Flow:
                 earlier = [writer for writer in writers if self.order[writer] < self.order[reader]]
                 by_reader.setdefault(reader, []).extend(earlier)
         return by_reader
+
+
+def _plain(size: int | torch.SymInt) -> Any:
+    """A number, or the formula of one that the batch size decides."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _seen(node: fx.Node) -> fx.Node:

@@ -34,6 +34,8 @@ from edgefl.wire.errors import ModelError
 
 # Two rows: torch takes a size of one for a constant.
 _ROWS = 2
+# No size of a model is a multiple of it.
+_MANY = 61
 _REMEDY = (
     "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
     "sizes of -1"
@@ -70,7 +72,8 @@ class Traced:
     """The graph of ``root``: placeholders, operations and one output, every node with ``meta["val"]``.
 
     ``source`` is the placeholder of the input, ``result`` the node of the returned tensor. ``state`` names the
-    tensor of ``root.state_dict()`` behind a placeholder; ``constants`` holds the others.
+    tensor of ``root.state_dict()`` behind a placeholder; ``constants`` holds the others. ``asked_mode``: code outside of
+    closed submodules asked whether it is in training.
     """
 
     root: nn.Module
@@ -80,6 +83,7 @@ class Traced:
     state: Mapping[fx.Node, str]
     constants: Mapping[fx.Node, Tensor]
     calls: tuple[Call, ...]
+    asked_mode: bool
 
     def call(self, node: fx.Node) -> Call | None:
         """The call of a closed submodule that ``node`` is, if it is one."""
@@ -109,27 +113,34 @@ class Traced:
 
 
 def trace(
-    root: nn.Module, sample: TensorSpec, closed: Callable[[str, nn.Module], bool], output: Output = None
+    root: nn.Module,
+    sample: TensorSpec,
+    closed: Callable[[str, nn.Module], bool],
+    output: Output = None,
+    *,
+    sketched: bool = False,
 ) -> Traced:
     """Trace ``root`` on a batch of ``sample``, in its present mode, with the submodules ``closed(path, module)`` closed.
+    ``sketched``: on a batch of one size, in half the time, to look at and not to run.
 
     A submodule that is given or returns anything but tensors and plain constants is opened all the same. Of what ``root``
     returns, ``output`` is the result. Raises ModelError, with torch's reason and the line of the user's code, if ``root``
     cannot be traced, or if there is no such tensor.
     """
     recorder = _Recorder()
-    with giving(root, output), _closed(root, closed, recorder):
-        program = exported(root, sample)
-    return _traced(root, program, tuple(recorder.calls))
+    with giving(root, output), _closed(root, closed, recorder), _observed(root, recorder):
+        program = exported(root, sample, sketched=sketched)
+    return _traced(root, program, recorder)
 
 
-def exported(root: nn.Module, *samples: TensorSpec) -> ExportedProgram:
+def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> ExportedProgram:
     """``root`` on batches of ``samples`` by torch.export, the batch size a symbol; ModelError as :func:`trace`."""
-    batch = Dim("batch")
-    inputs = tuple(torch.zeros((_ROWS, *sample.shape), dtype=sample.dtype) for sample in samples)
+    rows = _MANY if sketched else _ROWS
+    inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
+    dynamic = None if sketched else ({0: Dim("batch")},) * len(inputs)
     what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
     with _told(what), _quiet(), Steered():
-        return torch.export.export(root, inputs, dynamic_shapes=({0: batch},) * len(inputs), strict=False)
+        return torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
 
 
 @contextmanager
@@ -167,12 +178,13 @@ def _quiet() -> Iterator[None]:
 
 @dataclass
 class _Recorder:
-    """Calls of closed submodules seen so far; ``inside`` while one of them runs."""
+    """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode."""
 
     calls: list[Call] = field(default_factory=list)
     running: list[Callable[[list[Tensor]], Any]] = field(default_factory=list)
     returned: Any = None
     inside: bool = False
+    asked_mode: bool = False
 
 
 _recorders: list[_Recorder] = []
@@ -217,6 +229,26 @@ def _closed(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder:
             del module.__dict__["forward"]
             if module in own:
                 module.__dict__["forward"] = own[module]
+
+
+@contextmanager
+def _observed(root: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Inside, the recorder learns of who reads ``training`` of a part of ``root``: a property comes before what modules
+    hold themselves."""
+    parts = {id(part) for part in root.modules()}
+
+    def read(module: nn.Module) -> bool:
+        recorder.asked_mode |= id(module) in parts and not recorder.inside
+        return bool(module.__dict__["training"])
+
+    def write(module: nn.Module, training: bool) -> None:
+        module.__dict__["training"] = training
+
+    nn.Module.training = property(read, write)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del nn.Module.training
 
 
 def _recording(
@@ -294,7 +326,7 @@ def _returned(recorder: _Recorder, index: int, found: list[Tensor]) -> Any:
     )
 
 
-def _traced(root: nn.Module, program: ExportedProgram, calls: tuple[Call, ...]) -> Traced:
+def _traced(root: nn.Module, program: ExportedProgram, recorder: _Recorder) -> Traced:
     module = program.graph_module
     graph = cleaned(module)
     (results,) = arguments(graph.output_node())
@@ -319,4 +351,4 @@ def _traced(root: nn.Module, program: ExportedProgram, calls: tuple[Call, ...]) 
             constants[node] = program.constants[str(spec.target)]
     assert source is not None
     free_fillings(graph, source)
-    return Traced(root, graph, source, result, state, constants, calls)
+    return Traced(root, graph, source, result, state, constants, tuple(recorder.calls), recorder.asked_mode)

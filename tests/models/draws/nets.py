@@ -205,3 +205,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, tuple[str, ...]]] = {
     "a recurrent network": (Recurrent, 1, ("rnn", "head")),
     "torch's layers": (layers, 3, tuple("01234567")),
 }
+
+# What takes seconds: the slow ring has them.
+LARGE = ("torch's encoder", "a block of all layers")

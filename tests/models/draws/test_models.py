@@ -15,8 +15,10 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ExportError, ModelError
 from exporters.capture.trace import capture
-from tests.models.draws.nets import MODELS, ROWS, Noisy, Transformer
+from tests.models.draws.nets import LARGE, MODELS, ROWS, Noisy, Transformer
 from tests.models.draws.torch_numbers import Given
+
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in MODELS]
 
 
 @cache
@@ -39,7 +41,7 @@ def _loss(
     return objective(params, {name: weights[name] for name in objective.fixed}, x, y, noise)[0]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_trains_as_torch_does_on_the_same_numbers(name: str) -> None:
     module, spec, objective = _made(name)
     x, y, noise = torch.randn(3, *ROWS.shape), torch.tensor([0, 3, 1]), _numbers(objective, 3)
@@ -60,7 +62,7 @@ def test_it_trains_as_torch_does_on_the_same_numbers(name: str) -> None:
         torch.testing.assert_close(weights[unit_name].grad, gradients[own], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_draw_has_an_input_of_its_own(name: str) -> None:
     _, spec, objective = _made(name)
     x, y, noise = torch.randn(3, *ROWS.shape), torch.tensor([0, 3, 1]), _numbers(objective, 3)
@@ -72,7 +74,7 @@ def test_every_draw_has_an_input_of_its_own(name: str) -> None:
         assert not torch.equal(_loss(objective, spec.weights, x, y, other), found), changed
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_is_cut_and_computes_in_inference_as_its_author_wrote_it(name: str) -> None:
     module, spec, _ = _made(name)
     x = torch.randn(3, *ROWS.shape)
