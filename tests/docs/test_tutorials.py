@@ -101,7 +101,7 @@ def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        "api.md",
+        pytest.param("api.md", marks=pytest.mark.slow),
         pytest.param("models/losses.md", marks=pytest.mark.slow),
         pytest.param("compiler.md", marks=pytest.mark.slow),
         pytest.param("compiler-inside.md", marks=pytest.mark.slow),

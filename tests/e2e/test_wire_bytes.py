@@ -22,6 +22,7 @@ from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent
 from tests.e2e.tap import Publish, Tap
+from tests.pairs import slow
 from tests.server.fleet import RunningServer
 
 pytestmark = pytest.mark.e2e
@@ -76,7 +77,7 @@ def plan(federation: str, limits: Limits, downlink: DownlinkSpec, form: Form, en
     )
 
 
-@pytest.fixture(params=CASES.values(), ids=list(CASES))
+@pytest.fixture(params=[slow(row) if "executorch" in row else row for row in CASES.values()], ids=list(CASES))
 def watched(
     request: pytest.FixtureRequest, tmp_path: Path, federation: str, limits: Limits
 ) -> Iterator[Watched]:

@@ -278,10 +278,10 @@ def test_code_that_switches_by_itself_is_compared_in_both_modes() -> None:
 
 
 def test_looking_at_a_module_leaves_its_mode_as_it_was() -> None:
-    module = plain.Bare().eval()
-    module.get_submodule(next(name for name, _ in module.named_children())).train()
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    module[1].train()
     before = [part.training for part in module.modules()]
-    split(module, sample=TensorSpec((3, 4)), classes=5)
+    split(module, "auto", sample=TensorSpec((4,)), classes=3)
 
     assert [part.training for part in module.modules()] == before
     assert "training" not in vars(nn.Module)

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score, jaccard_score
 from torch import Tensor
 
 from edgefl.contract.tensors import TensorSpec
@@ -28,6 +27,20 @@ from edgefl.models.losses.metrics import Sums, added, measured
 from edgefl.wire.errors import ModelError
 
 ROWS = 60
+
+
+def f1_score(*arrays: object, **options: object) -> float:
+    from sklearn import metrics  # a second of each test process that needs none
+
+    return float(metrics.f1_score(*arrays, **options))
+
+
+def jaccard_score(*arrays: object, **options: object) -> float:
+    from sklearn import metrics
+
+    return float(metrics.jaccard_score(*arrays, **options))
+
+
 SPLIT = 25
 GARBAGE = 4
 

@@ -14,6 +14,7 @@ from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
 from tests.device_runtime.tiny import World
+from tests.pairs import slow
 from tests.wire.mqtt.events import PATIENCE_S
 
 # -- a round ---------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_a_rejected_update_is_told_and_remembered(
 
 
 @pytest.mark.parametrize(
-    "change", [{"state": "closed"}, {"state": "done"}, {"number": 2}, {"run": "another"}], ids=str
+    "change", [{"state": "closed"}, slow({"state": "done"}), {"number": 2}, slow({"run": "another"})], ids=str
 )
 def test_work_on_a_round_that_is_over_is_dropped(
     server: ScriptedServer,

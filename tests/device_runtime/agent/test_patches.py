@@ -17,6 +17,7 @@ from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.link import publish_blob
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
 from tests.device_runtime.tiny import World
+from tests.pairs import slow
 
 NEW = {"head.w": tiny.weights()["head"]["head.w"] + np.float32(0.3)}
 
@@ -66,7 +67,7 @@ def test_float16_is_trained_as_float32(server: ScriptedServer, start: StartAgent
     np.testing.assert_allclose(weights_of(update)["head.w"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["another shape", "nonsense", "a zstd bomb"])
+@pytest.mark.parametrize("kind", ["another shape", slow("nonsense"), "a zstd bomb"])
 def test_a_corrupt_patch_fails_the_attempt_with_a_reason_and_the_next_succeeds_once_it_is_replaced(
     server: ScriptedServer, start: StartAgent, world: World, kind: str
 ) -> None:

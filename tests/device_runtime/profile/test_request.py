@@ -23,6 +23,7 @@ from tests.device_runtime.agent.link import publish_blob
 from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.agent.test_bad_input import GARBAGE
 from tests.device_runtime.tiny import World
+from tests.pairs import by_default
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import wait_until
 
@@ -247,7 +248,7 @@ BLOBS: dict[str, tuple[BlobRef, bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BLOBS)
+@pytest.mark.parametrize("case", by_default(BLOBS, ("missing", "damaged", "huge")))
 def test_a_bundle_that_cannot_be_fetched_or_read_is_declined_and_the_device_trains_on(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, limits: Limits, case: str
 ) -> None:

@@ -90,7 +90,8 @@ def by_make_fx(
 
 # make_fx alone takes seconds for these, for the recurrent step most of a minute.
 @pytest.mark.parametrize(
-    "case", [slow(case) if case in {"lstm", "attention", "batch norm"} else case for case in CASES]
+    "case",
+    [slow(case) if case in {"lstm", "attention", "batch norm", "trained codec"} else case for case in CASES],
 )
 def test_what_is_captured_is_what_make_fx_would_have_traced(
     case: str, monkeypatch: pytest.MonkeyPatch

@@ -207,4 +207,4 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, tuple[str, ...]]] = {
 }
 
 # What takes seconds: the slow ring has them.
-LARGE = ("torch's encoder", "a block of all layers")
+LARGE = ("torch's encoder", "a block of all layers", "blocks")
