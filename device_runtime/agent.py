@@ -314,7 +314,7 @@ class Agent:
         except DataError as error:
             self._fatal = error
             with suppress(StoreError):
-                self._decline(job, RoundDeclined(WRONG_DATA, error.message))
+                self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
         except EdgeflError as error:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent

@@ -12,6 +12,7 @@ from device_runtime.config import Policy, Source
 from device_runtime.data.samples import LocalData
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
+from edgefl.wire.tensors import Array
 
 
 def load(path: Path, policy: Policy) -> LocalData | None:
@@ -38,19 +39,32 @@ def given(source: Source, policy: Policy) -> LocalData:
     """What a function gives, called once; DataError for what is no samples and labels."""
     name = getattr(source, "__name__", type(source).__name__)
     found = source()
+    parts: list[object] = []
+    others: dict[str, object] = {}
     if isinstance(found, Mapping):
         others = dict(found)
         parts = [others.pop(key, None) for key in ("x", "y")]
-    else:
-        parts = list(found[:2]) if isinstance(found, tuple) and len(found) in (2, 3) else []
-        others = dict(found[2]) if isinstance(found, tuple) and len(found) == 3 else {}
+    elif isinstance(found, tuple) and (
+        len(found) == 2 or (len(found) == 3 and isinstance(found[2], Mapping))
+    ):
+        parts = list(found[:2])
+        others = dict(*found[2:])
     if len(parts) != 2 or any(part is None for part in parts):
         raise DataError(
             f"{name}() gives {type(found).__name__}: it has to give (x, y), (x, y, others) or a mapping with x and y, where "
             "others are the inputs beside x by name"
         )
-    x, y = map(np.asarray, parts)
-    return LocalData(x, y, f"{name}()", {key: np.asarray(each) for key, each in others.items()}, policy)
+    x, y = (_array(part, key, name) for part, key in zip(parts, ("x", "y"), strict=True))
+    return LocalData(
+        x, y, f"{name}()", {key: _array(each, key, name) for key, each in others.items()}, policy
+    )
+
+
+def _array(part: object, key: str, name: str) -> Array:
+    try:
+        return np.asarray(part)
+    except ValueError as error:  # lists of unequal lengths
+        raise DataError(f"{name}() gives {key} that is no array: {error}") from error
 
 
 def archive(path: Path, policy: Policy = "refuse") -> LocalData:

@@ -31,7 +31,8 @@ class InputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     """``rows`` samples that fit; ``bad_rows`` that do not, of which ``problems`` has the first 20; ``error``: why the data
-    cannot be used at all, "" if they can. ``classes``: how many samples of each, by name or number."""
+    cannot be used at all, "" if they can. ``classes``: how many samples of each, by name or number. ``unread``: what else
+    there is, and the model does not read."""
 
     source: str
     rows: int = 0
@@ -39,6 +40,7 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, int] = {}
     bad_rows: int = 0
     problems: tuple[Problem, ...] = ()
+    unread: tuple[str, ...] = ()
     error: str = ""
 
     @property
@@ -65,6 +67,7 @@ def check(data: Path | Source, manifest: Manifest, parts: Parts) -> DataReport:
         classes=_classes(fitted),
         bad_rows=fitted.skipped.count,
         problems=tuple(fitted.skipped.first),
+        unread=fitted.unread,
     )
 
 

@@ -16,6 +16,8 @@ from edgefl.wire.tensors import Array
 _MODES = {1: "L", 3: "RGB"}
 _LARGER = 2
 """A large JPEG is decoded at a smaller size right away, which is at least this many times what is asked for."""
+_MOST_PIXELS = 1 << 26
+"""Of an image as it is decoded, so that none takes the memory of the training: 192 MiB in RGB."""
 
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
@@ -52,6 +54,10 @@ def _pixels(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Array:
     with pillow.Image.open(path) as image:
         longest = max(size)  # an image that lies on its side has width and height swapped here
         image.draft(mode, (_LARGER * longest, _LARGER * longest))
+        if image.width * image.height > _MOST_PIXELS:
+            raise BadRow(
+                f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}: make it smaller"
+            )
         upright = pillow.ImageOps.exif_transpose(image)
         if upright.mode.startswith("I") or upright.mode == "F":
             raise BadRow(f"it has pixels of more than 8 bits ({upright.mode})")

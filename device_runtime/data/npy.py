@@ -8,34 +8,33 @@ import numpy as np
 
 from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
-from device_runtime.data.samples import LocalData
+from device_runtime.data.samples import as_read
+from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
 
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
-    samples: list[Array] = []
-    labels: list[int] = []
-    for entry, number in reading.by_folder(entries):
-        try:
-            samples.append(_sample(entry.path, reading.spec.shape))
-            labels.append(number)
-        except BadRow as bad:
-            reading.problems.add(str(entry.path), str(bad))
-    if not samples:
-        return Samples(np.zeros((0, *reading.spec.shape)), np.zeros(0, np.int64))
-    whole = LocalData(np.stack(samples), np.array(labels, np.int64), reading.source)
-    whole.check()
-    fitted = whole.fitted(reading.spec, reading.label)
-    return Samples(fitted.x, fitted.y)
+    return reading.decoded(reading.by_folder(entries), lambda path: _sample(path, reading.spec))
 
 
-def _sample(path: Path, shape: tuple[int, ...]) -> Array:
+def _sample(path: Path, spec: DataSpec) -> Array:
+    """As the model reads it: files may hold integers and floats, and only integers are scaled."""
     try:
         found: Array = np.load(path, allow_pickle=False)
     except Exception as error:  # numpy raises unrelated types for damaged files
         raise BadRow(f"cannot be read: {error}") from error
-    if shape not in (found.shape, (1, *found.shape)):
-        raise BadRow(f"the sample has shape {found.shape}, the model takes {shape}")
+    if spec.shape not in (found.shape, (1, *found.shape)):
+        raise BadRow(f"the sample has shape {found.shape}, the model takes {spec.shape}")
+    if found.dtype.kind not in "iu" and found.dtype != np.dtype(spec.dtype):
+        raise BadRow(f"the sample is {found.dtype}, the model takes {spec.dtype} or integers to be scaled")
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise BadRow("the sample has a value that is NaN or infinite")
-    return found.reshape(shape)
+    if np.issubdtype(spec.dtype, np.integer):
+        most = spec.below or int(np.iinfo(spec.dtype).max) + 1
+        least = 0 if spec.below else int(np.iinfo(spec.dtype).min)
+        if int(found.min()) < least or int(found.max()) >= most:
+            raise BadRow(
+                f"the sample has {int(found.min())} to {int(found.max())}, the model takes whole numbers from {least} to "
+                f"{most - 1}"
+            )
+    return as_read(found.reshape(spec.shape), spec)

@@ -13,8 +13,14 @@ from device_runtime.config import Policy
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 
+TOLD = "the local data have rows that cannot be read or do not fit; the device itself says which"
+"""What a server is told of a bad row: its message has a value of the row in it."""
+
 SHOWN = 20
 """Problems that are kept word by word; all are counted."""
+
+_LONG = 60
+"""Characters of a value that a message shows."""
 
 _SCANNED = 1 << 20
 """Values that are looked at together."""
@@ -25,6 +31,12 @@ class Problem(msgspec.Struct, frozen=True):
 
     where: str
     text: str
+
+
+def shown(value: object) -> str:
+    """A value in a message, which stays one line however long the value is."""
+    text = repr(value)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
 class BadRow(Exception):
@@ -42,7 +54,9 @@ class Problems:
     def add(self, where: str, text: str, rows: int = 1) -> None:
         """``rows`` rows are left out; DataError where that is not wanted."""
         if self.policy == "refuse":
-            raise DataError(f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where)
+            raise DataError(
+                f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where, told=TOLD
+            )
         self.count += rows
         if len(self.first) < SHOWN:
             self.first.append(Problem(where, text))

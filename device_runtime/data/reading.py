@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow, Problems
+from device_runtime.data.problems import BadRow, Problems, shown
 from device_runtime.data.rows import DecodedRows, Parts, Rows
 from device_runtime.data.samples import LabelSpec
 from edgefl.wire.bundle.manifest import DataSpec
@@ -18,6 +18,8 @@ from edgefl.wire.tensors import Array
 
 _NAMED = 12
 """Classes that a message lists."""
+_DIGITS = 12
+"""No class has a longer number: Python refuses to read one of thousands of digits."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,7 @@ class Reading:
     def number(self, value: object) -> float:
         """A label as it stands in a file, as a class number or, where labels are floats, as a number. BadRow if it is
         none."""
-        if np.issubdtype(self.label.dtype, np.floating):
-            return finite(value, "the label")
-        return self.class_number(value)
+        return finite(value, "the label", self.label.dtype) if self.label.floats else self.class_number(value)
 
     def class_number(self, value: object) -> int:
         """The number of a class by its name, or where the federation's classes have none, by its number in writing."""
@@ -71,17 +71,17 @@ class Reading:
         if names:
             if text in names:
                 return names.index(text)
-            raise BadRow(f"no class is called {text!r}; the federation's are {_listed(names)}")
-        if text.isdecimal() and int(text) < self.spec.classes:
+            raise BadRow(f"no class is called {shown(text)}; the federation's are {_listed(names)}")
+        if text.isdecimal() and len(text) <= _DIGITS and int(text) < self.spec.classes:
             return int(text)
         raise BadRow(
-            f"class {text!r} is no number from 0 to {self.spec.classes - 1}, which is what the federation's classes are "
-            "called by"
+            f"class {shown(text)} is no number from 0 to {self.spec.classes - 1}, which is what the federation's classes "
+            "are called by"
         )
 
     def by_folder(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
         """The files with the class numbers of their folders. DataError for files outside of one."""
-        if self.label.shape or np.issubdtype(self.label.dtype, np.floating):
+        if self.label.shape or self.label.floats:
             raise DataError(
                 f"{self.source}: a folder gives its files one class, the model takes labels {self.label.dtype} "
                 f"{self.label.shape} of each sample: give arrays (.npz)"
@@ -117,21 +117,46 @@ class Reading:
                 self.problems.add(str(entry.path), str(bad))
             else:
                 good.append((entry.path, number))
-        rows = DecodedRows([path for path, _ in good], lambda path: then(decode(path)))
+
+        def again(path: Path) -> Array:
+            try:
+                return then(decode(path))
+            except BadRow as bad:
+                raise DataError(
+                    f"{path} {bad}; it could be read before: start the device again, which then reads its files anew",
+                    path=str(path),
+                ) from bad
+
+        rows = DecodedRows([path for path, _ in good], again)
         return Samples(rows, np.array([number for _, number in good], np.int64))
 
 
-def finite(value: object, what: str) -> float:
-    """A number as it stands in a file; BadRow for what is none, or NaN or infinite."""
+def finite(value: object, what: str, dtype: str) -> float:
+    """A number as it stands in a file; BadRow for what is none, NaN or infinite, or beyond what ``dtype`` holds."""
     if value is None or value == "":
         raise BadRow(f"{what} is empty")
     try:
-        number = float(value) if isinstance(value, str | int | float) else np.nan
-    except ValueError:
+        number = float(value) if isinstance(value, str | int | float) and "_" not in str(value) else np.nan
+    except (ValueError, OverflowError):
         number = np.nan
     if not np.isfinite(number):
-        raise BadRow(f"{what} is {value!r}, which is no number")
+        raise BadRow(f"{what} is {shown(value)}, which is no number")
+    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+    if not float(limits.min) <= number <= float(limits.max):
+        raise BadRow(f"{what} is {shown(value)}, which is beyond what {dtype} holds")
     return number
+
+
+def is_text(text: str) -> bool:
+    """Whether it is text as UTF-8 has it: no bytes of another encoding, and no half of a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+NO_TEXT = "it is no text in UTF-8"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ Where they come from: :mod:`device_runtime.data.sources`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -14,15 +14,14 @@ import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
 from device_runtime.config import Policy
-from device_runtime.data.problems import Problems, bad_values
+from device_runtime.data.problems import TOLD, Problems, bad_values
+from device_runtime.data.ranges import check_below, check_finite, check_range, converted
 from device_runtime.data.rows import NO_PARTS, DecodedRows, Parts, Rows
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 
 _ORDER = 1 << 21  # of batches, beside the streams of rows
-_SCANNED = 1 << 20
-"""Values that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,11 @@ class LabelSpec:
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
         """``y`` (n, *shape) in this dtype, or (n,) where a label is (1,); DataError says what differs."""
-        if self.shape == (1,) and y.ndim == 1:
-            y = y[:, None]
-        if y.shape[1:] != self.shape:
-            wanted = f"{self.dtype} {self.shape}" if self.shape else "one number"
-            raise DataError(
-                f"{source}: labels have shape {y.shape}, the model takes {wanted} per sample",
-                found=y.shape,
-                expected=self.shape,
-            )
-        if np.issubdtype(self.dtype, np.floating):
-            return self._numbers(y, source)
+        y = self.shaped(y, classes, source)
+        if self.floats:
+            if not np.isfinite(y).all():
+                raise DataError(f"{source}: labels are not finite, the model takes finite numbers")
+            return y
         counted = self.counted(y)
         if not np.issubdtype(y.dtype, np.integer) or (counted.size and not self._classes(counted, classes)):
             beside = "" if self.ignored is None else f", or {self.ignored} for none"
@@ -66,20 +59,33 @@ class LabelSpec:
             )
         return y.astype(self.dtype)
 
+    @property
+    def floats(self) -> bool:
+        """Whether labels are numbers, and no classes."""
+        return bool(np.issubdtype(self.dtype, np.floating))
+
+    def shaped(self, y: Array, classes: int, source: str) -> Array:
+        """``y`` (n, *shape), numbers in this dtype, classes in their own; DataError for another shape, or for no numbers."""
+        if self.shape == (1,) and y.ndim == 1:
+            y = y[:, None]
+        if y.shape[1:] != self.shape:
+            wanted = f"{self.dtype} {self.shape}" if self.shape else "one number"
+            raise DataError(
+                f"{source}: labels have shape {y.shape}, the model takes {wanted} per sample",
+                found=y.shape,
+                expected=self.shape,
+            )
+        if y.dtype.kind not in "biuf":
+            wanted = "finite numbers" if self.floats else f"integers from 0 to {classes - 1}"
+            raise DataError(f"{source}: labels are {y.dtype}, the model takes {wanted}", found=str(y.dtype))
+        return converted(y, self.dtype) if self.floats else y
+
     def counted(self, y: Array) -> Array:
         """The labels that count, flat: all but the ``ignored``."""
         return y.reshape(-1) if self.ignored is None else y[y != self.ignored]
 
     def _classes(self, y: Array, classes: int) -> bool:
         return bool(y.min() >= 0 and y.max() < classes)
-
-    def _numbers(self, y: Array, source: str) -> Array:
-        kind = y.dtype.kind
-        if kind not in "biuf" or not np.isfinite(y).all():
-            raise DataError(
-                f"{source}: labels are {y.dtype}, the model takes finite numbers", found=str(y.dtype)
-            )
-        return y.astype(self.dtype)
 
 
 ONE_CLASS = LabelSpec()
@@ -121,8 +127,8 @@ class LocalData:
                 f"{self.source} has {len(self.x)} samples and {len(self.y)} labels: it needs as many, and at least one"
             )
         if self.policy == "refuse":
-            for name, array in {"x": self.x, "y": self.y, **self.others}.items():
-                _check_finite(name, array, self.source)
+            for name, array in {"x": self.x, "y": self.y}.items():
+                check_finite(name, array, self.source)
 
     def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
         """The data as the manifest wants them; DataError says what differs."""
@@ -131,29 +137,38 @@ class LocalData:
         if self.policy == "skip":
             return self._without_bad_rows(x, others, spec, label)
         if np.issubdtype(spec.dtype, np.integer):
-            _check_below("samples", x, spec.below, self.source)
+            check_below("samples", x, spec.below, self.source)
         for each in spec.others:
-            if not np.issubdtype(each.dtype, np.floating):
-                _check_below(each.name, self.others[each.name], each.below, self.source)
-        return FittedData(x, label.fitted(self.y, spec.classes, self.source), spec, others, label)
+            if np.issubdtype(each.dtype, np.floating):
+                check_finite(each.name, others[each.name], self.source)
+            else:
+                check_below(each.name, others[each.name], each.below, self.source)
+        read = {each.name: others[each.name].astype(each.dtype, copy=False) for each in spec.others}
+        y = label.fitted(self.y, spec.classes, self.source)
+        return FittedData(x, y, spec, read, label, unread=self._unread(spec))
+
+    def _unread(self, spec: DataSpec) -> tuple[str, ...]:
+        wanted = {each.name for each in spec.others}
+        return tuple(f"array {name!r}" for name in self.others if name not in wanted)
 
     def _without_bad_rows(
         self, x: Array, others: Mapping[str, Array], spec: DataSpec, label: LabelSpec
     ) -> FittedData:
         tokens = np.issubdtype(spec.dtype, np.integer)
         below = {each.name: each.below for each in spec.others} | {"x": spec.below if tokens else 0}
-        below |= {"y": 0 if np.issubdtype(label.dtype, np.floating) else spec.classes}
-        y = self.y if label.ignored is None else np.where(self.y == label.ignored, 0, self.y)
+        below |= {"y": 0 if label.floats else spec.classes}
+        y = label.shaped(self.y, spec.classes, self.source)
+        y = y if label.ignored is None else np.where(y == label.ignored, 0, y)
         skipped, good = Problems("skip"), np.ones(len(y), bool)
-        for row, text in bad_values({**self.others, "x": x, "y": y}, below):
+        for row, text in bad_values({**others, "x": x, "y": y}, below):
             good[row] = False
             skipped.add(f"{self.source}, row {row}", text)
         kept = np.flatnonzero(good)
         check_some(len(kept), skipped, self.source)
         rows: Rows = DecodedRows(kept.tolist(), lambda row: np.asarray(x[row])) if skipped.count else x
         labels = label.fitted(self.y[kept], spec.classes, self.source)
-        beside = {name: each[kept] for name, each in others.items()}
-        return FittedData(rows, labels, spec, beside, label, skipped)
+        beside = {each.name: others[each.name][kept].astype(each.dtype, copy=False) for each in spec.others}
+        return FittedData(rows, labels, spec, beside, label, skipped, self._unread(spec))
 
     def _shaped(self, spec: DataSpec) -> Array:
         """x in the shape that the model takes, and of a type that it can read."""
@@ -173,10 +188,12 @@ class LocalData:
                 found=str(x.dtype),
                 expected=spec.dtype,
             )
+        if np.issubdtype(spec.dtype, np.integer) and not spec.below:
+            check_range("samples", x, spec.dtype, self.source)
         return x
 
     def _other(self, wanted: Input) -> Array:
-        """The array of an input beside x, in its dtype."""
+        """The array of an input beside x: floats in its dtype, whole numbers in their own, which it holds."""
         found, floats = self.others.get(wanted.name), np.issubdtype(wanted.dtype, np.floating)
         if found is None:
             there = f"; beside x and y there is {', '.join(self.others)}" if self.others else ""
@@ -193,13 +210,17 @@ class LocalData:
                 f"{(len(self.y), *wanted.shape)}",
                 name=wanted.name,
             )
-        return found.astype(wanted.dtype, copy=False)
+        if floats:
+            return converted(found, wanted.dtype)
+        if not wanted.below and wanted.dtype != "bool":
+            check_range(wanted.name, found, wanted.dtype, self.source)
+        return found
 
 
 @dataclass(frozen=True)
 class FittedData:
     """Data that fits the model. Integer samples are scaled when a batch is drawn, not before. ``skipped``: the rows that
-    were left out."""
+    were left out. ``unread``: what else there is, and the model does not read."""
 
     x: Rows
     y: Array
@@ -207,20 +228,14 @@ class FittedData:
     others: Mapping[str, Array] = field(default_factory=dict)
     label: LabelSpec = ONE_CLASS
     skipped: Problems = field(default_factory=Problems)
+    unread: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.y)
 
     def rows(self, indices: Array) -> Array:
         """Batch of spec.dtype, shape (len(indices), *spec.shape)."""
-        picked: Array = self.x[indices]
-        wanted = np.dtype(self.spec.dtype)
-        if picked.dtype == wanted or np.issubdtype(wanted, np.integer):
-            return picked.astype(wanted, copy=False)
-        floats = picked.astype(wanted)
-        floats *= self.spec.scale
-        floats += self.spec.shift
-        return floats
+        return as_read(self.x[indices], self.spec)
 
     def labels(self, indices: Array) -> Array:
         return self.y[indices]
@@ -253,52 +268,25 @@ class FittedData:
         if not samples:
             return self
         others = {name: rows[:samples] for name, rows in self.others.items()}
-        return FittedData(self.x[:samples], self.y[:samples], self.spec, others, self.label, self.skipped)
+        return replace(self, x=self.x[:samples], y=self.y[:samples], others=others)
+
+
+def as_read(samples: Array, spec: DataSpec) -> Array:
+    """Samples as the model reads them: integers are scaled where it reads floats."""
+    wanted = np.dtype(spec.dtype)
+    if samples.dtype == wanted or np.issubdtype(wanted, np.integer):
+        return samples.astype(wanted, copy=False)
+    floats = samples.astype(wanted)
+    floats *= spec.scale
+    floats += spec.shift
+    return floats
 
 
 def check_some(rows: int, skipped: Problems, source: str) -> None:
     """DataError where no row is left."""
     if not rows:
         first = f": {skipped}" if skipped.count else ""
-        raise DataError(f"{source} has no sample that can be used{first}", problems=skipped)
-
-
-def _check_below(name: str, array: Array, below: int, source: str) -> None:
-    """DataError where whole numbers are not 0 .. below-1: a vocabulary has no such token."""
-    least, most = int(array.min()), int(array.max())
-    if below and not 0 <= least <= most < below:
-        raise DataError(
-            f"{source}: {name} go from {least} to {most}, the model takes whole numbers from 0 to {below - 1}: prepare the "
-            "data with the vocabulary of the federation",
-            found=most,
-            below=below,
-        )
-
-
-def _check_finite(name: str, array: Array, source: str) -> None:
-    """DataError where values are NaN or infinite: a loss would show them as training that diverged."""
-    if array.dtype.kind != "f":
-        return
-    wrong = {"NaN": 0, "infinite": 0}
-    first = None
-    rows = max(
-        1, _SCANNED * len(array) // max(1, array.size)
-    )  # a file that is mapped may be larger than memory
-    for start in range(0, len(array), rows):
-        block = array[start : start + rows]
-        finite = np.isfinite(block)
-        if finite.all():
-            continue
-        nan = int(np.isnan(block).sum())
-        wrong["NaN"] += nan
-        wrong["infinite"] += finite.size - int(finite.sum()) - nan
-        if first is None:
-            first = start + int(np.argmin(finite.reshape(len(block), -1).all(axis=1)))
-    if first is not None:
-        count, kinds = sum(wrong.values()), " or ".join(kind for kind in wrong if wrong[kind])
-        values = f"1 value of {name} is" if count == 1 else f"{count} values of {name} are"
-        text = f"{source}: {values} {kinds}, first at row {first}: repair or remove such rows (rows count from 0)"
-        raise DataError(text, count=count, row=first)
+        raise DataError(f"{source} has no sample that can be used{first}", problems=skipped, told=TOLD)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,8 +47,9 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
         found = rows[start : start + window]
         return found if reader.channels_last else np.ascontiguousarray(found.T)
 
-    floats = np.issubdtype(reading.label.dtype, np.floating)
-    return Samples(DecodedRows(places, cut), np.array(labels, np.float64 if floats else np.int64))
+    return Samples(
+        DecodedRows(places, cut), np.array(labels, np.float64 if reading.label.floats else np.int64)
+    )
 
 
 def _recordings(
@@ -59,12 +61,11 @@ def _recordings(
     for entry in entries:
         if not reader.label and entry not in classes:
             continue
-        rows: list[list[float]] = []
-        own: list[float] = []
+        rows, own = array("d"), array("d")
         good: list[bool] = []
         for line, record in records(entry.path, needed):
             try:
-                row = numbers(record, reader.columns, reading.spec.dtype)
+                row = numbers(record, reader.columns, reading.spec.dtype, reading.spec.below)
                 label = reading.number(field(record, reader.label)) if reader.label else classes[entry]
             except BadRow as bad:
                 reading.problems.add(f"{entry.path}, line {line}", str(bad))
@@ -72,7 +73,7 @@ def _recordings(
                 good.append(False)
             else:
                 good.append(True)
-            rows.append(row)
+            rows.extend(row)
             own.append(label)
         whole = np.array(rows, np.float64).reshape(-1, len(reader.columns))
         yield scaled(whole, reader).astype(reading.spec.dtype), np.array(own), np.array(good, bool)

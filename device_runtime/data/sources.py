@@ -75,6 +75,8 @@ class Files:
     source: str
     entries: tuple[Entry, ...]
     policy: Policy
+    unknown: tuple[str, ...] = ()
+    """Endings of the other files there, and the folders in those of classes."""
     _last: dict[str, FittedData] = field(default_factory=dict)
 
     @cached_property
@@ -110,12 +112,15 @@ class Files:
         samples = read(reading, entries)
         check_some(len(samples.y), reading.problems, self.source)
         y = label.fitted(samples.y, spec.classes, self.source)
-        return FittedData(samples.x, y, spec, samples.others, label, reading.problems)
+        others = [each for each in self._endings if each not in suffixes]
+        unread = tuple(f"{count} {kind}" for kind, count in Counter([*others, *self.unknown]).items())
+        return FittedData(samples.x, y, spec, samples.others, label, reading.problems, unread)
 
     def _reader(self, spec: DataSpec) -> Reader | None:
-        """How these files are read: None for npy, whose samples are arrays already."""
-        endings = {each.path.suffix.lower() for each in self.entries}
-        if ".npy" in endings:
+        """How these files are read: None for npy, whose samples are arrays already, where there is no file that the
+        bundle's reader reads."""
+        endings = {*self._endings}
+        if ".npy" in endings and endings.isdisjoint(_READ[type(spec.reader)][0] if spec.reader else ()):
             return None
         if spec.reader is None and len(spec.shape) == 3 and endings & {*_IMAGES}:
             return Image()
@@ -129,19 +134,26 @@ class Files:
 
     @property
     def _found(self) -> str:
-        counts = Counter(each.path.suffix.lower() for each in self.entries)
-        return ", ".join(f"{count} {suffix}" for suffix, count in counts.items())
+        return ", ".join(f"{count} {suffix}" for suffix, count in Counter(self._endings).items())
+
+    @cached_property
+    def _endings(self) -> tuple[str, ...]:
+        return tuple(each.path.suffix.lower() for each in self.entries)
 
 
 def _files(path: Path, policy: Policy) -> Files:
     entries: list[Entry] = []
+    others: list[Path] = []
     if path.is_file() and path.suffix.lower() in _LINES:
         entries = [Entry(path)]
     elif path.is_dir():
-        children = sorted(path.iterdir())
-        entries = [Entry(child) for child in children if _is_data(child)]
-        for folder in (child for child in children if child.is_dir() and not child.name.startswith(".")):
-            entries += [Entry(file, folder.name) for file in sorted(folder.iterdir()) if _is_data(file)]
+        children = _visible(path)
+        others = [child for child in children if child.is_file()]
+        entries = [Entry(file) for file in others if _is_data(file)]
+        for folder in (child for child in children if child.is_dir()):
+            inside = _visible(folder)
+            others += inside
+            entries += [Entry(file, folder.name) for file in inside if _is_data(file)]
     if not entries:
         raise DataError(
             f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
@@ -149,11 +161,20 @@ def _files(path: Path, policy: Policy) -> Files:
             ".jsonl, .tsv or .txt",
             path=str(path),
         )
-    return Files(str(path), tuple(entries), policy)
+    unknown = tuple(_kind(each) for each in others if not _is_data(each))
+    return Files(str(path), tuple(entries), policy, unknown)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [child for child in sorted(folder.iterdir()) if not child.name.startswith(".")]
 
 
 def _is_data(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+    return path.suffix.lower() in _SUFFIXES and path.is_file()
+
+
+def _kind(path: Path) -> str:
+    return f"{path.name}/" if path.is_dir() else path.suffix.lower() or path.name
 
 
 def _rows_of(entry: Entry) -> int:
@@ -161,6 +182,9 @@ def _rows_of(entry: Entry) -> int:
     suffix = entry.path.suffix.lower()
     if suffix not in _LINES or (entry.folder and suffix not in _RECORDS):
         return 1
-    with entry.path.open("rb") as file:
-        lines = sum(1 for line in file if line.strip())
+    try:
+        with entry.path.open("rb") as file:
+            lines = sum(1 for line in file if line.strip())
+    except OSError:  # whoever reads it for a bundle says so
+        return 0
     return max(0, lines - (suffix == ".csv"))

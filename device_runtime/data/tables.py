@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
-from device_runtime.data.reading import Entry, Reading, Samples, finite
+from device_runtime.data.problems import BadRow, shown
+from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, finite, is_text
 from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import Series, Table
 from edgefl.wire.errors import DataError
@@ -27,9 +29,8 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     reading.check_shape((len(reader.columns),))
     columns = {each.name: _columns_of(reader, each) for each in reading.spec.others}
     needed = [*reader.columns, reader.label, *(name for names in columns.values() for name in names)]
-    x: list[list[float]] = []
-    y: list[float] = []
-    others: dict[str, list[list[float]]] = {name: [] for name in columns}
+    x, y = array("d"), array("d")
+    others = {name: array("d") for name in columns}
     for entry in entries:
         for line, record in records(entry.path, needed):
             try:
@@ -42,14 +43,14 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             except BadRow as bad:
                 reading.problems.add(f"{entry.path}, line {line}", str(bad))
                 continue
-            x.append(row)
+            x.extend(row)
             y.append(label)
             for name, found in beside.items():
-                others[name].append(found)
+                others[name].extend(found)
     rows = scaled(np.array(x, np.float64).reshape(-1, len(reader.columns)), reader)
     return Samples(
         rows.astype(reading.spec.dtype),
-        _labels(reading, y),
+        np.array(y, np.float64 if reading.label.floats else np.int64),
         {
             each.name: np.array(others[each.name], each.dtype).reshape(-1, *each.shape)
             for each in reading.spec.others
@@ -59,27 +60,21 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
 
 def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
     """(line in the file, its record) of a CSV with a head, or of JSON lines. DataError where a CSV has not all the columns
-    ``needed``, or the file is no text."""
+    ``needed``, each once, or the file is no text."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        # What is no UTF-8 spoils its own line alone.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             if path.suffix.lower() == ".jsonl":
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         yield number, _object(line)
                 return
             table = csv.DictReader(file)
-            found = table.fieldnames or []
-            if missing := [name for name in needed if name not in found]:
-                raise DataError(
-                    f"{path} has no column {missing[0]!r}; it has {', '.join(found) or 'none'}: columns are called as the "
-                    "federation calls them, in the first line",
-                    missing=missing,
-                )
+            _check_columns(path, table.fieldnames or [], needed)
             for record in table:
-                whole = None not in record  # where the fields go that have no column
-                yield table.line_num, record if whole else "it has more fields than there are columns"
-    except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise DataError(f"{path} cannot be read as text (UTF-8): {error}", path=str(path)) from error
+                yield table.line_num, _record(record)
+    except (csv.Error, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
 def field(record: Record, name: str) -> object:
@@ -91,11 +86,11 @@ def field(record: Record, name: str) -> object:
 
 def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:
     """The numbers in some columns; BadRow for one that is missing, none, or no whole number where ``dtype`` is of these."""
-    row = [finite(field(record, name), f"column {name!r}") for name in columns]
+    row = [finite(field(record, name), f"column {name!r}", dtype) for name in columns]
     if np.issubdtype(dtype, np.integer):
         for name, value in zip(columns, row, strict=True):
             if value != int(value):
-                raise BadRow(f"column {name!r} is {field(record, name)!r}, which is no whole number")
+                raise BadRow(f"column {name!r} is {shown(field(record, name))}, which is no whole number")
             if below and not 0 <= value < below:
                 raise BadRow(
                     f"column {name!r} is {int(value)}, the model takes whole numbers from 0 to {below - 1}"
@@ -120,14 +115,35 @@ def _columns_of(reader: Table, wanted: Input) -> tuple[str, ...]:
     return columns
 
 
-def _labels(reading: Reading, labels: Sequence[float]) -> Array:
-    floats = np.issubdtype(reading.label.dtype, np.floating)
-    return np.array(labels, np.float64 if floats else np.int64)
+def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
+    if not all(map(is_text, found)):
+        raise DataError(f"{path} cannot be read as text (UTF-8): convert it", path=str(path))
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}; it has {', '.join(found) or 'none'}: columns are called as the "
+            "federation calls them, in the first line",
+            missing=missing,
+        )
+    if twice := [name for name in needed if list(found).count(name) > 1]:
+        raise DataError(
+            f"{path} has column {twice[0]!r} more than once: give each a name of its own, in the first line",
+            twice=twice,
+        )
 
 
 def _object(line: str) -> Record:
+    if not is_text(line):
+        return NO_TEXT
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"it is no JSON: {error}"
     return found if isinstance(found, dict) else "it is no JSON object"
+
+
+def _record(fields: dict[str | None, Any]) -> Record:
+    """A line of a CSV as its reader gives it."""
+    if None in fields:  # where the fields go that have no column
+        return "it has more fields than there are columns"
+    record = {str(name): value for name, value in fields.items()}
+    return record if all(is_text(value) for value in record.values() if value is not None) else NO_TEXT

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
-from device_runtime.data.reading import Entry, Reading, Samples
+from device_runtime.data.problems import BadRow, shown
+from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, is_text
 from device_runtime.data.tables import Record, field, records
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.errors import BundleError, ConfigError, DataError
+from edgefl.wire.tensors import Array
 
 _RECORDS = (".csv", ".jsonl")
+_TOGETHER = 1024
+"""Texts that become tokens in one call of the tokenizer."""
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Texts as the token numbers of each."""
 
@@ -27,16 +31,19 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             expected=shape,
         )
     running = reading.label.shape == shape
-    listed = list(_running(reading, entries) if running else _labelled(reading, reader, entries))
-    rows = encoder(reading, reader)([text for _, text, _ in listed])
-    tokens: list[Sequence[int]] = []
+    kept = None if running else shape[0]
+    texts = _running(reading, entries) if running else _labelled(reading, reader, entries)
+    encode = encoder(reading, reader)
+    tokens: list[Array] = []
     labels: list[float] = []
-    for (where, text, label), row in zip(listed, rows, strict=True):
-        try:
-            tokens.append(_checked(reading, text, row))
-            labels.append(label)
-        except BadRow as bad:
-            reading.problems.add(where, str(bad))
+    while block := tuple(islice(texts, _TOGETHER)):
+        rows = encode([text for _, text, _ in block])
+        for (where, text, label), row in zip(block, rows, strict=True):
+            try:
+                tokens.append(np.array(_checked(reading, text, row)[:kept], np.int64))
+                labels.append(label)
+            except BadRow as bad:
+                reading.problems.add(where, str(bad))
     return _windows(reading, tokens) if running else _padded(reading, reader, tokens, labels)
 
 
@@ -71,10 +78,13 @@ def _checked(reading: Reading, text: str, row: Sequence[int]) -> Sequence[int]:
 
 def _labelled(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, float]]:
     """(where, text, label): a file in a class folder is a text; lines of others are ``label<TAB>text`` or records."""
-    inside = tuple(each for each in entries if each.folder and each.path.suffix.lower() == ".txt")
+    inside = tuple(each for each in entries if _is_text_of_class(each))
     for entry, number in reading.by_folder(inside) if inside else ():
-        yield str(entry.path), _content(entry), number
-    for entry in (each for each in entries if each not in inside):
+        try:
+            yield str(entry.path), _content(entry), number
+        except BadRow as bad:
+            reading.problems.add(str(entry.path), str(bad))
+    for entry in (each for each in entries if not _is_text_of_class(each)):
         for line, record in _lines(entry, reader):
             where = f"{entry.path}, line {line}"
             try:
@@ -85,20 +95,36 @@ def _labelled(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Ite
                 yield where, text, label
 
 
+def _is_text_of_class(entry: Entry) -> bool:
+    return bool(entry.folder) and entry.path.suffix.lower() == ".txt"
+
+
 def _lines(entry: Entry, reader: Text) -> Iterator[tuple[int, Record]]:
     if entry.path.suffix.lower() in _RECORDS:
         yield from records(entry.path, (reader.text, reader.label))
         return
-    for line, content in enumerate(_content(entry).split("\n"), 1):
-        if content.strip():
-            label, tab, text = content.partition("\t")
-            yield line, {reader.label: label, reader.text: text} if tab else "it has no tab behind a label"
+    try:
+        with entry.path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+            for line, content in enumerate(file, 1):
+                if content.strip():
+                    yield line, _record(content.removesuffix("\n"), reader)
+    except OSError as error:
+        raise DataError(f"{entry.path} cannot be read: {error}", path=str(entry.path)) from error
+
+
+def _record(line: str, reader: Text) -> Record:
+    if not is_text(line):
+        return NO_TEXT
+    label, tab, text = line.partition("\t")
+    return {reader.label: label, reader.text: text} if tab else "it has no tab behind a label"
 
 
 def _text(record: Record, reader: Text) -> str:
     text = field(record, reader.text)
     if not isinstance(text, str):
-        raise BadRow(f"column {reader.text!r} is {text!r}, which is no text")
+        raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
+    if not is_text(text):
+        raise BadRow(NO_TEXT)
     return text
 
 
@@ -107,7 +133,10 @@ def _running(reading: Reading, entries: tuple[Entry, ...]) -> Iterator[tuple[str
     assert isinstance(reader, Text)
     for entry in entries:
         if entry.path.suffix.lower() not in _RECORDS:
-            yield str(entry.path), _content(entry), 0
+            try:
+                yield str(entry.path), _content(entry), 0
+            except BadRow as bad:
+                reading.problems.add(str(entry.path), str(bad))
             continue
         for line, record in records(entry.path, (reader.text,)):
             where = f"{entry.path}, line {line}"
@@ -121,19 +150,14 @@ def _content(entry: Entry) -> str:
     try:
         return entry.path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:
-        raise DataError(
-            f"{entry.path} cannot be read as text (UTF-8): {error}", path=str(entry.path)
-        ) from error
+        raise BadRow(f"it cannot be read as text (UTF-8): {error}") from error
 
 
-def _padded(
-    reading: Reading, reader: Text, rows: Sequence[Sequence[int]], labels: Sequence[float]
-) -> Samples:
-    length = reading.spec.shape[0]
-    tokens, mask = np.zeros((2, len(rows), length), np.int64)
+def _padded(reading: Reading, reader: Text, rows: Sequence[Array], labels: Sequence[float]) -> Samples:
+    """``rows`` are no longer than a sample."""
+    tokens, mask = np.zeros((2, len(rows), reading.spec.shape[0]), np.int64)
     for place, row in enumerate(rows):
-        kept = row[:length]
-        tokens[place, : len(kept)], mask[place, : len(kept)] = kept, 1
+        tokens[place, : len(row)], mask[place, : len(row)] = row, 1
     others = {}
     for each in reading.spec.others:
         if each.name != reader.mask:
@@ -141,16 +165,14 @@ def _padded(
                 f"{reading.source}: a text gives no input {each.name!r}, which the model reads: give arrays (.npz)"
             )
         others[each.name] = mask.astype(each.dtype)
-    floats = np.issubdtype(reading.label.dtype, np.floating)
-    return Samples(
-        tokens.astype(reading.spec.dtype), np.array(labels, np.float64 if floats else np.int64), others
-    )
+    kind = np.float64 if reading.label.floats else np.int64
+    return Samples(tokens.astype(reading.spec.dtype), np.array(labels, kind), others)
 
 
-def _windows(reading: Reading, rows: Sequence[Sequence[int]]) -> Samples:
+def _windows(reading: Reading, rows: Sequence[Array]) -> Samples:
     """Windows that lie end to end in all texts, one after the other, and the tokens that follow each."""
     length = reading.spec.shape[0]
-    stream = np.array([token for row in rows for token in row], np.int64)
+    stream = np.concatenate([np.zeros(0, np.int64), *rows])
     count = max(0, len(stream) - 1) // length
     if not count and not reading.problems.count:
         raise DataError(

@@ -21,7 +21,8 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
 
     Returns:
         ``fits``, ``rows`` that fit, ``inputs`` (dtype, shape and range of each as the model reads it), ``classes`` with
-        their counts, ``bad_rows`` and the first 20 ``problems``, and ``error``, why the data cannot be used at all.
+        their counts, ``bad_rows`` and the first 20 ``problems``, ``unread``, the arrays and files that the model does not
+        read, and ``error``, why the data cannot be used at all.
 
     Raises:
         BundleError: if the bundle cannot be read.

@@ -78,6 +78,8 @@ def _show(report: DataReport) -> None:
             + (f", the first {len(report.problems)}" if len(report.problems) < report.bad_rows else ""),
             [{"where": each.where, "what": each.text} for each in report.problems],
         )
+    if report.unread:
+        console.print(f"the model does not read: {', '.join(report.unread)}", markup=False, highlight=False)
     verdict = (
         "every row fits"
         if report.fits

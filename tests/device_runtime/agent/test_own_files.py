@@ -84,4 +84,7 @@ def test_a_class_that_the_federation_has_not_ends_the_agent(
 
     error = agent.ended()
     assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in str(error)
-    assert server.decline().reason == "wrong-data"
+    decline = server.decline()
+    assert decline.reason == "wrong-data"
+    assert "angry" not in decline.text  # what stands in a row stays on the device
+    assert decline.text.startswith("the local data have rows that cannot be read or do not fit")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from device_runtime.data.samples import Local, LocalData
 from device_runtime.data.sources import load as load_any
 from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Table
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
 from edgefl.wire.tensors import Array
@@ -97,7 +98,57 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     data = class_folders(tmp_path, "0", "1", "2").fitted(SPEC)
 
     np.testing.assert_array_equal(data.y, [0, 0, 1, 2, 2])
-    np.testing.assert_array_equal(data.x, X[[0, 4, 2, 1, 3]])
+    np.testing.assert_array_equal(data.rows(np.arange(5)), X[[0, 4, 2, 1, 3]].astype(np.float32) / 2 - 1)
+
+
+def test_in_a_folder_of_integers_and_floats_only_the_integers_are_scaled(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    np.save(tmp_path / "0" / "1.npy", X[1])
+    np.save(tmp_path / "0" / "2.npy", X[2].astype(np.float32))
+
+    rows = load_any(tmp_path).fitted(SPEC).rows(np.arange(2))
+
+    np.testing.assert_array_equal(rows[0], X[1].astype(np.float32) / 2 - 1)
+    np.testing.assert_array_equal(rows[1], X[2])
+
+
+def test_a_bad_sample_among_others_is_left_out(tmp_path: Path) -> None:
+    tokens = msgspec.structs.replace(SPEC, dtype="int64", below=5)
+    (tmp_path / "0").mkdir()
+    for value in (4, 5, 6.5):
+        np.save(tmp_path / "0" / f"{value}.npy", np.full((4, 3), value))
+
+    found = load_any(tmp_path, "skip").fitted(tokens)
+
+    assert [problem.text for problem in found.skipped.first] == [
+        "the sample has 5 to 5, the model takes whole numbers from 0 to 4",
+        "the sample is float64, the model takes int64 or integers to be scaled",
+    ]
+    np.testing.assert_array_equal(found.rows(np.arange(1)), np.full((1, 4, 3), 4))
+
+
+def test_what_is_not_read_is_told(tmp_path: Path) -> None:
+    class_folders(tmp_path, "0", "1", "2")
+    (tmp_path / "0" / "old").mkdir()
+    (tmp_path / "1" / "notes.webp").write_bytes(b"")
+    (tmp_path / "2" / "labels.csv").write_text("a\n")
+
+    assert load_any(tmp_path).fitted(SPEC).unread == ("1 .csv", "1 old/", "1 .webp")
+    arrays = npz(
+        tmp_path / "d.npz", x=X, y=Y, ids=np.arange(5), names=np.array(["a", "b"]), rate=np.float32(8)
+    )
+    assert load_any(arrays).fitted(SPEC).unread == ("array 'ids'", "array 'names'", "array 'rate'")
+    assert len(load_any(arrays, "skip").fitted(SPEC)) == 5
+
+
+def test_one_stray_array_does_not_hide_the_files_that_the_bundle_reads(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a,y\n1,0\n2,1\n")
+    np.save(tmp_path / "stray.npy", X)
+    spec = DataSpec(shape=(1,), dtype="float32", classes=2, reader=Table(columns=("a",), label="y"))
+
+    found = load_any(tmp_path).fitted(spec)
+
+    assert (len(found), found.unread) == (2, ("1 .npy",))
 
 
 def test_the_federation_says_the_numbers_of_named_folders(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.data import samples
+from device_runtime.config import Policy
+from device_runtime.data import ranges
 from device_runtime.data.samples import LabelSpec, LocalData
 from device_runtime.data.sources import load as load_any
 from edgefl.wire.bundle.manifest import DataSpec, Input
@@ -73,6 +74,43 @@ def test_a_wrong_dtype_is_refused_with_both(tmp_path: Path) -> None:
 def test_wrong_labels_are_refused_with_their_range(tmp_path: Path, y: Array, text: str) -> None:
     with pytest.raises(DataError, match=text):
         fitted(tmp_path, X, y)
+
+
+@pytest.mark.parametrize("policy", ["refuse", "skip"])
+def test_names_as_labels_are_refused(tmp_path: Path, policy: Policy) -> None:
+    path = npz(tmp_path / "d.npz", x=X, y=np.array(["cat", "dog", "owl", "cat", "owl"]))
+
+    with pytest.raises(DataError, match="labels are <U3, the model takes integers from 0 to 2"):
+        load_any(path, policy).fitted(SPEC)
+
+
+def test_numbers_that_the_model_s_type_does_not_hold_are_refused(tmp_path: Path) -> None:
+    """A conversion would make others of them, or infinity."""
+    large = np.array([0, 1, 300, 2, 0])
+    whole = msgspec.structs.replace(SPEC, dtype="uint8", others=(Input(name="part", shape=(), dtype="int8"),))
+    with pytest.raises(DataError, match="part go from 0 to 300, the model takes int8, -128 to 127"):
+        load(npz(tmp_path / "d.npz", x=X, y=Y, part=large)).fitted(whole)
+    with pytest.raises(DataError, match="samples go from 0 to 590, the model takes uint8"):
+        load(npz(tmp_path / "d.npz", x=X.astype(np.int64) * 10, y=Y, part=large // 9)).fitted(whole)
+    part, labels = np.array([0.0, 1e300, 0.0, 0.0, 0.0]), LabelSpec((), "float32")
+    spec = msgspec.structs.replace(SPEC, others=(Input(name="part", shape=(), dtype="float32"),))
+    path = npz(tmp_path / "d.npz", x=X, y=np.array([1.0, 2.0, -1e300, 4.0, 5.0]), part=part)
+    with pytest.raises(DataError, match="1 value of part is infinite, first at row 1"):
+        load(path).fitted(spec, labels)
+    with pytest.raises(DataError, match="labels are not finite"):
+        load(path).fitted(SPEC, labels)
+    kept = load_any(path, "skip").fitted(spec, labels)
+    np.testing.assert_array_equal(kept.y, [1.0, 4.0, 5.0])
+
+
+def test_arrays_that_the_model_does_not_read_decide_about_no_row(tmp_path: Path) -> None:
+    x = np.zeros((5, 4, 3), np.float32)
+    x[4, 0, 0] = np.nan
+    path = npz(tmp_path / "d.npz", x=x, y=Y, ids=np.array([np.nan, 1.0]))
+
+    assert len(load_any(path, "skip").fitted(SPEC)) == 4
+    with pytest.raises(DataError, match="1 value of x is NaN, first at row 4"):
+        load(path)
 
 
 def test_labels_become_int64(tmp_path: Path) -> None:
@@ -143,7 +181,7 @@ def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) 
 def test_values_that_are_not_finite_are_counted_and_the_first_row_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, scanned: int
 ) -> None:
-    monkeypatch.setattr(samples, "_SCANNED", scanned)
+    monkeypatch.setattr(ranges, "_SCANNED", scanned)
     x = np.zeros((40, 2, 3), np.float32)
     x[17, 1, 2] = x[17, 0, 0] = x[30, 0, 0] = np.nan
     y = np.zeros(40, np.int64)
@@ -207,10 +245,18 @@ def test_a_function_gives_samples(form: str) -> None:
     assert data.others.keys() == (set() if form == "pair" else {"part"})
 
 
-@pytest.mark.parametrize("given", [X, (X,), {"x": X}, None])
+@pytest.mark.parametrize("given", [X, (X,), {"x": X}, None, (X, Y, 3)])
 def test_a_function_that_gives_no_samples_is_refused(given: object) -> None:
     def camera() -> object:
         return given
 
     with pytest.raises(DataError, match=r"camera\(\) gives .*: it has to give \(x, y\), \(x, y, others\)"):
+        load_any(camera)
+
+
+def test_a_function_that_gives_lists_of_unequal_lengths_is_refused() -> None:
+    def camera() -> object:
+        return [[1.0], [2.0, 3.0]], [0, 1]
+
+    with pytest.raises(DataError, match=r"camera\(\) gives x that is no array"):
         load_any(camera)

@@ -107,6 +107,26 @@ def test_a_broken_file_is_named_or_left_out_and_counted(tmp_path: Path, content:
     assert str(data.skipped).startswith(f"1 row is left out, {tmp_path}/cat/b.jpg: is no image")
 
 
+def test_a_file_that_is_gone_when_a_batch_is_drawn_is_named(tmp_path: Path) -> None:
+    data = fitted(image(tmp_path / "cat" / "a.png", PIXELS).parent.parent, RGB)
+    (tmp_path / "cat" / "a.png").unlink()
+
+    with pytest.raises(DataError, match=r"cat/a\.png is no image that can be read: .*start the device again"):
+        every(data)
+
+
+def test_an_image_that_memory_might_not_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image(tmp_path / "cat" / "a.png", PIXELS)
+    monkeypatch.setattr(images, "_MOST_PIXELS", PIXELS[..., 0].size - 1)
+
+    with pytest.raises(
+        DataError, match=r"cat/a\.png: it has \d+ x \d+ pixels, more than \d+: make it smaller"
+    ):
+        fitted(tmp_path, RGB)
+
+
 def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
     image(tmp_path / "cat" / "a.png", np.full((4, 6), 40000, np.uint16))
 

@@ -89,6 +89,9 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
         ("1,7,41,Ada,yes", "it has more fields than there are columns"),
         ("1.7,41,Ada,maybe", "no class is called 'maybe'; the federation's are no, yes"),
         ("1.7,41,Ada,1", "no class is called '1'"),
+        ("1e300,41,Ada,yes", "column 'height' is '1e300', which is beyond what float32 holds"),
+        ("1_7,41,Ada,yes", "column 'height' is '1_7', which is no number"),
+        (f"{'x' * 999},41,Ada,yes", r"column 'height' is 'x{59}\.\.\., which is no number"),
     ],
 )
 def test_a_bad_line_is_named_or_left_out(tmp_path: Path, line: str, text: str) -> None:
@@ -108,6 +111,8 @@ def test_a_bad_line_is_named_or_left_out(tmp_path: Path, line: str, text: str) -
         ("[3, 4]", "it is no JSON object"),
         ('{"age": 3, "buys": "yes"}', "column 'height' is empty"),
         ('{"age": [3], "height": 1, "buys": "yes"}', "which is no number"),
+        (f'{{"age": 1{"0" * 400}, "height": 1, "buys": "yes"}}', "which is no number"),
+        (f'{{"age": {"[" * 100_000}', "it is no JSON"),
     ],
 )
 def test_a_bad_line_of_json_is_named(tmp_path: Path, line: str, text: str) -> None:
@@ -136,11 +141,42 @@ def test_no_row_at_all_is_refused_with_the_first_problem(tmp_path: Path) -> None
     assert caught.value.details["problems"].count == 1  # type: ignore[attr-defined]
 
 
-def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "d.csv", CSV.replace("Ada", "Zoë").encode("latin-1"))
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_line_in_another_encoding_is_named_or_left_out(tmp_path: Path, form: str) -> None:
+    lines = {
+        "csv": CSV.replace("Ada", "Zoë"),
+        "jsonl": '{"name": "Zoë", "age": 1, "height": 2, "buys": "no"}\n{"age": 9, "height": 2, "buys": "no"}',
+    }
+    path = written(tmp_path / f"d.{form}", lines[form].encode("latin-1"))
 
-    with pytest.raises(DataError, match=r"d\.csv cannot be read as text \(UTF-8\)"):
+    with pytest.raises(DataError, match=rf"d\.{form}, line [12]: it is no text in UTF-8"):
         fitted(path, TABLE)
+    data = fitted(path, TABLE, policy="skip")
+    assert (len(data), data.skipped.count) == (1, 1)
+
+
+def test_a_file_in_utf_16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"d\.csv cannot be read as text \(UTF-8\)"):
+        fitted(written(tmp_path / "d.csv", CSV.encode("utf-16")), TABLE)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"d\.csv has column 'age' more than once"):
+        fitted(written(tmp_path / "d.csv", "age,height,age,buys\n1,2,3,yes\n"), TABLE)
+
+
+def test_a_class_number_of_thousands_of_digits_is_none(tmp_path: Path) -> None:
+    plain = spec(Table(columns=("a",), label="y"), (1,))
+
+    with pytest.raises(DataError, match=r"line 2: class '9{59}\.\.\. is no number from 0 to 1"):
+        fitted(written(tmp_path / "d.csv", f"a,y\n1,{'9' * 5000}\n"), plain)
+
+
+def test_numbers_of_a_label_are_those_of_its_type(tmp_path: Path) -> None:
+    plain = spec(Table(columns=("a",), label="y"), (1,))
+
+    with pytest.raises(DataError, match="line 2: the label is '1e39', which is beyond what float32 holds"):
+        fitted(written(tmp_path / "d.csv", "a,y\n1,1e39\n"), plain, LabelSpec((), "float32"))
 
 
 def test_a_reader_that_makes_other_samples_than_the_model_takes_is_refused(tmp_path: Path) -> None:
@@ -197,6 +233,17 @@ def test_folders_may_say_the_class_of_a_recording(tmp_path: Path) -> None:
 
     np.testing.assert_array_equal(data.y, [0, 0, 0, 1])
     np.testing.assert_array_equal(every(data)[0], [[7, 8, 9]])
+
+
+def test_a_row_beyond_the_vocabulary_is_a_bad_row(tmp_path: Path) -> None:
+    whole = spec(Series(columns=("a",), window=2, step=2), (1, 2), dtype="int64", below=5)
+    path = written(tmp_path / "0" / "d.csv", "a\n1\n2\n3\n9\n").parent.parent
+
+    with pytest.raises(
+        DataError, match=r"line 5: column 'a' is 9, the model takes whole numbers from 0 to 4"
+    ):
+        fitted(path, whole)
+    np.testing.assert_array_equal(every(fitted(path, whole, policy="skip")), [[[1, 2]]])
 
 
 def test_no_window_holds_a_bad_row(tmp_path: Path) -> None:

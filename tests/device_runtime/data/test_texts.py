@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.data import texts
 from device_runtime.data.rows import Parts
 from device_runtime.data.samples import LabelSpec
 from edgefl.data.text.vocabulary import words
@@ -56,16 +57,51 @@ def test_texts_and_their_classes(tmp_path: Path, form: str) -> None:
         ("good\t", "the text is empty"),
         ("no tab at all", "it has no tab behind a label"),
         ("fine\thello", "no class is called 'fine'; the federation's are bad, good"),
+        ("good\tZoë", "it is no text in UTF-8"),
     ],
 )
 def test_a_bad_line_is_named_or_left_out(tmp_path: Path, line: str, text: str) -> None:
-    path = written(tmp_path / "d.tsv", f"good\tyes\n{line}\nbad\tno\n")
+    path = written(tmp_path / "d.tsv", f"good\tyes\n{line}\nbad\tno\n".encode("latin-1"))
 
     with pytest.raises(DataError, match=rf"d\.tsv, line 2: {text}"):
         fitted(path, BYTES)
     data = fitted(path, BYTES, policy="skip")
     np.testing.assert_array_equal(data.y, [1, 0])
     assert data.skipped.count == 1
+
+
+def test_half_a_character_is_no_text(tmp_path: Path) -> None:
+    """JSON may hold one, which no tokenizer takes."""
+    path = written(
+        tmp_path / "d.jsonl", '{"text": "\\ud800", "label": "good"}\n{"text": "a", "label": "bad"}\n'
+    )
+
+    with pytest.raises(DataError, match=r"d\.jsonl, line 1: it is no text in UTF-8"):
+        fitted(path, BYTES)
+    assert len(fitted(path, BYTES, policy="skip")) == 1
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_file_that_is_no_text_is_left_out(tmp_path: Path, running: bool) -> None:
+    written(tmp_path / "bad" / "1.txt", b"caf\xe9 au lait")
+    written(tmp_path / "good" / "1.txt", "tea with milk")
+    label = LabelSpec((5,)) if running else LabelSpec()
+    spec = msgspec.structs.replace(BYTES, classes=256, names=()) if running else BYTES
+
+    with pytest.raises(DataError, match=r"bad/1\.txt: it cannot be read as text \(UTF-8\)"):
+        fitted(tmp_path, spec, label)
+    data = fitted(tmp_path, spec, label, "skip")
+    np.testing.assert_array_equal(data.rows(np.arange(1)), [[*b"tea w"]])
+    assert data.skipped.count == 1
+
+
+def test_more_texts_than_are_tokenized_together_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_TOGETHER", 2)
+    path = written(tmp_path / "d.tsv", "".join(f"good\t{word}\n" for word in "abcde"))
+
+    np.testing.assert_array_equal(every(fitted(path, BYTES))[:, 0], [*b"abcde"])
 
 
 def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> None:
