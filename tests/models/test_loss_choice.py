@@ -191,6 +191,15 @@ def test_a_function_that_is_no_loss_is_refused_with_the_remedy(
         own_loss(function, NUMBERS).label(NUMBERS)
 
 
+def test_a_function_that_is_not_defined_on_random_outputs_is_taken() -> None:
+    """Rates of a Poisson are above 0, and a logarithm of other numbers is NaN."""
+
+    def poisson(out: Tensor, y: Tensor) -> Tensor:
+        return (out - y * torch.log(out)).mean(dim=1)
+
+    assert own_loss(poisson, NUMBERS).label(NUMBERS) == NUMBERS
+
+
 def test_a_function_reads_the_labels_of_the_data_or_says_what_it_needs() -> None:
     with pytest.raises(
         ModelError, match=r"'relative' does not say what labels it reads: give `data`, or edgefl.own_loss"

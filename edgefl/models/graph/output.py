@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,17 +43,23 @@ def tensor_of(returned: object, output: Output, name: str) -> Tensor:
 @contextmanager
 def giving(root: nn.Module, output: Output) -> Iterator[None]:
     """Inside, ``root`` returns its output alone, and models with a configuration for it keep no cache of a text so far."""
-    own = root.__dict__.get("forward")
     forward = root.forward
 
     @functools.wraps(forward)  # torch.export reads the signature
     def giving_one(*args: Any, **kwargs: Any) -> Tensor:
         return tensor_of(forward(*args, **kwargs), output, type(root).__name__)
 
-    root.forward = giving_one
+    with calling(root, giving_one), without_cache(root):
+        yield
+
+
+@contextmanager
+def calling(root: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, ``root`` runs ``forward``."""
+    own = root.__dict__.get("forward")
+    root.forward = forward
     try:
-        with without_cache(root):
-            yield
+        yield
     finally:
         del root.__dict__["forward"]
         if own is not None:

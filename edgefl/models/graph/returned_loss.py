@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.graph.output import Output, tensor_of, without_cache
+from edgefl.models.graph.output import Output, calling, tensor_of, without_cache
 from edgefl.models.graph.plain import cleaned
 from edgefl.models.graph.tracing import exported
 from edgefl.models.losses.own import OwnLoss
@@ -55,11 +55,8 @@ def _giving_loss(root: nn.Module, inputs: tuple[str, ...], output: Output, loss:
     # torch.export takes one input for each parameter.
     numbered = [Parameter(f"given_{place}", Parameter.POSITIONAL_ONLY) for place in range(len(inputs) + 1)]
     forward.__signature__ = Signature(numbered)  # type: ignore[attr-defined]
-    root.forward = forward
-    try:
+    with calling(root, forward):
         yield
-    finally:
-        del root.__dict__["forward"]
 
 
 class _Slice:
