@@ -11,7 +11,6 @@ from exporters.decompositions import core_table
 from exporters.decompositions.rule import Rules
 from exporters.executorch.rules import (
     activation,
-    convolution,
     indexing,
     normalization,
     padding,
@@ -20,6 +19,7 @@ from exporters.executorch.rules import (
     reduction,
     resize,
     strided,
+    volumes,
 )
 
 _aten = torch.ops.aten
@@ -28,7 +28,6 @@ _AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
 
 RULES: Rules = {
     **activation.RULES,
-    **convolution.RULES,
     **indexing.RULES,
     **normalization.RULES,
     **padding.RULES,
@@ -37,6 +36,7 @@ RULES: Rules = {
     **reduction.RULES,
     **resize.RULES,
     **strided.RULES,
+    **volumes.RULES,
 }
 
 

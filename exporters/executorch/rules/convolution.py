@@ -11,12 +11,10 @@ from torch import Tensor
 
 from exporters.decompositions import convolution as plain
 from exporters.decompositions.convolution import per_axis
-from exporters.decompositions.rule import Rules
 from exporters.executorch.rules import dense, depthwise, few_channels
 from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import join
 
-_aten = torch.ops.aten
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
@@ -145,9 +143,3 @@ def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: Moves, g
         return depthwise.weight_gradient(grad, x, kernel, moves)
     pairs = zip(grad.chunk(groups, 3), x.chunk(groups, 3), strict=True)
     return join([dense.weight_gradient(*pair, kernel, moves) for pair in pairs], 0)
-
-
-RULES: Rules = {
-    _aten.convolution.default: convolution,
-    _aten.convolution_backward.default: convolution_backward,
-}

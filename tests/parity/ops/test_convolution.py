@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions, in one and two dimensions."""
+"""Convolutions and transposed convolutions, in one to three dimensions."""
 
 from __future__ import annotations
 
@@ -74,6 +74,24 @@ CASES: Family = {
         "grouped": Case(nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 5, 4)),
         "depthwise, strided": Case(nn.ConvTranspose2d(4, 4, 3, groups=4, stride=2), (2, 4, 5, 4)),
     },
+    "Conv3d": {
+        "padded": Case(nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 5, 6)),
+        "strided and dilated, no bias": Case(
+            nn.Conv3d(2, 3, (3, 2, 1), stride=(2, 1, 2), padding=(2, 1, 0), dilation=(2, 1, 1), bias=False),
+            (2, 2, 7, 5, 6),
+        ),
+        "stride leaves planes unread": Case(nn.Conv3d(2, 3, 2, stride=3), (2, 2, 7, 6, 5)),
+        "pointwise": Case(nn.Conv3d(2, 3, 1), (2, 2, 3, 4, 5)),
+        "grouped": Case(nn.Conv3d(4, 6, 3, groups=2, padding=1), (1, 4, 3, 4, 5)),
+        "depthwise": Case(nn.Conv3d(3, 3, 3, groups=3, padding=1), (2, 3, 4, 4, 4)),
+        "flattened": Case(nn.Sequential(nn.Conv3d(2, 3, 2), nn.Flatten()), (2, 2, 3, 4, 5)),
+    },
+    "ConvTranspose3d": {
+        "strided, output padded": Case(
+            nn.ConvTranspose3d(3, 2, 3, stride=2, padding=1, output_padding=1), (2, 3, 3, 4, 2)
+        ),
+        "grouped, dilated": Case(nn.ConvTranspose3d(4, 6, 2, groups=2, dilation=2), (2, 4, 3, 2, 4)),
+    },
     "ConvTranspose1d": {
         "strided": Case(nn.ConvTranspose1d(4, 3, 3, stride=2, padding=1, output_padding=1), (2, 4, 6)),
         "grouped": Case(nn.ConvTranspose1d(4, 6, 3, groups=2), (2, 4, 6)),
@@ -98,6 +116,9 @@ MORE = (
     "Conv2d, depthwise, multiplied",
     "Conv2d, large kernel, strided, grouped",
     "Conv1d, strided and padded",
+    "Conv3d, strided and dilated, no bias",
+    "Conv3d, stride leaves planes unread",
+    "Conv3d, grouped",
     "ConvTranspose2d, strided, output padded",
     "ConvTranspose2d, depthwise, strided",
     "ConvTranspose1d, grouped",
