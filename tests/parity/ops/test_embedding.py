@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from edgefl.models.layers.visible import visible
 from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
 
 TOKENS = Labels((4, 5))  # twenty indices in [0, 4): each occurs several times
+
+
+def bag(layer: nn.EmbeddingBag) -> nn.EmbeddingBag:
+    """As a model has it that is compiled."""
+    made = visible(layer)
+    assert type(made) is not nn.EmbeddingBag and isinstance(made, nn.EmbeddingBag)
+    return made
+
+
+class OffsetBag(nn.Module):
+    """Three bags of six tokens, the middle one empty."""
+
+    def __init__(self, mode: str, *, last: bool = False) -> None:
+        super().__init__()
+        self.bag = bag(nn.EmbeddingBag(7, 3, mode=mode, include_last_offset=last))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ends = (6,) if self.bag.include_last_offset else ()
+        return self.bag(tokens, torch.tensor([0, 4, 4, *ends]))
+
 
 CASES: Family = {
     "Embedding": {
@@ -21,6 +42,21 @@ CASES: Family = {
         ),
         "int32 indices": Case(nn.Embedding(LABELS, 3), Labels((4, 5), torch.int32)),
         "scaled by frequency": Case(nn.Embedding(LABELS, 3, scale_grad_by_freq=True), TOKENS),
+    },
+    "EmbeddingBag": {
+        name: Case(bag(nn.EmbeddingBag(7, 3, **options)), *inputs)
+        for name, options, inputs in (
+            ("mean", {}, (TOKENS,)),
+            ("sum, weighted", {"mode": "sum"}, (TOKENS, (4, 5))),
+            ("max", {"mode": "max"}, (TOKENS,)),
+            ("mean, padding index", {"padding_idx": 1}, (TOKENS,)),
+            ("max, padding index", {"mode": "max", "padding_idx": 1}, (TOKENS,)),
+        )
+    }
+    | {
+        "sum, offsets": Case(OffsetBag("sum"), Labels((6,))),
+        "mean, offsets with the last": Case(OffsetBag("mean", last=True), Labels((6,))),
+        "max, offsets": Case(OffsetBag("max"), Labels((6,))),
     },
     "gather": {
         "rows": Case(lambda x, i: x.gather(0, i), (LABELS, 5), Labels((7, 5))),
@@ -62,6 +98,9 @@ CASES: Family = {
 
 
 MORE = (
+    "EmbeddingBag, max, padding index",
+    "EmbeddingBag, mean, offsets with the last",
+    "EmbeddingBag, max, offsets",
     "index_put, added",
     "index_put, written by int32",
 )
