@@ -74,6 +74,7 @@ def check(
     classes: int | None = None,
     options: Mapping[str, Any] | None = None,
     loss: LossLike | None = None,
+    output: str | int | None = None,
     batch: int = 8,
     seed: int = 0,
     engines: Sequence[Target] = (),
@@ -87,6 +88,7 @@ def check(
         classes: without ``data``, the number of classes.
         options: keyword arguments of the model's factory.
         loss: what training minimises.
+        output: which of the things that the model returns is its output, as in :func:`edgefl.compile`.
         data: as :func:`edgefl.compile` takes it, or what a device has: its file or folder.
         batch: rows of a step.
         seed: of the initial weights and of the random samples that are trained on.
@@ -114,6 +116,7 @@ def check(
             seed=seed,
             options=options,
             loss=loss_of(loss),
+            output=output,
         )
     except ModelError as error:
         return Verdict(_name(model), problem=error.message)

@@ -34,12 +34,13 @@ def plan(
     sample: Sample | None = None,
     classes: int | None = None,
     options: Mapping[str, Any] | None = None,
+    output: str | int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Fit:
     """Every submodel of a model beside a device: memory, bytes and time of a round with it, and which one to take.
 
     Args:
-        model: as in :func:`edgefl.compile`, with ``data``, ``sample``, ``classes`` and ``options``.
+        model: as in :func:`edgefl.compile`, with ``data``, ``sample``, ``classes``, ``options`` and ``output``.
         device: what it offers; 0 is unknown.
         loss: what training minimises, as in :func:`edgefl.compile`.
         program: the local training, of all submodels or of each; by default SGD, and TCBGD for submodels of single entries.
@@ -57,7 +58,13 @@ def plan(
     'width'
     """
     spec = model_spec(
-        model, data=dataset(data), sample=sample, classes=classes, options=options, loss=loss_of(loss)
+        model,
+        data=dataset(data),
+        sample=sample,
+        classes=classes,
+        options=options,
+        loss=loss_of(loss),
+        output=output,
     )
     coding = codec_choice(codec)
     coder = codecs.build(coding.name, **coding.options)

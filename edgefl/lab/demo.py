@@ -6,17 +6,16 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl.config.tables import STEPS
-
 SGD_RATE = 0.05
 """Learning rate of programs that take SGD's steps, by default."""
 
 META = frozenset({"per_fedavg", "fedavg_update", "fedavg_matched"})
 """Programs whose own rate is the paper's, for a thousand rounds."""
 
-TRAINED_STEPS = 20
-"""Local steps of a round under a codec that is part of the training: FedBAT learns step sizes in half of them
-(fedbat.md 9)."""
+ROUNDS = 12
+STEPS = 20
+"""Local steps of a round: twice those of a file, for a round of so small a model is mostly its messages, and FedBAT learns
+step sizes in half of them (fedbat.md 9)."""
 
 
 CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8}}
@@ -24,21 +23,15 @@ CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8}}
 
 
 def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key: those that were ``chosen`` on the command line, and what the demo needs beside them.
-
-    ConfigError for a codec that does not exist.
-    """
-    from edgefl.codecs.catalog import build
-
+    """Settings by dotted key: those that were ``chosen`` on the command line, and what the demo needs beside them."""
     model = str(chosen.get("model.name", "resnet8"))
     codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
     codec["options"] = {**CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
-    trained = build(codec["name"], **codec["options"]).training is not None
-    # Plain SGD, with which some local training begins, is not through in 30 rounds.
+    # Plain SGD, with which some local training begins, is not through in so few rounds.
     momentum = {} if "program.name" in chosen else {"program.momentum": 0.9}
     defaults: dict[str, Any] = momentum | {
-        "federation.rounds": 30,
-        "program.steps": TRAINED_STEPS if trained else STEPS,
+        "federation.rounds": ROUNDS,
+        "program.steps": STEPS,
         "program.lr": _learning_rate(str(chosen.get("program.name", "sgd")), model),
         "data.train_samples": 6000,
         "data.test_samples": 2000,

@@ -88,3 +88,12 @@ def test_an_output_without_effect_is_refused(tmp_path: Path) -> None:
     file.write_text('[model]\nname = "mlp"\noutput = "logits"\n')
     with pytest.raises(ConfigError, match=r"model\.output: model 'mlp' returns one tensor"):
         checked(file)
+
+
+def test_checking_and_planning_take_the_output_that_training_would(model: str) -> None:
+    layout = {"sample": (64,), "classes": 10, "output": "end"}
+    assert edgefl.check(model, **layout, engines=["onnx"]).units == ("hidden", "end")
+    fit = edgefl.plan(model, **layout, kinds=["output_side"])
+    assert {offer.size for offer in fit.offers} == {
+        offer.size for offer in edgefl.plan(model, sample=(64,), classes=10, kinds=["output_side"]).offers
+    }
