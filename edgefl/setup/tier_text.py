@@ -47,7 +47,7 @@ def _preset(presets: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     if kind == "full":
         return {"cut": 0}
     preset = presets.get(kind)
-    return None if preset is None else {"cut": preset.cut, "chunks": preset.chunks}
+    return None if preset is None else dict(preset.table)
 
 
 def _unknown(kind: str, model: str, presets: Sequence[str], kinds: Sequence[str]) -> ConfigError:

@@ -29,7 +29,7 @@ def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
     presets = TIERS.get(model)
     if presets is None:
         return {"strong": TierTable(count=count)}
-    return {name: TierTable(cut=tier.cut, chunks=tier.chunks, count=count) for name, tier in presets.items()}
+    return {name: TierTable.model_validate({**tier.table, "count": count}) for name, tier in presets.items()}
 
 
 def device_names(federation: Federation) -> list[str]:

@@ -7,11 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.config import TierTable, parse
 from edgefl.models.zoo.basic import cnn, mlp
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
+from edgefl.setup.model import submodel_of
+from edgefl.setup.tier_text import parse_tiers
+from edgefl.setup.tiers import completed
 from edgefl.submodels.output_side import accounting
-from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, tiers
+from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, output_side, tiers
 from edgefl.wire.errors import ModelError
 from tests.invariants.embracingfl.tiny import chunkings, tiny
 from tests.rings.rows import mostly_slow
@@ -98,6 +102,20 @@ def test_lstm_weak_tier_records_states_and_embeddings_and_needs_the_lstm_twice()
     assert {name for name in weak.prefix[0].module.state_dict() if name.startswith("lstm.")} == {
         name for name in weak.holds if name.startswith("lstm.")
     }
+
+
+def test_a_file_says_the_lstm_weak_tier_and_its_preset_is_that_one() -> None:
+    spec, weak = tiny("bilstm"), tiers("bilstm")["weak"].of(tiny("bilstm"))
+    table = completed(parse({"model": {"name": "bilstm"}}, source="the test")).tiers["weak"]
+
+    assert table.options == {"skip": 0.5}
+    assert submodel_of(spec, "weak", table).identity == weak.identity
+    with pytest.raises(ModelError, match="records states of 8 tokens, and is asked for one of 4: leave out data.lengths"):
+        submodel_of(spec.shortened(4), "weak", table)
+    text = parse_tiers("weak", "bilstm")["weak"]
+    assert TierTable(**text).submodel == table.submodel
+    with pytest.raises(ModelError, match="a share of the tokens, from 0 to below 1; found 4"):
+        output_side(spec, cut=1, skip=4)
 
 
 def test_the_paper_s_lstm_record_is_66_560_floats_per_sample() -> None:

@@ -48,9 +48,20 @@ class OutputSide:
                 cut=self.cut,
                 units=self.spec.units,
             )
-        if self.skip and not isinstance(self._first_trained, BiLstm):
-            raise ModelError("only a BiLstm right behind the cut can skip words", skip=self.skip)
+        if self.skip:
+            self._check_skip()
         _ = self.groups
+
+    def _check_skip(self) -> None:
+        first, length = self._first_trained, self.spec.sample.shape[0]
+        if not isinstance(first, BiLstm):
+            raise ModelError("only a BiLstm right behind the cut can skip words", skip=self.skip)
+        if first.length != length:
+            raise ModelError(
+                f"a tier with skip records states of {first.length} tokens, and is asked for one of {length}: leave out "
+                "data.lengths, or skip",
+                skip=self.skip,
+            )
 
     @cached_property
     def groups(self) -> tuple[Names, ...]:
@@ -151,12 +162,18 @@ class OutputSide:
         ]
 
 
-def output_side(spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1) -> OutputSide:
+def output_side(
+    spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1, skip: float = 0.0
+) -> OutputSide:
     """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL, embracingfl.md 2.2).
 
-    ModelError for a cut or chunks that the model has not.
+    ``skip``, of a bidirectional LSTM right behind the cut, is the share of a sample's tokens that no gradient flows back
+    through: 0.5 is the paper's weak tier (embracingfl.md 3.3). ModelError for a cut, chunks or a share that the model has
+    not.
     """
-    return OutputSide(spec, cut, chunks)
+    if not 0.0 <= skip < 1.0:
+        raise ModelError(f"skip is a share of the tokens, from 0 to below 1; found {skip}", skip=skip)
+    return OutputSide(spec, cut, chunks, int(skip * spec.sample.shape[0]))
 
 
 def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
@@ -194,13 +211,18 @@ class Tier:
 
     cut: int
     chunks: int | tuple[Names, ...] = 1
-    # Fraction of the words whose states are not back-propagated through (the LSTM's weak tier).
+    # Share of the words whose states are not back-propagated through (the LSTM's weak tier).
     skip: float = 0.0
 
     def of(self, spec: ModelSpec) -> OutputSide:
         """This tier's submodel of ``spec``."""
-        skip = int(self.skip * spec.sample.shape[0]) if self.skip else 0
-        return OutputSide(spec, self.cut, self.chunks, skip)
+        return output_side(spec, cut=self.cut, chunks=self.chunks, skip=self.skip)
+
+    @property
+    def table(self) -> Mapping[str, object]:
+        """What a federation file says of it."""
+        options = {"options": {"skip": self.skip}} if self.skip else {}
+        return {"cut": self.cut, "chunks": self.chunks, **options}
 
 
 STRONG = Tier(0)
