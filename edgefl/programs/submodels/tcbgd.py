@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from edgefl.contract.program import Program
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.adamw import adamw as local_adamw
 from edgefl.programs.baselines.sgd import sgd
+from edgefl.wire.errors import ConfigError
+
+BETA1, BETA2 = 0.9, 0.95
+"""Of the paper's AdamW (fiarse.md 4.3)."""
 
 
 def tcbgd(
@@ -22,6 +28,7 @@ def tcbgd(
     bias: bool = True,
     freeze_dropped: bool = True,
     masked_loss: bool = False,
+    adamw: bool = False,
     eval_batch: int | None = None,
 ) -> Program:
     """FIARSE's local SGD on an importance submodel: the mask follows the weights, the gradient flows through the mask.
@@ -30,21 +37,23 @@ def tcbgd(
     1 + 2 |x| theta / (|x| + theta)^2 (``bias``, eq. 3). theta stays as it came. With both switches off this is
     pruning-greedy, which is what ``sgd`` does there too (fiarse.md 2.5). ``freeze_dropped``: momentum and decay do not
     move what the mask has dropped (fiarse.md A6). ``masked_loss`` as in ``sgd``. On a submodel without thresholds, the
-    full model included, it is plain SGD. Defaults are the paper's batch and the released code's steps and learning rate
-    (fiarse.md 4.3).
+    full model included, it is plain SGD. ``adamw``: AdamW along the same gradient in place of SGD, as the paper has it for
+    texts, with its betas (0.9, 0.95) and no momentum. Defaults are the paper's batch and the released code's steps and
+    learning rate (fiarse.md 4.3).
     """
     carrier = objective.carrier
     if isinstance(carrier, Thresholded):
         switched = carrier.switched(remask=remask, bias=bias, freeze_dropped=freeze_dropped)
         objective = replace(objective, carried=switched)
-    program = sgd(
-        objective,
-        batch=batch,
-        steps=steps,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        masked_loss=masked_loss,
-        eval_batch=eval_batch,
+    if masked_loss:
+        objective = replace(objective, masked=True)
+    if adamw and momentum:
+        raise ConfigError(
+            f"program 'tcbgd' has momentum {momentum:g} or adamw, which has its own: leave one of them out",
+            momentum=momentum,
+        )
+    local = partial(local_adamw, beta1=BETA1, beta2=BETA2) if adamw else partial(sgd, momentum=momentum)
+    program = local(
+        objective, batch=batch, steps=steps, lr=lr, weight_decay=weight_decay, eval_batch=eval_batch
     )
     return replace(program, name="tcbgd")

@@ -18,10 +18,12 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
+from edgefl.programs.baselines.adamw import adamw as local_adamw
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.programs.submodels.tcbgd import tcbgd
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.submodel import Importance, importance
+from edgefl.wire.errors import ConfigError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from tests.invariants.embracingfl.tiny import samples, tiny
@@ -277,6 +279,35 @@ def test_inv14_momentum_moves_what_dropped_out_only_if_allowed_to_and_never_what
         never_sent = ~active(states[0], submodel)
         assert not flat(states[-1], submodel)[never_sent].any()
     assert moved == {True: False, False: True}
+
+
+@pytest.mark.parametrize("engine", mostly_slow(ENGINES, ["torch"]))
+def test_inv14_adamw_follows_the_same_gradient_and_moves_nothing_that_dropped_out(engine: str) -> None:
+    submodel = importance(small_net(), gamma=GAMMA)
+    states = walked(engine, submodel, adamw=True)
+    sets = [active(state, submodel) for state in states]
+    for before, was, now in zip(sets, states, states[1:], strict=False):
+        assert torch.equal(flat(was, submodel)[~before], flat(now, submodel)[~before])
+    assert int(sets[-1].sum()) < int(sets[0].sum()) - 5, "the rate is high enough to drop something"
+
+    device = client(engine, GAMMA, adamw=True)
+    begun = device.begin(submodel.place(arrays_of(submodel.spec), 1).payload)
+    [(x, y)] = batches_of(submodel.spec, 1)
+    after, _ = device.step(begun, (x, y), LR)
+    # The first step is lr g / (|g| + eps): the sign of the biased, masked gradient.
+    for name, g in closed_form(submodel, x, y).items():
+        expected = begun[f"weights.{name}"] - LR * (g / (g.abs() + 1e-8)).float()
+        clear = (g.abs() > 1e-5) | (g == 0)
+        torch.testing.assert_close(after[f"weights.{name}"][clear], expected[clear], rtol=0, atol=1e-3 * LR)
+
+
+def test_inv14_adamw_of_a_whole_model_is_adamw_and_refuses_momentum() -> None:
+    objective = Objective.of(importance(small_net(), gamma=1.0))
+    found = tcbgd(objective, batch=BATCH, adamw=True).phases[0].function
+    plain = local_adamw(objective, batch=BATCH, beta2=0.95, weight_decay=0.0).phases[0].function
+    assert to_onnx(capture(found)) == to_onnx(capture(plain))
+    with pytest.raises(ConfigError, match=r"momentum 0\.9 or adamw"):
+        tcbgd(objective, adamw=True, momentum=0.9)
 
 
 # 15. Switches

@@ -144,15 +144,17 @@ def program_of(submodel: Submodel, **options: Any) -> Program:
 
 @cache
 def client(engine: str, gamma: float, **options: Any) -> Client:
-    """A client of the small net, made once: of the options, its ends know no more than whether there is momentum."""
+    """A client of the small net, made once: of the options, its ends know no more than what the optimizer keeps."""
     train = program_of(importance(small_net(), gamma=gamma), **options).phases[0].function
-    start, finish = _ends(engine, gamma, options.get("momentum", 0.0) > 0)
+    momentum, adamw = options.get("momentum", 0.0) > 0, options.get("adamw", False)
+    start, finish = _ends(engine, gamma, momentum, adamw)
     return Client(start, run_in(engine, train), finish)
 
 
 @cache
-def _ends(engine: str, gamma: float, buffers: bool) -> tuple[Run, Run]:
-    program = program_of(importance(small_net(), gamma=gamma), momentum=0.5 if buffers else 0.0)
+def _ends(engine: str, gamma: float, momentum: bool, adamw: bool) -> tuple[Run, Run]:
+    kept = {"momentum": 0.5 if momentum else 0.0, "adamw": adamw}
+    program = program_of(importance(small_net(), gamma=gamma), **kept)
     return run_in(engine, program.start), run_in(engine, program.finish)
 
 
