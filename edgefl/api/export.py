@@ -11,8 +11,8 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.run import load_federation
 from edgefl.config import Federation, without_devices
 from edgefl.setup.bundles import bundle_of
-from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
+from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
 from edgefl.wire.errors import ConfigError
@@ -50,7 +50,8 @@ def export(
     """Compile the tiers of a federation and write their bundles into the folder ``out``.
 
     Args:
-        federation: objects, or their file.
+        federation: objects, or their file. Where they say nothing about data, the bundles are for samples of the shape that
+            the model has by itself.
         out: folder for the bundles, one file for each tier, exchange and format.
         tiers: only these; by default all.
         formats: ``onnx``, ``executorch``; by default as the federation says.
@@ -88,7 +89,7 @@ def exporting(
             for name, table in whole.tiers.items()
         }
         whole = whole.model_copy(update={"tiers": tables})
-    dataset = open_data(whole)
+    dataset = samples_like(settings)
     made = [
         (tier, exchange, form)
         for tier in tiers_of(whole, federation_model(whole, dataset), names).values()

@@ -44,6 +44,12 @@ def model_options(pairs: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def named_model(model: str | None, options: Sequence[str]) -> dict[str, object]:
+    """What --model and --option set in a federation, by dotted key."""
+    named: dict[str, object] = {"model.name": model} if model else {}
+    return named | {f"model.options.{name}": value for name, value in model_options(options).items()}
+
+
 def address(text: str, ca_file: str) -> Address:
     parsed = Address.parse(text)
     return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)

@@ -9,11 +9,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from edgefl.api.model import sample_spec
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
+from edgefl.models.zoo.catalog import build_model
+from edgefl.setup.bundles import data_spec
+from edgefl.setup.model import federation_model
+from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.errors import BundleError, ConfigError, ModelError
 from server.coordinator.roster import TierRule, tier_of
 from tests.rings.rows import mostly_slow
 
@@ -44,6 +49,46 @@ def test_tiers_without_counts_are_exported_and_verified(tmp_path: Path) -> None:
     assert edgefl("export", file, "--out", tmp_path) == 0
     assert read_bundle(tmp_path / "strong.efl").manifest.tier == "strong"
     assert edgefl("verify", tmp_path / "strong.efl", file) == 0
+
+
+@pytest.mark.parametrize("name", ["bert", "bilstm", "gpt", "lstm_lm", "mlp", "resnet20", "vit"])
+def test_without_data_in_the_file_shapes_are_the_models_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))  # whatever this machine has, or has not
+    own, federation = build_model(name), parse({"model": {"name": name}}, source="the test")
+
+    dataset = samples_like(federation)
+    spec = federation_model(federation, dataset)
+    assert (spec.sample, spec.classes, spec.label) == (own.sample, own.classes, own.label)
+    assert data_spec(dataset) == sample_spec(own, None)
+
+
+def test_data_in_the_file_say_the_shapes() -> None:
+    federation = parse({"model": {"name": "mlp"}, "data": {"name": "digits"}}, source="the test")
+    assert samples_like(federation).shape == (1, 8, 8)
+
+
+def test_a_model_is_exported_by_name_with_options_and_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    small = ("length=6", "vocabulary=12", "width=4", "depth=1", "heads=1", "rate=0.0")
+    options = [word for option in small for word in ("--option", option)]
+
+    assert edgefl("export", "--model", "bert", *options, "--tier", "strong", "--out", tmp_path) == 0
+    data = read_bundle(tmp_path / "strong.efl").manifest.data
+    assert (data.shape, data.dtype, data.below, data.classes) == ((6,), "int64", 12, 2)
+
+
+def test_a_plain_module_of_ones_own_says_what_it_reads_by_options(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from torch import nn\ndef make(classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(12, classes))\n"
+    )
+    with pytest.raises(ModelError, match="give the option.* 'sample_shape'"):
+        edgefl("export", "--model", f"{file}:make", "--option", "classes=5", "--out", tmp_path)
 
 
 def test_a_run_still_asks_how_many_devices_it_is_to_start(tmp_path: Path) -> None:

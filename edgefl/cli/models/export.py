@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
 
-Every graph is run once in the runtime of its format and compared with torch before its bundle is written.
+Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have the
+shape of the federation's [data]; where it has none, that which the model has by itself.
 
 Examples:
 
   edgefl export --model resnet20 --out bundles
 
   edgefl export federation.toml --tier weak --out bundles --json
+
+  edgefl export --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]'
 
   edgefl export --model resnet20 --format onnx --format executorch      (two bundles per tier; extra `executorch`)
 
@@ -45,6 +48,9 @@ def export(
     model: Annotated[
         str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
     ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     format: Annotated[
         list[Engine] | None,
@@ -59,14 +65,16 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
-    if fit is not None:
-        _export_fitting(config, out, model, tier, format, memory_budget, fit, as_json)
-        return
     from edgefl.api.export import exporting, written
     from edgefl.api.run import load_federation
+    from edgefl.cli.options import named_model
 
+    named = named_model(model, option or ())
+    if fit is not None:
+        _export_fitting(config, out, named, tier, format, memory_budget, fit, as_json)
+        return
     what = exporting(
-        load_federation(config, {"model.name": model} if model else {}),
+        load_federation(config, named),
         tiers=tier or (),
         formats=_names(format),
         memory_budget=memory_budget,
@@ -124,7 +132,7 @@ def _tell_cache(rows: list[dict[str, Any]]) -> None:
 def _export_fitting(
     config: Path | None,
     out: Path,
-    model: str | None,
+    named: dict[str, object],
     tier: list[str] | None,
     formats: list[Engine] | None,
     memory_budget: str,
@@ -139,8 +147,8 @@ def _export_fitting(
     from edgefl.cli.models.fit import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
-    from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model
+    from edgefl.setup.shapes import samples_like
     from edgefl.submodels.sizes import Size
     from edgefl.wire.errors import ConfigError
     from edgefl.wire.mqtt.topics import checked_name
@@ -151,9 +159,8 @@ def _export_fitting(
     forms = _names(formats) or ("onnx",)
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)
-    named = {"model.name": model} if model else {}
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
-    dataset = open_data(federation)
+    dataset = samples_like(federation)
     spec = federation_model(federation, dataset)
     with progress() as tell:
         made = planned(federation, spec, wishes, tell)

@@ -93,23 +93,17 @@ def plan(
 def _model(
     config: Path | None, model: str | None, options: Any, overrides: dict[str, object]
 ) -> tuple[Federation, ModelSpec]:
-    """A federation file's model is fitted to its data; without one, the model has its own default input."""
-    from edgefl.cli.options import model_options
+    """A federation file's model is fitted to its data; without any, the model has its own default input."""
+    from edgefl.cli.options import named_model
     from edgefl.config import load, without_devices
-    from edgefl.models.zoo.catalog import build_model
-    from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model
+    from edgefl.setup.shapes import samples_like
     from edgefl.wire.errors import ConfigError
 
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
-    named: dict[str, object] = {"model.name": model} if model else {}
-    if config is not None:
-        named |= {f"model.options.{name}": value for name, value in model_options(options).items()}
-    federation = without_devices(load(config, {**named, **overrides}))
-    if config is not None:
-        return federation, federation_model(federation, open_data(federation))
-    return federation, build_model(federation.model.name, **model_options(options))
+    federation = without_devices(load(config, {**named_model(model, options), **overrides}))
+    return federation, federation_model(federation, samples_like(federation))
 
 
 def as_object(model: str, made: Fit) -> dict[str, Any]:
