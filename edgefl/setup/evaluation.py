@@ -10,8 +10,11 @@ import torch
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import prefixed, select
 from edgefl.data.dataset import Dataset
+from edgefl.data.text.unigram import unigram_perplexity
+from edgefl.models.losses.catalog import TokenLabels
 from edgefl.models.losses.metrics import added, measured
 from edgefl.models.spec import ModelSpec
+from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
 from edgefl.wire.tensors import Array, Arrays
 
@@ -42,3 +45,16 @@ def evaluation(
         return measured(spec.metrics, sums)
 
     return evaluate
+
+
+def perplexity_to_beat(dataset: Dataset) -> float | None:
+    """Perplexity on the test set of the unigram model of the training set, over the tokens that a language model is
+    measured on; None where labels are no tokens of the samples, or there are none to learn from."""
+    labels = labels_of(dataset)
+    if not isinstance(labels, TokenLabels) or not len(dataset.train_y):
+        return None
+    parts = (dataset.train_y, dataset.test_y)
+    # Where labels are the samples' own tokens, nothing says the first one.
+    train, test = (each[:, 1:] if labels.are == "tokens" else each for each in parts)
+    train, test = (each[each != dataset.ignored] for each in (train, test))
+    return unigram_perplexity(train, test, dataset.classes)

@@ -163,7 +163,10 @@ class View:
         return lines
 
 
-_KEPT = ("tier", "round", "stage", "step", "steps", "loss", "step_ms", "peak_bytes", "down_bytes", "up_bytes")
+_KEPT = (
+    *("tier", "round", "stage", "step", "steps", "loss", "step_ms"),
+    *("idle_bytes", "peak_bytes", "down_bytes", "up_bytes"),
+)
 
 
 def _kept(event: dict[str, Any]) -> dict[str, Any]:

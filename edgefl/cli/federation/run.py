@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.federation.scores import shown
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, progress
 
@@ -97,6 +98,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     from edgefl.api.run import demo_federation, load_federation, prepare
+    from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
     from edgefl.setup.tier_text import parse_tiers
     from edgefl.setup.tiers import completed
@@ -132,6 +134,10 @@ def run(
             f"[bold]{made.federation.name}[/]: {made.model.name} on {prepared.dataset.name}, "
             f"{len(prepared.lab.devices)} devices"
         )
+        if (unigram := perplexity_to_beat(prepared.dataset)) is not None:
+            console.print(
+                f"the unigram model of its training text has {shown('perplexity', unigram)} on its test text"
+            )
     _watch(prepared, as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from edgefl.config import parse
 from edgefl.data.partition import by_owners
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus, Texts
+from edgefl.data.text.unigram import unigram_perplexity
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.evaluation import perplexity_to_beat
 from edgefl.setup.model import federation_model
 from edgefl.wire.errors import ConfigError, DataError
 
@@ -126,6 +129,30 @@ def test_windows_of_running_text_stay_with_their_owner_and_say_what_follows() ->
         samples.running(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
     with pytest.raises(ConfigError, match="letters has no classes"):
         samples.classified(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
+
+
+def test_a_unigram_model_knows_how_frequent_tokens_are_and_nothing_else() -> None:
+    train, test = np.array([[0, 0, 0], [1, 0, 0]]), np.array([[0, 1], [2, 0]])
+    said = np.array([6, 2, 1]) / 9  # counts 5, 1, 0 of 6 tokens, and one more of each of 3
+
+    expected = np.exp(-np.log(said[[0, 1, 2, 0]]).mean())
+    assert unigram_perplexity(train, test, 3) == pytest.approx(expected)
+    assert unigram_perplexity(train[:0], test, 3) == pytest.approx(3.0)
+
+
+def test_language_models_are_told_what_they_have_to_beat_and_classifiers_are_not(tmp_path: Path) -> None:
+    play = {"name": "shakespeare", "dir": str(written(tmp_path)), "length": 8}
+    texts = open_data(parse({"data": play}, source="the test"))
+    classes = open_data(parse({"data": {**play, "name": "ag_news", "vocabulary": 16}}, source="the test"))
+
+    beaten = unigram_perplexity(texts.train_y, texts.test_y, 256)
+    assert perplexity_to_beat(texts) == pytest.approx(beaten)
+    assert perplexity_to_beat(replace(texts, train_x=texts.train_x[:0], train_y=texts.train_y[:0], owners=None)) is None
+    own = replace(texts, train_y=texts.train_x, test_y=texts.test_x)  # the tokens themselves: the first is never said
+    assert perplexity_to_beat(own) == pytest.approx(
+        unigram_perplexity(texts.train_x[:, 1:], texts.test_x[:, 1:], 256)
+    )
+    assert perplexity_to_beat(classes) is None
 
 
 def test_owners_stay_whole_and_devices_about_equal() -> None:
