@@ -11,6 +11,7 @@ from edgefl.cli.models.fit import read_device
 from edgefl.config import Federation, load
 from edgefl.config.reading import parse
 from edgefl.data.datasets import digits
+from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.model import federation_model, submodel_of
 from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks
 
@@ -36,6 +37,18 @@ def test_the_phone_is_a_device_file() -> None:
     device = read_device(EXAMPLES / "phone.toml").device
 
     assert (device.memory, device.downlink, device.uplink) == (64 << 20, 1e6, 200e3)
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "text").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_tiers_of_a_federation_of_texts_fit_its_model(path: Path) -> None:
+    federation = load(path)
+    table = federation.model
+    spec = build_model(table.name, length=federation.data.length, **table.options)
+    submodels = {name: submodel_of(spec, name, tier) for name, tier in federation.tiers.items()}
+
+    identities = [str(submodel.identity) for submodel in submodels.values()]
+    assert len(set(identities)) == len(federation.tiers) >= 3
+    assert sum(tier.count for tier in federation.tiers.values()) in (6, 8)
 
 
 def test_every_example_is_shown_or_named_in_a_document() -> None:
