@@ -87,7 +87,7 @@ def test_a_plain_module_of_ones_own_says_what_it_reads_by_options(tmp_path: Path
         "from torch import nn\ndef make(classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(12, classes))\n"
     )
-    with pytest.raises(ModelError, match="give the option.* 'sample_shape'"):
+    with pytest.raises(ModelError, match=r"give the option.* 'sample_shape'"):
         edgefl("export", "--model", f"{file}:make", "--option", "classes=5", "--out", tmp_path)
 
 
