@@ -147,8 +147,13 @@ def test_language_models_are_told_what_they_have_to_beat_and_classifiers_are_not
 
     beaten = unigram_perplexity(texts.train_y, texts.test_y, 256)
     assert perplexity_to_beat(texts) == pytest.approx(beaten)
-    assert perplexity_to_beat(replace(texts, train_x=texts.train_x[:0], train_y=texts.train_y[:0], owners=None)) is None
-    own = replace(texts, train_y=texts.train_x, test_y=texts.test_x)  # the tokens themselves: the first is never said
+    assert (
+        perplexity_to_beat(replace(texts, train_x=texts.train_x[:0], train_y=texts.train_y[:0], owners=None))
+        is None
+    )
+    own = replace(
+        texts, train_y=texts.train_x, test_y=texts.test_x
+    )  # the tokens themselves: the first is never said
     assert perplexity_to_beat(own) == pytest.approx(
         unigram_perplexity(texts.train_x[:, 1:], texts.test_x[:, 1:], 256)
     )
