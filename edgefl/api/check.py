@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,9 @@ from typing import Any, TypeGuard
 from zipfile import BadZipFile
 
 import numpy as np
+from torch import nn
 
+from edgefl.api.as_it_came import AsItCame, as_it_came
 from edgefl.api.choices import SGD, LossLike, loss_of
 from edgefl.api.compile import Target, compile
 from edgefl.api.device import train_round
@@ -42,7 +44,8 @@ class EngineVerdict:
 class Verdict:
     """What :func:`check` found of ``model``. ``problem``: why it cannot be built or cut, empty if it can; then there are its
     ``units`` and ``parameters`` (their number), the ``inputs`` that it reads, the ``loss`` by name, and an
-    :class:`EngineVerdict` for each of the ``engines``."""
+    :class:`EngineVerdict` for each of the ``engines``. Of an ``nn.Module`` also ``torch_ms``, the median step of torch's own
+    training of it on one thread; 0 of other models."""
 
     model: str
     problem: str = ""
@@ -50,6 +53,7 @@ class Verdict:
     parameters: int = 0
     inputs: tuple[str, ...] = ()
     loss: str = ""
+    torch_ms: float = 0.0
     engines: tuple[EngineVerdict, ...] = ()
 
     @property
@@ -79,6 +83,7 @@ def check(
     seed: int = 0,
     engines: Sequence[Target] = (),
     progress: Callable[[str], None] = lambda _: None,
+    so_far: Callable[[Verdict], None] = lambda _: None,
 ) -> Verdict:
     """Try everything that a federation would ask of ``model``: cut it, export its training, run steps on each engine.
 
@@ -94,6 +99,7 @@ def check(
         seed: of the initial weights and of the random samples that are trained on.
         engines: ``onnx`` and ``executorch``; by default those that are installed.
         progress: is told of each part before it begins.
+        so_far: is told the verdict after each engine; the last of these is what is returned.
 
     Returns:
         A :class:`Verdict`, which prints as one sentence. What stands in the way of the model is in it, with the line of the
@@ -118,17 +124,26 @@ def check(
             loss=loss_of(loss),
             output=output,
         )
+        beside = AsItCame()
+        if isinstance(model, nn.Module):
+            progress("training by torch")
+            first = next(iter(sample)) if isinstance(sample, Mapping) else "x"
+            beside = as_it_came(model, spec, first, batch, seed)
     except ModelError as error:
         return Verdict(_name(model), problem=error.message)
     installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]
-    return Verdict(
+    verdict = Verdict(
         spec.name,
         units=spec.units,
         parameters=sum(each.numel() for each in spec.module.parameters()),
         inputs=("x", *spec.others),
         loss=type(spec.loss).__name__,
-        engines=tuple(_on(engine, spec, batch, seed, progress) for engine in engines or installed),
+        torch_ms=beside.step_ms,
     )
+    for engine in engines or installed:
+        verdict = replace(verdict, engines=(*verdict.engines, _on(engine, spec, batch, seed, progress)))
+        so_far(verdict)
+    return verdict
 
 
 def _on(

@@ -94,3 +94,41 @@ def test_an_engine_that_cannot_says_so_beside_the_others() -> None:
 def test_arguments_that_do_not_go_together_are_no_verdict() -> None:
     with pytest.raises(ConfigError, match="argument 'sample' is missing"):
         edgefl.check(nn.Linear(2, 2), classes=2)
+
+
+def test_a_module_is_compared_with_its_units_and_timed_in_torch() -> None:
+    verdicts: list[edgefl.Verdict] = []
+    verdict = edgefl.check(
+        reader(), sample=TEXT, classes=CLASSES, batch=4, engines=["onnx"], so_far=verdicts.append
+    )
+
+    assert verdict.torch_ms > 0 and verdicts == [verdict]
+    assert edgefl.check("mlp", engines=["onnx"]).torch_ms == 0
+
+
+def test_units_that_compute_something_else_than_the_module_are_no_success() -> None:
+    class Switching(nn.Module):
+        """One that is not the same after it was copied."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def __deepcopy__(self, memo: dict[int, object]) -> Switching:
+            return Switching()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    verdict = edgefl.check(Switching(), sample=(4,), classes=3, engines=["onnx"])
+    assert "Switching gives another output than as it came" in verdict.problem
+
+
+def test_a_module_that_fails_in_torch_says_so() -> None:
+    verdict = edgefl.check(
+        nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)),
+        sample=edgefl.TensorSpec((2,), torch.int64, 9),
+        classes=3,
+        engines=["onnx"],
+    )
+    assert "Sequential fails in torch on random samples: index out of range" in verdict.problem

@@ -13,6 +13,7 @@ import typer
 
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import footprint as bench_footprint
+from edgefl.cli.bench import models as bench_models
 from edgefl.cli.bench import peer as bench_peer
 from edgefl.cli.bench import programs as bench_programs
 from edgefl.cli.bench.report import print_rows
@@ -45,6 +46,8 @@ Examples:
   edgefl bench encode --codec fedbat --json
 
   edgefl bench programs --json
+
+  edgefl bench models --library plain
 
   edgefl bench footprint --json
 
@@ -101,6 +104,7 @@ def register(app: typer.Typer) -> None:
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
     bench_footprint.register(group)
+    bench_models.register(group)
     bench_peer.register(group)
     bench_programs.register(group)
     app.add_typer(group, name="bench")

@@ -1,0 +1,122 @@
+"""``edgefl bench models``: architectures that others wrote, each tried as it comes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from edgefl.cli.options import Engine
+from edgefl.cli.output import errors, print_table, progress
+
+if TYPE_CHECKING:
+    from edgefl.suite.rows import SuiteRow
+
+Library = StrEnum("Library", ["plain", "transformers", "torchvision", "timm"])
+
+_MODELS = """
+Try architectures that others wrote, each as it comes: cut, exported, trained by each engine, compared with torch.
+
+Small models of transformers, torchvision and timm, where these are installed, and plain code as people write it. Each runs
+in a process of its own, so that one that crashes or takes too long ends nothing. With --out a finished row is kept and not
+made again; --again makes it again. A row is told on stderr as soon as it is there. All of them take about an hour of one
+core.
+
+Examples:
+
+  edgefl bench models --out suite.jsonl --page architectures.md
+
+  edgefl bench models --only 'bert*' --only transformers/Mamba --engine onnx --json
+
+  edgefl bench models --library plain --out suite.jsonl --again
+"""
+
+
+def register(group: typer.Typer) -> None:
+    group.command("models", help=_MODELS)(models)
+
+
+def models(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="names, classes or library/name, like 'bert*'; may be repeated"),
+    ] = None,
+    library: Annotated[
+        list[Library] | None, typer.Option(help="may be repeated; default: those that are installed")
+    ] = None,
+    engine: Annotated[
+        list[Engine] | None, typer.Option(help="may be repeated; default: both")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
+    seconds: Annotated[float, typer.Option(min=1, help="most of one architecture, on all engines")] = 300.0,
+    out: Annotated[Path | None, typer.Option(help="file of rows, lines of JSON, that finished ones are kept in")] = None,
+    page: Annotated[Path | None, typer.Option(help="Markdown file to write, of all rows that are kept")] = None,
+    again: Annotated[bool, typer.Option("--again", help="make rows anew that are in the file")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+) -> None:
+    from edgefl.cli.bench.report import print_rows
+    from edgefl.suite.architecture import Library as LibraryName
+    from edgefl.suite.catalog import chosen
+    from edgefl.suite.page import page as written
+    from edgefl.suite.page import share
+    from edgefl.suite.rows import ENGINES, SuiteSettings, left_out, read, tried, write
+
+    engines = [each.value for each in engine] if engine else list(ENGINES)
+    settings = SuiteSettings(engines=engines, batch=batch, limit_s=seconds)
+    libraries = [cast(LibraryName, each.value) for each in library or ()]
+    architectures = chosen(only or (), libraries)
+    absent = left_out(architectures)
+    for name, count in absent.items():
+        errors.print(f"{name} is not installed: {count} architectures are left out", highlight=False)
+    rows = read(out) if out else {}
+    waiting = [
+        each for each in architectures if each.library not in absent and (again or each.path not in rows)
+    ]
+    with progress() as tell:
+        for place, each in enumerate(waiting, 1):
+            row = tried(each, settings, lambda text, at=place: tell(f"{at} of {len(waiting)}, {text}"))
+            rows[row.path] = row
+            errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
+            if out:
+                write(out, rows)
+    if page:
+        page.write_text(written(rows, absent, _command(library, out, page)), encoding="utf-8")
+    shown = [rows[each.path] for each in architectures if each.path in rows]
+    if as_json:
+        print_rows("models", shown, as_json)
+    else:
+        shares = "; ".join(f"{name}: {share(shown, name)}" for name in engines)
+        print_table("models", [_columns(row) for row in shown], shares)
+
+
+def _command(library: list[Library] | None, out: Path | None, page: Path) -> str:
+    """How the page was made, for those who make it again."""
+    libraries = [f"--library {each.value}" for each in library or ()]
+    return " ".join(("edgefl bench models", *libraries, f"--out {(out or Path('suite.jsonl')).name}", f"--page {page}"))
+
+
+def _line(row: SuiteRow) -> str:
+    """What a run that is cut short leaves."""
+    engines = [
+        f"{name} {result.problem or f'{result.step_ms:g} ms, error {result.max_rel_error:.1e}'}"
+        for name, result in row.engines.items()
+    ]
+    return f"{row.path}, {row.parameters:,} parameters, torch {row.torch_ms:g} ms: {'; '.join(engines)}; {row.seconds:g} s"
+
+
+def _columns(row: SuiteRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    answers = {
+        name: "-" if name not in row.engines else "yes" if row.works_on(name) else "no"
+        for name in ("onnx", "executorch")
+    }
+    able = [result for result in row.engines.values() if not result.problem]
+    return {
+        "model": row.path,
+        "parameters": row.parameters,
+        **answers,
+        "error": f"{max(each.max_rel_error for each in able):.0e}" if able else "-",
+        "torch ms": row.torch_ms,
+    }

@@ -1,0 +1,51 @@
+"""All architectures of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from edgefl.suite.architecture import LIBRARIES, Architecture, Library
+from edgefl.suite.decoders import DECODERS
+from edgefl.suite.encoders import ENCODERS
+from edgefl.suite.hearing import HEARING
+from edgefl.suite.image_libraries import TIMM, TORCHVISION
+from edgefl.suite.plain import PLAIN
+from edgefl.suite.seeing import SEEING
+from edgefl.wire.errors import ConfigError
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *PLAIN,
+    *ENCODERS,
+    *DECODERS,
+    *SEEING,
+    *HEARING,
+    *TORCHVISION,
+    *TIMM,
+)
+
+
+def chosen(only: Sequence[str] = (), libraries: Sequence[Library] = ()) -> list[Architecture]:
+    """Those of the ``libraries`` (none: all) whose name, class or ``library/name`` matches one of the patterns ``only``, as
+    of file names and in any case (none: all). ConfigError for a pattern that none matches."""
+    among = [each for each in ARCHITECTURES if each.library in (libraries or LIBRARIES)]
+    for pattern in only:
+        if not any(_matches(each, pattern) for each in among):
+            raise ConfigError(
+                f"no architecture matches {pattern!r}; there are: {', '.join(each.path for each in among)}",
+                pattern=pattern,
+            )
+    return [each for each in among if not only or any(_matches(each, pattern) for pattern in only)]
+
+
+def named(path: str) -> Architecture:
+    """The one of this ``library/name``; ConfigError if there is none."""
+    for each in ARCHITECTURES:
+        if each.path == path:
+            return each
+    raise ConfigError(f"there is no architecture {path!r}", path=path)
+
+
+def _matches(architecture: Architecture, pattern: str) -> bool:
+    names = (architecture.name, architecture.kind, architecture.path)
+    return any(fnmatchcase(name.lower(), pattern.lower()) for name in names)

@@ -1,0 +1,196 @@
+"""The suite's results: one process for each architecture, one row for each, kept in a file as soon as it is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from edgefl.bench.common.machine import machine, quiet_environment
+from edgefl.suite.architecture import OUTSIDE, Architecture, Library, installed
+from edgefl.system.files import write_whole
+from edgefl.wire.errors import ConfigError
+
+ENGINES = ("onnx", "executorch")
+LIMIT_S = 300.0
+_PACKAGES = ("torch", "onnxruntime", "executorch")
+_POLL_S = 0.5
+_FOLDERS = re.compile(r"[^\s('\"]*/(?:site-packages/|(?=edgefl/))")
+"""What a path begins with on this machine."""
+
+
+class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's half of a row. ``problem``: why it cannot train the architecture, "" if it can and agrees with torch;
+    then ``step_ms`` is the median training step, ``max_rel_error`` the largest error of an output beside torch."""
+
+    problem: str = ""
+    step_ms: float = 0.0
+    max_rel_error: float = 0.0
+    nbytes: int = 0
+
+
+class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One architecture: ``parameters`` and ``units`` by number (0: it could not be cut), the ``loss`` it was trained by,
+    torch's own training step ``torch_ms`` in milliseconds, the ``engines`` by name, and what it was tried with.
+    ``seconds``: of all."""
+
+    library: Library
+    name: str
+    kind: str
+    parameters: int = 0
+    units: int = 0
+    inputs: int = 1
+    loss: str = ""
+    torch_ms: float = 0.0
+    engines: dict[str, EngineResult]
+    batch: int
+    seconds: float
+    processor: str
+    versions: dict[str, str]
+
+    @property
+    def path(self) -> str:
+        return f"{self.library}/{self.name}"
+
+    def works_on(self, engine: str) -> bool:
+        """Whether the engine was tried and trains it."""
+        return engine in self.engines and not self.engines[engine].problem
+
+
+@dataclass(frozen=True)
+class SuiteSettings:
+    """``limit_s``: seconds for one architecture, on all engines; ``batch``: rows of a step."""
+
+    engines: Sequence[str] = ENGINES
+    batch: int = 8
+    limit_s: float = LIMIT_S
+
+
+def left_out(architectures: Sequence[Architecture]) -> dict[Library, int]:
+    """The libraries that are not installed, with the number of ``architectures`` that nobody can try without them."""
+    absent = [library for library in OUTSIDE if not installed(library)]
+    return {library: count for library in absent if (count := _count(architectures, library))}
+
+
+def _count(architectures: Sequence[Architecture], library: Library) -> int:
+    return sum(each.library == library for each in architectures)
+
+
+def read(path: Path) -> dict[str, SuiteRow]:
+    """The rows of a file by ``library/name``, none if it is not there; ConfigError for another file."""
+    if not path.exists():
+        return {}
+    try:
+        rows = [msgspec.json.decode(line, type=SuiteRow) for line in path.read_bytes().splitlines() if line]
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{path} holds no rows of the suite ({error}); name another file", path=str(path)
+        ) from error
+    return {row.path: row for row in rows}
+
+
+def write(path: Path, rows: Mapping[str, SuiteRow]) -> None:
+    """The rows as lines of JSON, whole or not at all."""
+    write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows.values()))
+
+
+def tried(
+    architecture: Architecture, settings: SuiteSettings, tell: Callable[[str], None] = lambda _: None
+) -> SuiteRow:
+    """One architecture's row, made by a process of its own, which is ended when its time is over."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="edgefl-suite-") as name:
+        folder = Path(name)
+        found, log = folder / "found.jsonl", folder / "log"
+        found.touch()
+        code = _run(architecture, settings, folder, lambda: tell(f"{architecture.path}: {_stage(found)}"))
+        return _row(architecture, settings, found, _ending(code, found, log, settings), time.monotonic() - start)
+
+
+def _run(architecture: Architecture, settings: SuiteSettings, folder: Path, told: Callable[[], None]) -> int | None:
+    """The exit code of the process, None if it was ended."""
+    arguments = [architecture.path, str(settings.batch), str(folder / "found.jsonl"), *settings.engines]
+    environment = {**os.environ, **quiet_environment(), "EDGEFL_CACHE": str(folder / "cache")}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgefl.suite.worker", *arguments], env=environment, stdout=log, stderr=log
+        )
+        end = time.monotonic() + settings.limit_s
+        try:
+            while time.monotonic() < end:
+                try:
+                    return process.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    told()
+            return None
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _lines(found: Path) -> list[dict[str, Any]]:
+    """What the process wrote so far; a line that is not whole is not there yet."""
+    whole = found.read_bytes().rpartition(b"\n")[0]
+    return [msgspec.json.decode(line) for line in whole.splitlines()]
+
+
+def _stage(found: Path) -> str:
+    stages = [line["stage"] for line in _lines(found) if "stage" in line]
+    return cast(str, stages[-1]) if stages else "starting"
+
+
+def _ending(code: int | None, found: Path, log: Path, settings: SuiteSettings) -> str:
+    """Why the process found no more than it did; "" if it ended by itself and well."""
+    if code == 0:
+        return ""
+    stage = _stage(found)
+    if code is None:
+        return f"no end within {settings.limit_s:.0f} s, while {stage}"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{stage}: {lines[-1].strip() if lines else f'the process ended with {code}'}"
+
+
+def _row(
+    architecture: Architecture, settings: SuiteSettings, found: Path, ending: str, seconds: float
+) -> SuiteRow:
+    verdicts = [line["verdict"] for line in _lines(found) if "verdict" in line]
+    verdict = verdicts[-1] if verdicts else {}
+    engines = {
+        each["engine"]: EngineResult(
+            problem=_FOLDERS.sub("", each["problem"]),
+            step_ms=round(each["step_ms"], 3),
+            max_rel_error=each["max_rel_error"],
+            nbytes=each["nbytes"],
+        )
+        for each in verdict.get("engines", ())
+    }
+    problem = _FOLDERS.sub("", verdict.get("problem") or ending or "it was not tried")
+    described = machine()
+    packages = cast(dict[str, str], described["packages"])
+    return SuiteRow(
+        library=architecture.library,
+        name=architecture.name,
+        kind=architecture.kind,
+        parameters=verdict.get("parameters", 0),
+        units=len(verdict.get("units", ())),
+        inputs=len(verdict.get("inputs", ())) or 1,
+        loss=verdict.get("loss", ""),
+        torch_ms=round(verdict.get("torch_ms", 0.0), 3),
+        engines={name: engines.get(name, EngineResult(problem=problem)) for name in settings.engines},
+        batch=settings.batch,
+        seconds=round(seconds, 1),
+        processor=str(described["processor"]),
+        versions={
+            **{name: packages[name] for name in _PACKAGES if name in packages},
+            **({} if architecture.library == "plain" else {architecture.library: installed(architecture.library)}),
+        },
+    )

@@ -1,0 +1,62 @@
+"""The page of the suite."""
+
+from __future__ import annotations
+
+from edgefl.suite.architecture import Library
+from edgefl.suite.page import page, share
+from edgefl.suite.rows import EngineResult, SuiteRow
+
+ABLE = EngineResult(step_ms=1.25, max_rel_error=3e-6, nbytes=10)
+COMMAND = "edgefl bench models --page page.md"
+
+
+def row(name: str, library: Library = "plain", **engines: EngineResult) -> SuiteRow:
+    return SuiteRow(
+        library=library,
+        name=name,
+        kind="Kind",
+        parameters=1234,
+        units=3,
+        loss="CrossEntropy",
+        torch_ms=2.5,
+        engines=engines,
+        batch=8,
+        seconds=9.0,
+        processor="A processor",
+        versions={"torch": "2.13.0"},
+    )
+
+
+def pages(*rows: SuiteRow) -> str:
+    return page({each.path: each for each in rows}, {"timm": 14}, COMMAND)
+
+
+def test_shares_stand_at_the_top_and_count_what_was_tried() -> None:
+    refused = EngineResult(problem="no")
+    told = pages(row("DLRM", onnx=ABLE, executorch=refused), row("TCN", onnx=ABLE))
+
+    assert "**ONNX Runtime: 2 of 2 (100%)**; **ExecuTorch: 0 of 1 (0%)**" in told
+    assert share([], "onnx") == "not tried"
+
+
+def test_a_row_has_its_figures_and_the_order_is_the_catalog_s() -> None:
+    told = pages(row("Mamba", "transformers", onnx=ABLE), row("TCN", onnx=ABLE), row("DLRM", onnx=ABLE))
+
+    assert "| DLRM | `Kind` | 1,234 | 3 | CrossEntropy | yes |  | 3e-06 | 2.5 | 1.2 |  |" in told
+    assert told.index("| TCN |") < told.index("| DLRM |") < told.index("## transformers")
+
+
+def test_what_cannot_says_why_in_one_line_that_is_no_markdown() -> None:
+    both = EngineResult(problem="no form for `aten.x`\nat net.py:3")
+    told = pages(row("TCN", onnx=both, executorch=both), row("DLRM", onnx=ABLE, executorch=both))
+
+    assert "* plain, TCN: `no form for 'aten.x' at net.py:3`" in told
+    assert "* plain, DLRM: not on ExecuTorch: `no form" in told
+    assert "What cannot be trained yet" not in pages(row("TCN", onnx=ABLE))
+
+
+def test_the_command_the_machine_and_what_is_left_out_are_said() -> None:
+    told = pages(row("TCN", onnx=ABLE))
+
+    assert COMMAND in told and "A processor" in told and "torch 2.13.0" in told
+    assert "timm was not installed: its 14 architectures are left out." in told
