@@ -27,15 +27,17 @@ WARM_UP, STEPS = 2, 5
 
 @dataclass(frozen=True)
 class AsItCame:
-    """``step_ms``: the median training step by torch, on one thread, of the module as it came: forward, the loss, backward and
-    ``torch.optim.SGD``. ``difference``: the largest between its output in inference and that of its units, relative to the
-    output's largest magnitude."""
+    """``step_ms``: the median training step by torch, on one thread, of the module as it came: forward, the loss, backward
+    and ``torch.optim.SGD``. ``difference``: the largest between its output in inference and that of its units, relative to
+    the output's largest magnitude."""
 
     step_ms: float = 0.0
     difference: float = 0.0
 
 
-def as_it_came(module: nn.Module, spec: ModelSpec, first: str, batch: int, seed: int, output: Output = None) -> AsItCame:
+def as_it_came(
+    module: nn.Module, spec: ModelSpec, first: str, batch: int, seed: int, output: Output = None
+) -> AsItCame:
     """Try ``module``, of which ``spec`` was cut, on ``batch`` random samples; ``first`` is what it calls its first input.
 
     ModelError where it fails on them, or where the units compute something else.

@@ -107,7 +107,9 @@ ENCODERS = (
     _encoder("MPNet", "MPNetForSequenceClassification"),
     _encoder("XLM-RoBERTa", "XLMRobertaForSequenceClassification"),
     _encoder("ConvBERT", "ConvBertForSequenceClassification", embedding_size=16),
-    _encoder("MobileBERT", "MobileBertForSequenceClassification", embedding_size=16, intra_bottleneck_size=16),
+    _encoder(
+        "MobileBERT", "MobileBertForSequenceClassification", embedding_size=16, intra_bottleneck_size=16
+    ),
     _encoder("SqueezeBERT", "SqueezeBertForSequenceClassification", embedding_size=32),
     _encoder("RoFormer", "RoFormerForSequenceClassification"),
     _encoder("ERNIE", "ErnieForSequenceClassification"),

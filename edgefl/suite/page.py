@@ -24,7 +24,11 @@ def page(rows: Mapping[str, SuiteRow], absent: Mapping[Library, int], command: s
     that leaves out, and the command that wrote it."""
     places = {each.path: place for place, each in enumerate(ARCHITECTURES)}
     ordered = [rows[path] for path in sorted(rows, key=lambda path: places.get(path, len(places)))]
-    parts = [_head(ordered, absent, command), *(_table(name, ordered) for name in LIBRARIES), _failures(ordered)]
+    parts = [
+        _head(ordered, absent, command),
+        *(_table(name, ordered) for name in LIBRARIES),
+        _failures(ordered),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -42,7 +46,8 @@ def _head(rows: Sequence[SuiteRow], absent: Mapping[Library, int], command: str)
     processors = " and ".join(dict.fromkeys(row.processor for row in rows))
     batches = " or ".join(str(each) for each in dict.fromkeys(row.batch for row in rows))
     missing = "".join(
-        f"\n{name} was not installed: its {count} architectures are left out." for name, count in absent.items()
+        f"\n{name} was not installed: its {count} architectures are left out."
+        for name, count in absent.items()
     )
     return f"""# Architectures
 
@@ -60,8 +65,8 @@ Trained as they come: {shares}.
 
 Each model is compared twice: its units with the module as it came, in inference, and every output of each exported graph
 with torch, of which the largest error stands here, relative to the output's largest value. Times are the median of a few
-steps on one thread with a batch of {batches}, forward, backward and SGD: they are of tiny models, where calls cost as much as
-sums do. [Benchmarks](../benchmarks.md#a-training-step-beside-torch) have those of models at their real size.
+steps on one thread with a batch of {batches}, forward, backward and SGD. They are of tiny models, where calls cost as much
+as sums do: [benchmarks](../benchmarks.md#a-training-step-beside-torch) have those of models at their real size.
 
 Measured on: {processors}. Versions: {told}.{missing}"""
 

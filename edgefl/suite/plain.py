@@ -46,6 +46,8 @@ PLAIN = (
     _plain("nn.TransformerEncoder", written.TextTransformer, WORDS, VOCABULARY, CLASSES),
     _plain("Text CNN", written.KimCNN, WORDS, VOCABULARY, CLASSES),
     _plain("GCN", written.GCN, GRAPH, 5, CLASSES),
-    _plain("CRNN with CTC", written.CRNN, TensorSpec((1, 8, 32)), SYMBOLS, classes=SYMBOLS, loss="ctc:length=4"),
+    _plain(
+        "CRNN with CTC", written.CRNN, TensorSpec((1, 8, 32)), SYMBOLS, classes=SYMBOLS, loss="ctc:length=4"
+    ),
     _plain("3D CNN", written.VideoCNN, TensorSpec((3, 4, 12, 12)), CLASSES),
 )

@@ -113,10 +113,14 @@ def tried(
         found, log = folder / "found.jsonl", folder / "log"
         found.touch()
         code = _run(architecture, settings, folder, lambda: tell(f"{architecture.path}: {_stage(found)}"))
-        return _row(architecture, settings, found, _ending(code, found, log, settings), time.monotonic() - start)
+        return _row(
+            architecture, settings, found, _ending(code, found, log, settings), time.monotonic() - start
+        )
 
 
-def _run(architecture: Architecture, settings: SuiteSettings, folder: Path, told: Callable[[], None]) -> int | None:
+def _run(
+    architecture: Architecture, settings: SuiteSettings, folder: Path, told: Callable[[], None]
+) -> int | None:
     """The exit code of the process, None if it was ended."""
     arguments = [architecture.path, str(settings.batch), str(folder / "found.jsonl"), *settings.engines]
     environment = {**os.environ, **quiet_environment(), "EDGEFL_CACHE": str(folder / "cache")}
@@ -191,6 +195,10 @@ def _row(
         processor=str(described["processor"]),
         versions={
             **{name: packages[name] for name in _PACKAGES if name in packages},
-            **({} if architecture.library == "plain" else {architecture.library: installed(architecture.library)}),
+            **(
+                {}
+                if architecture.library == "plain"
+                else {architecture.library: installed(architecture.library)}
+            ),
         },
     )

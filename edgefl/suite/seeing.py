@@ -119,5 +119,13 @@ SEEING = (
         depths=[1, 1, 1],
         key_dim=[8, 8, 8],
     ),
-    _vision("FocalNet", "FocalNet", image_size=32, patch_size=2, embed_dim=16, hidden_sizes=[16, 32], depths=[1, 2]),
+    _vision(
+        "FocalNet",
+        "FocalNet",
+        image_size=32,
+        patch_size=2,
+        embed_dim=16,
+        hidden_sizes=[16, 32],
+        depths=[1, 2],
+    ),
 )

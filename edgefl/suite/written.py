@@ -33,7 +33,9 @@ class GruClassifier(nn.Module):
     def __init__(self, channels: int, classes: int, hidden: int = 16) -> None:
         super().__init__()
         self.gru = nn.GRU(channels, hidden, num_layers=2, batch_first=True)
-        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(), nn.Linear(hidden, classes))
+        self.head = nn.Sequential(
+            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(), nn.Linear(hidden, classes)
+        )
 
     def forward(self, series: Tensor) -> Tensor:
         _, state = self.gru(series)
@@ -108,7 +110,10 @@ class VAE(nn.Module):
     def __init__(self, latent: int = 8) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()
+            nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
         )
         self.mu, self.logvar = nn.Linear(1024, latent), nn.Linear(1024, latent)
         self.decoder = nn.Sequential(
@@ -158,7 +163,13 @@ class Siamese(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(16)
+            nn.Conv2d(1, 8, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(16),
         )
         self.encoder(torch.zeros(1, 1, 16, 16))
         self.head = nn.Linear(16, 1)
@@ -197,7 +208,11 @@ class DSCNN(nn.Sequential):
                 nn.ReLU(),
             ]
 
-        stem = [nn.Conv2d(1, width, (10, 4), stride=2, padding=(5, 1), bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        stem = [
+            nn.Conv2d(1, width, (10, 4), stride=2, padding=(5, 1), bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        ]
         body = [layer for _ in range(blocks) for layer in block()]
         super().__init__(
             *stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(width, classes)
@@ -279,7 +294,11 @@ class CRNN(nn.Module):
     def __init__(self, symbols: int, width: int = 16) -> None:
         super().__init__()
         self.cnn = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, width, 3, padding=1), nn.ReLU()
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, width, 3, padding=1),
+            nn.ReLU(),
         )
         self.rnn = nn.LSTM(4 * width, width, bidirectional=True, batch_first=True)
         self.fc = nn.Linear(2 * width, symbols)

@@ -17,7 +17,17 @@ from tests.cli.runner import runner
 
 def test_an_architecture_is_tried_in_a_process_and_its_row_is_kept(tmp_path: Path) -> None:
     out, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    arguments = ["bench", "models", "--only", "plain/Two towers", "--engine", "onnx", "--out", str(out), "--json"]
+    arguments = [
+        "bench",
+        "models",
+        "--only",
+        "plain/Two towers",
+        "--engine",
+        "onnx",
+        "--out",
+        str(out),
+        "--json",
+    ]
     first = json.loads(runner().invoke(app, arguments).stdout)
     again = json.loads(runner().invoke(app, [*arguments, "--page", str(page)]).stdout)
 
@@ -26,7 +36,10 @@ def test_an_architecture_is_tried_in_a_process_and_its_row_is_kept(tmp_path: Pat
     assert row["engines"]["onnx"]["problem"] == "" and 0 < row["engines"]["onnx"]["max_rel_error"] < 1e-4
     assert row["torch_ms"] > 0 and row["parameters"] > 0 and "torch" in row["versions"]
     assert again["results"] == first["results"]  # the very same: it was not made again
-    assert "ONNX Runtime: 1 of 1 (100%)" in page.read_text() and "| Two towers | `TwoTower` |" in page.read_text()
+    assert (
+        "ONNX Runtime: 1 of 1 (100%)" in page.read_text()
+        and "| Two towers | `TwoTower` |" in page.read_text()
+    )
 
 
 def test_one_that_takes_too_long_is_ended_and_says_where_it_was() -> None:
@@ -40,7 +53,7 @@ def test_one_whose_process_fails_says_why() -> None:
     unknown = replace(named("plain/DS-CNN"), name="nobody's")
     row = tried(unknown, SuiteSettings(engines=["onnx"]))
 
-    assert "there is no architecture \"plain/nobody's\"" in row.engines["onnx"].problem
+    assert 'there is no architecture "plain/nobody\'s"' in row.engines["onnx"].problem
 
 
 def test_libraries_that_are_not_installed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

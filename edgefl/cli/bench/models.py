@@ -46,13 +46,15 @@ def models(
     library: Annotated[
         list[Library] | None, typer.Option(help="may be repeated; default: those that are installed")
     ] = None,
-    engine: Annotated[
-        list[Engine] | None, typer.Option(help="may be repeated; default: both")
-    ] = None,
+    engine: Annotated[list[Engine] | None, typer.Option(help="may be repeated; default: both")] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
     seconds: Annotated[float, typer.Option(min=1, help="most of one architecture, on all engines")] = 300.0,
-    out: Annotated[Path | None, typer.Option(help="file of rows, lines of JSON, that finished ones are kept in")] = None,
-    page: Annotated[Path | None, typer.Option(help="Markdown file to write, of all rows that are kept")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="file of rows, lines of JSON, that finished ones are kept in")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Markdown file to write, of all rows that are kept")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="make rows anew that are in the file")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
@@ -94,7 +96,9 @@ def models(
 def _command(library: list[Library] | None, out: Path | None, page: Path) -> str:
     """How the page was made, for those who make it again."""
     libraries = [f"--library {each.value}" for each in library or ()]
-    return " ".join(("edgefl bench models", *libraries, f"--out {(out or Path('suite.jsonl')).name}", f"--page {page}"))
+    return " ".join(
+        ("edgefl bench models", *libraries, f"--out {(out or Path('suite.jsonl')).name}", f"--page {page}")
+    )
 
 
 def _line(row: SuiteRow) -> str:
