@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from edgefl.bench.common.machine import machine, quiet_environment
+from edgefl.api.compile import Target
+from edgefl.bench.common.machine import machine
 from edgefl.suite.architecture import OUTSIDE, Architecture, Library, installed
+from edgefl.suite.worker import FOUND, LOG, work
 from edgefl.system.files import write_whole
 from edgefl.wire.errors import ConfigError
 
-ENGINES = ("onnx", "executorch")
+ENGINES: tuple[Target, ...] = ("onnx", "executorch")
 LIMIT_S = 300.0
 _PACKAGES = ("torch", "onnxruntime", "executorch")
 _POLL_S = 0.5
@@ -61,6 +63,16 @@ class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         return f"{self.library}/{self.name}"
 
+    def lacks(self, engines: Sequence[Target]) -> tuple[Target, ...]:
+        """Those of the engines that it was not tried on."""
+        return tuple(each for each in engines if each not in self.engines)
+
+    def with_more(self, other: SuiteRow) -> SuiteRow:
+        """This row with the engines of ``other``, a later one of the same architecture."""
+        both = {**self.engines, **other.engines}
+        engines = {name: both[name] for name in ENGINES if name in both}
+        return msgspec.structs.replace(other, engines=engines, seconds=self.seconds + other.seconds)
+
     def works_on(self, engine: str) -> bool:
         """Whether the engine was tried and trains it."""
         return engine in self.engines and not self.engines[engine].problem
@@ -70,7 +82,7 @@ class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteSettings:
     """``limit_s``: seconds for one architecture, on all engines; ``batch``: rows of a step."""
 
-    engines: Sequence[str] = ENGINES
+    engines: Sequence[Target] = ENGINES
     batch: int = 8
     limit_s: float = LIMIT_S
 
@@ -110,35 +122,39 @@ def tried(
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="edgefl-suite-") as name:
         folder = Path(name)
-        found, log = folder / "found.jsonl", folder / "log"
-        found.touch()
-        code = _run(architecture, settings, folder, lambda: tell(f"{architecture.path}: {_stage(found)}"))
-        return _row(
-            architecture, settings, found, _ending(code, found, log, settings), time.monotonic() - start
-        )
+        (folder / FOUND).touch()
+        code = _run(architecture, settings, folder, tell)
+        ending = _ending(code, folder, settings)
+        return _row(architecture, settings, folder / FOUND, ending, time.monotonic() - start)
 
 
 def _run(
-    architecture: Architecture, settings: SuiteSettings, folder: Path, told: Callable[[], None]
+    architecture: Architecture, settings: SuiteSettings, folder: Path, tell: Callable[[str], None]
 ) -> int | None:
     """The exit code of the process, None if it was ended."""
-    arguments = [architecture.path, str(settings.batch), str(folder / "found.jsonl"), *settings.engines]
-    environment = {**os.environ, **quiet_environment(), "EDGEFL_CACHE": str(folder / "cache")}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgefl.suite.worker", *arguments], env=environment, stdout=log, stderr=log
-        )
-        end = time.monotonic() + settings.limit_s
-        try:
-            while time.monotonic() < end:
-                try:
-                    return process.wait(_POLL_S)
-                except subprocess.TimeoutExpired:
-                    told()
-            return None
-        finally:
-            process.kill()
-            process.wait()
+    process = _processes().Process(
+        target=work, args=(architecture.path, settings.batch, tuple(settings.engines), folder)
+    )
+    process.start()
+    end = time.monotonic() + settings.limit_s
+    try:
+        while process.exitcode is None and (left := end - time.monotonic()) > 0:
+            process.join(min(_POLL_S, left))
+            tell(f"{architecture.path}: {_stage(folder)}")
+        return process.exitcode
+    finally:
+        process.kill()
+        process.join()
+
+
+@cache
+def _processes() -> ForkServerContext:
+    """Processes that begin with what all of them need imported already: that takes longer than many a model."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(
+        ["edgefl.suite.worker", "exporters.onnx.model", "exporters.executorch", "transformers", "onnxruntime"]
+    )
+    return context
 
 
 def _lines(found: Path) -> list[dict[str, Any]]:
@@ -147,19 +163,20 @@ def _lines(found: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in whole.splitlines()]
 
 
-def _stage(found: Path) -> str:
-    stages = [line["stage"] for line in _lines(found) if "stage" in line]
+def _stage(folder: Path) -> str:
+    stages = [line["stage"] for line in _lines(folder / FOUND) if "stage" in line]
     return cast(str, stages[-1]) if stages else "starting"
 
 
-def _ending(code: int | None, found: Path, log: Path, settings: SuiteSettings) -> str:
+def _ending(code: int | None, folder: Path, settings: SuiteSettings) -> str:
     """Why the process found no more than it did; "" if it ended by itself and well."""
     if code == 0:
         return ""
-    stage = _stage(found)
+    stage = _stage(folder)
     if code is None:
         return f"no end within {settings.limit_s:.0f} s, while {stage}"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    log = folder / LOG
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return f"{stage}: {lines[-1].strip() if lines else f'the process ended with {code}'}"
 
 

@@ -1,12 +1,14 @@
-"""The process that tries one architecture: ``python -m edgefl.suite.worker LIBRARY/NAME BATCH FILE ENGINE...``.
+"""The process that tries one architecture.
 
-It writes lines of JSON to FILE: ``{"stage": ...}`` before each part, and ``{"verdict": ...}`` after each engine. What a
+It writes lines of JSON to a file: ``{"stage": ...}`` before each part, and ``{"verdict": ...}`` after each engine. What a
 process that crashed or took too long had found is there.
 """
 
 from __future__ import annotations
 
-import sys
+import os
+import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,13 +21,28 @@ from edgefl.contract.choice import LossChoice
 from edgefl.setup.one_line import parse_loss
 from edgefl.suite.architecture import Architecture
 from edgefl.suite.catalog import named
+from exporters.front.cache import FOLDER
 
 SEED = 0
+FOUND, LOG, CACHE = "found.jsonl", "log", "cache"
+"""What the process leaves in its folder: what it found, what it printed, and bundles of which nobody needs a second."""
 
 
-def tried(architecture: Architecture, batch: int, engines: list[Target], file: Path) -> None:
-    """Build it and check it; what is found goes to ``file``."""
+def work(path: str, batch: int, engines: Sequence[Target], folder: Path) -> None:
+    """The architecture ``path`` on ``batch`` rows of a step: what is found goes to ``folder``."""
+    os.environ[FOLDER] = str(folder / CACHE)
+    with (folder / LOG).open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        torch.set_num_threads(1)
+        try:
+            _try(named(path), batch, engines, folder / FOUND)
+        except Exception as error:
+            traceback.print_exc()
+            raise SystemExit(1) from error
 
+
+def _try(architecture: Architecture, batch: int, engines: Sequence[Target], file: Path) -> None:
     def write(**values: object) -> None:
         with file.open("ab") as stream:
             stream.write(msgspec.json.encode(values) + b"\n")
@@ -35,9 +52,8 @@ def tried(architecture: Architecture, batch: int, engines: list[Target], file: P
 
     write(stage="building the model")
     torch.manual_seed(SEED)
-    model = architecture.make()
     verdict = check(
-        model,
+        architecture.make(),
         sample=architecture.sample,
         classes=architecture.classes,
         loss=LossChoice(**parse_loss(architecture.loss)) if architecture.loss else None,
@@ -48,9 +64,3 @@ def tried(architecture: Architecture, batch: int, engines: list[Target], file: P
         so_far=write_verdict,
     )
     write_verdict(verdict)  # also one that no engine tried
-
-
-if __name__ == "__main__":
-    path, rows, out, *asked = sys.argv[1:]
-    formats: tuple[Target, ...] = ("onnx", "executorch")
-    tried(named(path), int(rows), [each for each in formats if each in asked], Path(out))

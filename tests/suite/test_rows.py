@@ -45,7 +45,7 @@ def test_an_architecture_is_tried_in_a_process_and_its_row_is_kept(tmp_path: Pat
 def test_one_that_takes_too_long_is_ended_and_says_where_it_was() -> None:
     row = tried(named("plain/DS-CNN"), SuiteSettings(limit_s=0.1))
 
-    assert {each.problem for each in row.engines.values()} == {"no end within 0 s, while starting"}
+    assert all(each.problem.startswith("no end within 0 s, while ") for each in row.engines.values())
     assert not row.works_on("onnx")
 
 

@@ -21,8 +21,8 @@ Try architectures that others wrote, each as it comes: cut, exported, trained by
 
 Small models of transformers, torchvision and timm, where these are installed, and plain code as people write it. Each runs
 in a process of its own, so that one that crashes or takes too long ends nothing. With --out a finished row is kept and not
-made again; --again makes it again. A row is told on stderr as soon as it is there. All of them take about an hour of one
-core.
+made again, but for engines that it lacks; --again makes it anew. A row is told on stderr as soon as it is there. All of
+them take about an hour of one core.
 
 Examples:
 
@@ -58,6 +58,7 @@ def models(
     again: Annotated[bool, typer.Option("--again", help="make rows anew that are in the file")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    from edgefl.api.compile import Target
     from edgefl.cli.bench.report import print_rows
     from edgefl.suite.architecture import Library as LibraryName
     from edgefl.suite.catalog import chosen
@@ -65,8 +66,7 @@ def models(
     from edgefl.suite.page import share
     from edgefl.suite.rows import ENGINES, SuiteSettings, left_out, read, tried, write
 
-    engines = [each.value for each in engine] if engine else list(ENGINES)
-    settings = SuiteSettings(engines=engines, batch=batch, limit_s=seconds)
+    engines: list[Target] = [each.value for each in engine] if engine else list(ENGINES)
     libraries = [cast(LibraryName, each.value) for each in library or ()]
     architectures = chosen(only or (), libraries)
     absent = left_out(architectures)
@@ -74,13 +74,17 @@ def models(
         errors.print(f"{name} is not installed: {count} architectures are left out", highlight=False)
     rows = read(out) if out else {}
     waiting = [
-        each for each in architectures if each.library not in absent and (again or each.path not in rows)
+        (each, engines if again or each.path not in rows else rows[each.path].lacks(engines))
+        for each in architectures
+        if each.library not in absent
     ]
+    waiting = [(each, missing) for each, missing in waiting if missing]
     with progress() as tell:
-        for place, each in enumerate(waiting, 1):
+        for place, (each, missing) in enumerate(waiting, 1):
+            settings = SuiteSettings(engines=missing, batch=batch, limit_s=seconds)
             row = tried(each, settings, lambda text, at=place: tell(f"{at} of {len(waiting)}, {text}"))
-            rows[row.path] = row
             errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
+            rows[row.path] = rows[row.path].with_more(row) if row.path in rows else row
             if out:
                 write(out, rows)
     if page:
