@@ -23,6 +23,11 @@ def _timm(name: str, model: str, sample: TensorSpec = IMAGE, **options: Any) -> 
     return Architecture("timm", name, model, make, sample)
 
 
+def _timm_class(name: str, kind: str, **options: Any) -> Architecture:
+    make = called("timm", f"models.{kind}", num_classes=CLASSES, **options)
+    return Architecture("timm", name, kind.rpartition(".")[2], make, IMAGE)
+
+
 _SIZED = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
 _WINDOWS = {
     "patch_size": [2, 2],
@@ -58,18 +63,16 @@ TORCHVISION = (
 )
 
 TIMM = (
-    _timm("MLP-Mixer", "mixer_s32_224", img_size=64, sample=LARGE_IMAGE, embed_dim=32, num_blocks=2),
-    _timm("ResMLP", "resmlp_12_224", img_size=32, embed_dim=32, num_blocks=2),
-    _timm("gMLP", "gmlp_ti16_224", img_size=32, embed_dim=32, num_blocks=2),
+    _timm_class("MLP-Mixer", "mlp_mixer.MlpMixer", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    _timm("ResMLP", "resmlp_12_224", img_size=32),
     _timm("GhostNet", "ghostnet_050"),
     _timm("LCNet", "lcnet_050"),
     _timm("EdgeNeXt", "edgenext_xx_small", LARGE_IMAGE, depths=(1, 1, 2, 1)),
     _timm("MobileOne", "mobileone_s0"),
     _timm("RepVGG", "repvgg_a0"),
-    _timm("ConvMixer", "convmixer_768_32", dim=32, depth=2),
+    _timm_class("ConvMixer", "convmixer.ConvMixer", dim=32, depth=2),
     _timm("XCiT", "xcit_nano_12_p16_224", img_size=32, depth=2),
     _timm("CaiT", "cait_xxs24_224", img_size=32, depth=2, embed_dim=32, num_heads=2),
-    _timm("NFNet", "nfnet_l0"),
     _timm("ReXNet", "rexnet_100"),
     _timm("CoaT", "coat_lite_tiny", img_size=64, sample=LARGE_IMAGE),
 )

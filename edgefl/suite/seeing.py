@@ -63,7 +63,7 @@ SEEING = (
     _vision("ConvNeXt", "ConvNext", **STAGES),
     _vision("ConvNeXt v2", "ConvNextV2", **STAGES),
     _vision("ResNet", "ResNet", embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2]),
-    _vision("BiT", "Bit", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 2]),
+    _vision("BiT", "Bit", embedding_size=32, hidden_sizes=[128, 256], depths=[1, 2]),
     _vision("RegNet", "RegNet", embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], groups_width=8),
     _vision("MobileNet v1", "MobileNetV1", LARGE_IMAGE, depth_multiplier=0.25, image_size=64),
     _vision("MobileNet v2", "MobileNetV2", LARGE_IMAGE, depth_multiplier=0.25, image_size=64),
@@ -108,7 +108,7 @@ SEEING = (
         sequence_reduction_ratios=[2, 1],
         mlp_ratios=[2, 2],
     ),
-    _vision("CvT", "Cvt", embed_dim=[16, 24, 32], num_heads=[1, 2, 2], depth=[1, 1, 2]),
+    _vision("CvT", "Cvt", embed_dim=[16, 24, 32], num_heads=[1, 2, 2], depth=[1, 2, 3]),
     _vision(
         "LeViT",
         "Levit",
