@@ -7,7 +7,7 @@ from typing import Any
 
 from edgefl.suite.architecture import VOCABULARY, WORDS, Architecture, configured
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -15,7 +15,7 @@ SIZES = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
-TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+TOKENS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 """Numbers of the library's own vocabularies lie beyond a small one."""
 
 

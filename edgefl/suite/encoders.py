@@ -18,7 +18,7 @@ from edgefl.suite.architecture import (
     configured,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -47,7 +47,7 @@ def _encoder(
     return Architecture("transformers", name, kind, configured(kind, **config), sample, classes, loss)
 
 
-_DISTIL = {
+_DISTIL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "dim": 32,
     "hidden_dim": 64,
@@ -55,7 +55,7 @@ _DISTIL = {
     "n_heads": 2,
     "num_labels": CLASSES,
 }
-_T5 = {
+_T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
     "d_kv": 16,
@@ -63,7 +63,7 @@ _T5 = {
     "num_layers": 2,
     "num_heads": 2,
 }
-_FUNNEL = {
+_FUNNEL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "block_sizes": [1, 1],
     "num_decoder_layers": 1,
@@ -73,7 +73,7 @@ _FUNNEL = {
     "d_inner": 64,
     "num_labels": CLASSES,
 }
-_XLNET = {
+_XLNET: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
     "n_layer": 2,
@@ -81,7 +81,7 @@ _XLNET = {
     "d_inner": 64,
     "num_labels": CLASSES,
 }
-_BART = {
+_BART: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
     "max_position_embeddings": 64,

@@ -9,7 +9,7 @@ from edgefl.suite.architecture import CLASSES, VOCABULARY, WORDS, Architecture, 
 
 WAVE = TensorSpec((4000,))
 SERIES = TensorSpec((32, 3))
-SPEECH = {
+SPEECH: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -20,7 +20,7 @@ SPEECH = {
     "classifier_proj_size": 16,
     "num_labels": CLASSES,
 }
-SPECTROGRAM = {
+SPECTROGRAM: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -29,7 +29,7 @@ SPECTROGRAM = {
     "num_mel_bins": 32,
     "num_labels": CLASSES,
 }
-WHISPER = {
+WHISPER: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_mel_bins": 20,
     "d_model": 32,

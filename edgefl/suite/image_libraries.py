@@ -28,8 +28,15 @@ def _timm_class(name: str, kind: str, **options: Any) -> Architecture:
     return Architecture("timm", name, kind.rpartition(".")[2], make, IMAGE)
 
 
-_SIZED = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
-_WINDOWS = {
+_SIZED: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 8,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 32,
+    "mlp_dim": 64,
+}
+_WINDOWS: dict[str, Any] = {
     "patch_size": [2, 2],
     "embed_dim": 16,
     "depths": [1, 2],

@@ -7,7 +7,7 @@ from typing import Any
 from edgefl.contract.tensors import TensorSpec
 from edgefl.suite.architecture import CLASSES, IMAGE, LARGE_IMAGE, Architecture, configured
 
-TRANSFORMER = {
+TRANSFORMER: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -15,8 +15,8 @@ TRANSFORMER = {
     "image_size": 32,
     "patch_size": 8,
 }
-DINO = {each: value for each, value in TRANSFORMER.items() if each != "intermediate_size"}
-WINDOWS = {
+DINO: dict[str, Any] = {each: value for each, value in TRANSFORMER.items() if each != "intermediate_size"}
+WINDOWS: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 2,
     "embed_dim": 16,
@@ -24,8 +24,14 @@ WINDOWS = {
     "num_heads": [1, 2],
     "window_size": 4,
 }
-STAGES = {"hidden_sizes": [16, 32], "depths": [1, 2], "num_stages": 2, "patch_size": 2, "image_size": 32}
-PYRAMID = {
+STAGES: dict[str, Any] = {
+    "hidden_sizes": [16, 32],
+    "depths": [1, 2],
+    "num_stages": 2,
+    "patch_size": 2,
+    "image_size": 32,
+}
+PYRAMID: dict[str, Any] = {
     "num_encoder_blocks": 2,
     "depths": [1, 2],
     "hidden_sizes": [16, 32],

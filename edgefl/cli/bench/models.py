@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -80,9 +82,10 @@ def models(
     ]
     waiting = [(each, missing) for each, missing in waiting if missing]
     with progress() as tell:
-        for place, (each, missing) in enumerate(waiting, 1):
+        for number, (each, missing) in enumerate(waiting, 1):
             settings = SuiteSettings(engines=missing, batch=batch, limit_s=seconds)
-            row = tried(each, settings, lambda text, at=place: tell(f"{at} of {len(waiting)}, {text}"))
+            place = f"{number} of {len(waiting)}"
+            row = tried(each, settings, partial(_tell, tell, place))
             errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
             rows[row.path] = rows[row.path].with_more(row) if row.path in rows else row
             if out:
@@ -95,6 +98,10 @@ def models(
     else:
         shares = "; ".join(f"{name}: {share(shown, name)}" for name in engines)
         print_table("models", [_columns(row) for row in shown], shares)
+
+
+def _tell(tell: Callable[[str], None], place: str, text: str) -> None:
+    tell(f"{place}, {text}")
 
 
 def _command(library: list[Library] | None, out: Path | None, page: Path) -> str:
