@@ -13,14 +13,16 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from edgefl.models.rewritten import RULES as REWRITTEN
 from edgefl.models.user_code import is_user_code
 
 # The middle of what a draw may be: it lies on the likelier side of every threshold.
@@ -35,18 +37,34 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 class Steered(TorchFunctionMode):
     """While it is on, a comparison of one drawn number steers Python as most draws would, and ``mask.all()`` is false
-    where nothing tells its value."""
+    where nothing tells its value. Functions without a form are rewritten (:mod:`edgefl.models.rewritten`), and torch's
+    transformer layers do in inference what they do in training: their fused kernels and nested tensors have no graph."""
 
     def __init__(self) -> None:
         super().__init__()
         self._drawn: Any = WeakTensorKeyDictionary()
         self._answers: Any = WeakTensorKeyDictionary()
+        self._fused: list[bool] = []
+
+    def __enter__(self) -> Self:
+        self._fused.append(torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        torch.backends.mha.set_fastpath_enabled(self._fused.pop())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__bool__" and args[0] in self._answers:
             return self._answer(args[0])
+        if name in REWRITTEN and func is getattr(F, name):
+            rewritten = REWRITTEN[name](*args, **kwargs)
+            if rewritten is not NotImplemented:
+                return rewritten
         result = self._called(func, name, args, kwargs)
         if isinstance(result, Tensor) and all(type(size) is int and size == 1 for size in result.shape):
             self._note(name, args, result)
