@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from edgefl.suite.architecture import Library
 from edgefl.suite.page import page, share
-from edgefl.suite.rows import EngineResult, SuiteRow
+from edgefl.suite.rows import EngineResult, SuiteRow, read
 
 ABLE = EngineResult(step_ms=1.25, max_rel_error=3e-6, nbytes=10)
 COMMAND = "edgefl bench models --page page.md"
@@ -60,3 +63,12 @@ def test_the_command_the_machine_and_what_is_left_out_are_said() -> None:
 
     assert COMMAND in told and "A processor" in told and "torch 2.13.0" in told
     assert "timm was not installed: its 14 architectures are left out." in told
+
+
+def test_the_page_in_the_documents_is_that_of_the_rows_beside_it() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "models"
+    text = (folder / "architectures.md").read_text()
+    (command,) = re.findall(r"```sh\n(.+)\n```", text)
+    told = re.sub(r"\n.+ was not installed: .+", "", text)
+
+    assert page(read(folder / "architectures.jsonl"), {}, command) == told
