@@ -14,7 +14,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph import autocut
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.output import Output, returning
-from edgefl.models.graph.plain import draws, path_of, paths_of, source_of
+from edgefl.models.graph.plain import draws, path_of, paths_of
 from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
@@ -25,6 +25,7 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential, without_values
 from edgefl.models.tied import shared
+from edgefl.models.user_code import source_of
 from edgefl.wire.errors import ModelError
 
 TAIL, WHOLE = "tail", "model"
@@ -297,14 +298,18 @@ def _check_draws(module: nn.Module, flow: Flow, where: str) -> None:
 
 def _check_modes(module: nn.Module, inference: Flow, training: Flow) -> None:
     """ModelError if the code between the closed submodules does something else in training than in inference."""
-    descriptions = [flow.traced.described() for flow in (inference, training)]
-    for before, after in zip_longest(*descriptions):
+    described = [flow.traced.described() for flow in (inference, training)]
+    nodes = [flow.nodes for flow in (inference, training)]
+    for (before, after), both in zip(zip_longest(*described), zip_longest(*nodes), strict=True):
         if before != after:
+            source = next(filter(None, (source_of(node) for node in reversed(both) if node is not None)), "")
             raise ModelError(
                 f"{type(module).__name__} computes {_short(after)} in training where it computes {_short(before)} in "
-                "inference; put what differs into a submodule that no cut opens",
+                "inference" + (f" (at {source})" if source else "") + "; put what differs into a submodule "
+                "that no cut opens",
                 training=after,
                 inference=before,
+                source=source,
             )
 
 

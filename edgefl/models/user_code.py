@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import fx
 
 from edgefl.wire.errors import EdgeflError, ModelError
 
-_OURS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+_EDGEFL = Path(__file__).resolve().parents[1]
+_OURS = (
+    Path(torch.__file__).resolve().parent,
+    _EDGEFL,
+    *(_EDGEFL.parent / room for room in ("exporters", "device_runtime", "server")),
+)
 _STANDARD = Path(sysconfig.get_path("stdlib"))
+# Tensors that have shapes alone say so, when they are asked for more.
+_VALUELESS = re.compile(r"on meta tensors|register_meta function")
+NO_VALUES = (
+    "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
+    "sizes of -1"
+)
+"""What to do where code asks for what no graph has."""
 
 
 @contextmanager
@@ -27,11 +42,12 @@ def blamed(what: str, otherwise: str = "") -> Iterator[None]:
     except EdgeflError:
         raise
     except Exception as error:
-        source = _innermost(error) or otherwise
-        text = " ".join(str(error).split())
-        raise ModelError(
-            f"{what}: {type(error).__name__}: {text}" + (f" (at {source})" if source else ""), source=source
-        ) from error
+        source = innermost(error) or otherwise
+        at = f" (at {source})" if source else ""
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
+        if _VALUELESS.search(text):
+            text = f"it asks for the values of a tensor{at}. {NO_VALUES}"
+        raise ModelError(f"{what}: {text}", source=source) from error
 
 
 def defined_at(thing: Callable[..., Any]) -> str:
@@ -42,13 +58,32 @@ def defined_at(thing: Callable[..., Any]) -> str:
         return ""
 
 
-def _innermost(error: Exception) -> str:
+def innermost(error: Exception) -> str:
+    """``file:line`` of the user's code that ``error`` comes from, also where it runs as code of a graph; empty if none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_user_code(Path(frame.filename)):
-            return f"{frame.filename}:{frame.lineno}"
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        node = node_at(frame, line)
+        if node is not None and source_of(node):
+            return source_of(node)
+        if is_user_code(Path(frame.f_code.co_filename)):
+            return f"{frame.f_code.co_filename}:{line}"
     return ""
+
+
+def node_at(frame: FrameType, line: int) -> fx.Node | None:
+    """The node whose generated code is at ``line``; None if the frame runs no generated code."""
+    module = frame.f_locals.get("self")
+    if not isinstance(module, fx.GraphModule) or frame.f_code is not type(module).forward.__code__:
+        return None
+    index = (module._lineno_map or {}).get(line - module._prologue_start)
+    return None if index is None else list(module.graph.nodes)[index]
+
+
+def source_of(node: fx.Node) -> str:
+    """``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
+    places = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(Path(file))), "")
 
 
 def is_user_code(path: Path) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.program import Function
+from edgefl.models.user_code import innermost
 from edgefl.wire.errors import ExportError
 from exporters.capture.locate import is_compiler, locate
 from exporters.capture.nodes import schema_arguments
@@ -35,7 +36,11 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             continue
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags and not _is_told_not_to(node):
-            raise _refused(function, node, "draws random numbers; make them an input (role noise)")
+            raise _refused(
+                function,
+                node,
+                "draws random numbers; make them of torch.rand, or in a program an input (role noise)",
+            )
         if _has_shape_of_values(node, tags):
             raise _refused(
                 function,
@@ -179,7 +184,9 @@ def untraceable(function: Function, error: Exception) -> ExportError:
 
 
 def _line(error: Exception) -> str:
-    """The innermost line outside torch and the compiler."""
+    """The innermost line of the user's code, or else outside torch and the compiler."""
+    if source := innermost(error):
+        return f"at {source}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.exists() and not is_compiler(path):

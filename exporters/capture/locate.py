@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,12 +16,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.program import Function
-from edgefl.models.graph.plain import module_of, source_of
-from edgefl.models.user_code import is_user_code
+from edgefl.models.graph.plain import module_of
+from edgefl.models.user_code import is_user_code, node_at, source_of
 from edgefl.wire.errors import ExportError
 from exporters.decompositions import core_table
 
-_ROOMS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+_EXPORTERS = Path(__file__).resolve().parents[1]
+_ROOMS = (Path(torch.__file__).resolve().parent, _EXPORTERS)
+# They run a model's code and have no part in what it computes.
+_RUNNERS = tuple(
+    _EXPORTERS.parent / "edgefl" / room for room in ("models/draws", "models/graph", "objective")
+)
 
 
 @dataclass(frozen=True)
@@ -203,38 +207,35 @@ def _source() -> str:
     """``file:line`` of the innermost line of the user's code between the function and the op.
 
     Code that was generated from a graph stands for the line that the graph was traced from. Without any line of the
-    user's, the innermost of edgefl's that is no exporter.
+    user's, the innermost of edgefl's that is no exporter; empty where torch was called by what runs models.
     """
-    own = ""
+    own: str | None = None
     for frame, line in traceback.walk_stack(None):
         path = Path(frame.f_code.co_filename)
         if frame.f_code is _watched.__code__:
             break
-        node = _node(frame, line)
+        node = node_at(frame, line)
         if node is not None and source_of(node):
             return source_of(node)
         if is_user_code(path):
             return f"{path}:{line}"
-        if not own and path.exists() and not is_compiler(path):
-            own = f"{path}:{line}"
-    return own
+        if own is None and path.exists() and not _within(_ROOMS, path):
+            own = "" if _within(_RUNNERS, path) else f"{path}:{line}"
+    return own or ""
 
 
 def is_compiler(path: Path) -> bool:
     """Whether ``path`` lies in torch or in the exporters, by whatever links an environment has."""
-    return any(room in path.resolve().parents for room in _ROOMS)
+    return _within(_ROOMS, path)
+
+
+def _within(rooms: tuple[Path, ...], path: Path) -> bool:
+    return any(room in path.resolve().parents for room in rooms)
 
 
 def _generated(module: nn.Module) -> fx.Node | None:
     """The node that runs in the code that was generated for ``module``; None if there is none."""
     frames = traceback.walk_stack(None)
-    return next((_node(frame, line) for frame, line in frames if frame.f_locals.get("self") is module), None)
-
-
-def _node(frame: FrameType, line: int) -> fx.Node | None:
-    """The node whose generated code is at ``line``; None if the frame runs no generated code."""
-    module = frame.f_locals.get("self")
-    if not isinstance(module, fx.GraphModule) or frame.f_code is not type(module).forward.__code__:
-        return None
-    index = (module._lineno_map or {}).get(line - module._prologue_start)
-    return None if index is None else list(module.graph.nodes)[index]
+    return next(
+        (node_at(frame, line) for frame, line in frames if frame.f_locals.get("self") is module), None
+    )

@@ -124,7 +124,7 @@ def test_a_model_with_a_configuration_keeps_no_cache_while_it_is_cut() -> None:
             r"no tensor 2; it returns tuple with 0 \(batch, 6\), 1 \(batch, 3\): name one",
         ),
         (lambda h, z: z, "logits", r"no tensor 'logits'; it returns a tensor: leave `output` out"),
-        (lambda h, z: Cache(z), None, "no floating tensor; it returns Cache$"),
+        (lambda h, z: Cache(z), None, "no floating tensor; it returns Cache: return one"),
         (
             lambda h, z: {"best": z.argmax(1)},
             None,

@@ -35,7 +35,12 @@ def tensor_of(returned: object, output: Output, name: str) -> Tensor:
     raise ModelError(
         f"{name} returns {wanted}; it returns {kind}"
         + (f" with {', '.join(told)}: name one of them as `output`" if told else "")
-        + (": leave `output` out" if isinstance(returned, Tensor) else ""),
+        + (": leave `output` out" if isinstance(returned, Tensor) else "")
+        + (
+            ""
+            if told or isinstance(returned, Tensor)
+            else ": return one, or leave it in a mapping or a tuple"
+        ),
         output=output,
     )
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import operator
-import re
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import fx
 
-from edgefl.models.user_code import is_user_code
 from edgefl.wire.errors import ModelError
 
 # None: the value is the last argument.
@@ -63,14 +60,8 @@ def module_of(node: fx.Node) -> str:
     return f"{path} ({name})" if path else name
 
 
-def source_of(node: fx.Node) -> str:
-    """``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
-    places = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(Path(file))), "")
-
-
 def told_by(node: fx.Node) -> dict[str, Any]:
-    """What :func:`module_of` and :func:`source_of` read, for a node that takes the place of ``node``."""
+    """What :func:`module_of` and ``source_of`` (:mod:`edgefl.models.user_code`) read, for a node in place of ``node``."""
     return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
 
 

@@ -29,17 +29,13 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import Steered
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
-from edgefl.models.user_code import blamed
+from edgefl.models.user_code import NO_VALUES, blamed
 from edgefl.wire.errors import ModelError
 
 # Two rows: torch takes a size of one for a constant.
 _ROWS = 2
 # No size of a model is a multiple of it.
 _MANY = 61
-_REMEDY = (
-    "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
-    "sizes of -1"
-)
 _NOISY = tuple(
     logging.getLogger(name)
     for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -156,7 +152,7 @@ def _told(what: str) -> Iterator[None]:
         fixed = "Constraints violated" in str(cause)
         reason = "its code turns the batch size into a constant" if fixed else str(cause).partition("\n")[0]
         at = f" (at {source})" if source else ""
-        raise ModelError(f"{what}: {reason}{at}. {_REMEDY}", source=source) from cause
+        raise ModelError(f"{what}: {reason}{at}. {NO_VALUES}", source=source) from cause
 
 
 @contextmanager
