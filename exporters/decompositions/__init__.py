@@ -24,6 +24,7 @@ from exporters.decompositions import (
     resize,
     strided,
     views,
+    volumes,
 )
 from exporters.decompositions.rule import Rules
 
@@ -41,6 +42,7 @@ RULES: Rules = {
     **resize.RULES,
     **strided.RULES,
     **views.RULES,
+    **volumes.RULES,
 }
 
 # Ops whose schema hides that they write to an argument: rewritten first, or the write is lost.

@@ -51,13 +51,12 @@ def max_pool2d_backward(
     indices: Tensor,
 ) -> Tensor:
     """dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum lies at q (``indices``, flat in H * W)."""
-    return _to_positions(grad, x, indices)
+    return to_positions(grad, x, indices)
 
 
-def _to_positions(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """Zeros shaped like x, with each entry of ``grad`` added at its flat position in the plane."""
-    planes = x.shape[:-2].numel()
-    area = x.shape[-2] * x.shape[-1]
+def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Tensor:
+    """Zeros shaped like x, with each entry of ``grad`` added at its flat position in the last ``axes``."""
+    planes, area = x.shape[:-axes].numel(), x.shape[-axes:].numel()
     empty = torch.zeros((planes, area), dtype=grad.dtype)
     return empty.scatter_add(1, indices.reshape(planes, -1), grad.reshape(planes, -1)).view(x.shape)
 
@@ -89,7 +88,7 @@ def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tens
 
 def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
     """As :func:`max_pool2d_backward`, which needs the positions only."""
-    return _to_positions(grad, x, indices)
+    return to_positions(grad, x, indices)
 
 
 def avg_pool2d(
@@ -133,7 +132,7 @@ def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
     """y = A_H x A_W^T, where row i of A averages inputs floor(i n / m) .. ceil((i + 1) n / m); a mean if m = 1."""
     if list(output_size) == [1, 1]:
         return x.mean([-2, -1], keepdim=True)
-    rows, columns = (_adaptive_matrix(x.shape[i - 2], output_size[i], x) for i in range(2))
+    rows, columns = (adaptive_matrix(x.shape[i - 2], output_size[i], x) for i in range(2))
     return _sandwich(rows, x, columns.t())
 
 
@@ -141,7 +140,7 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
     """dL/dx = A_H^T dL/dy A_W with the averaging matrices of the forward."""
     if tuple(grad.shape[-2:]) == (1, 1):
         return (grad * (1.0 / (x.shape[-2] * x.shape[-1]))).expand(x.shape)
-    rows, columns = (_adaptive_matrix(x.shape[i - 2], grad.shape[i - 2], x) for i in range(2))
+    rows, columns = (adaptive_matrix(x.shape[i - 2], grad.shape[i - 2], x) for i in range(2))
     return _sandwich(rows.t(), grad, columns)
 
 
@@ -161,11 +160,11 @@ def _average(
 ) -> tuple[Tensor, Tensor, Tensor | float]:
     """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
     kernel, stride, padding = (per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0]))
-    spans = [_windows(x.shape[i - 2], size[i], kernel[i], stride[i], padding[i]) for i in range(2)]
+    spans = [spans_of(x.shape[i - 2], size[i], kernel[i], stride[i], padding[i]) for i in range(2)]
     rows, columns = (windows(spans[i], x.shape[i - 2], x.dtype) for i in range(2))
     if divisor:
         return rows, columns, 1.0 / divisor
-    tall, wide = (_counts(spans[i], x.shape[i - 2], include_pad) for i in range(2))
+    tall, wide = (counts(spans[i], x.shape[i - 2], include_pad) for i in range(2))
     if len(set(tall)) == len(set(wide)) == 1:
         return rows, columns, 1.0 / (tall[0] * wide[0])
     return rows, columns, 1.0 / (column(tall) * column(wide).t()).to(x.dtype)
@@ -186,13 +185,13 @@ def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int
     return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
 
-def _windows(size: int, count: int, kernel: int, stride: int, padding: int) -> list[tuple[int, int]]:
+def spans_of(size: int, count: int, kernel: int, stride: int, padding: int) -> list[tuple[int, int]]:
     """First and one-past-last position of each window, padding included (a ceil-mode window may stick out)."""
     starts = [i * stride - padding for i in range(count)]
     return [(start, min(start + kernel, size + padding)) for start in starts]
 
 
-def _counts(windows: list[tuple[int, int]], size: int, include_pad: bool) -> list[int]:
+def counts(windows: list[tuple[int, int]], size: int, include_pad: bool) -> list[int]:
     if include_pad:
         return [stop - start for start, stop in windows]
     return [min(stop, size) - max(start, 0) for start, stop in windows]
@@ -202,7 +201,7 @@ def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
     return [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
 
 
-def _adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
+def adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
     spans = _adaptive_windows(size, count)
     lengths = torch.tensor([[float(stop - start)] for start, stop in spans], dtype=like.dtype)
     return windows(spans, size, like.dtype) / lengths

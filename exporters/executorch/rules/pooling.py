@@ -41,15 +41,10 @@ def max_pool2d(
         return plain.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
     moves = _moves(stride, dilation)
     image = x.permute(_LAST)
-    parts = _windows(image, kernel, moves)
+    parts = windows_of(image, kernel, moves)
     positions = torch.arange(x.shape[2] * x.shape[3]).view(1, x.shape[2], x.shape[3], 1)
-    best = _maximum(parts)
-    ranks = _windows(positions.expand(image.shape).contiguous(), kernel, moves)
-    where, left = torch.zeros((), dtype=torch.int64), torch.ones(())
-    for value, rank in zip(_flat(parts), _flat(ranks), strict=True):
-        rest = left * step(best - value)
-        where = where + rank * (left - rest).to(torch.int64)
-        left = rest
+    ranks = windows_of(positions.expand(image.shape).contiguous(), kernel, moves)
+    best, where = first_maximum(_flat(parts), _flat(ranks))
     return best.permute(_FIRST), where.permute(_FIRST)
 
 
@@ -71,18 +66,7 @@ def max_pool2d_backward(
         return plain.max_pool2d_backward(grad, x, kernel, stride, padding, dilation, ceil_mode, indices)
     moves = _moves(stride, dilation)
     image = x.permute(_LAST)
-    parts = _windows(image, kernel, moves)
-    best, zero = _maximum(parts), torch.zeros((), dtype=grad.dtype)
-    left = grad.permute(_LAST)
-    shares: list[list[Tensor]] = []
-    for row in parts:
-        line = []
-        for value in row:
-            lower = best > value
-            rest = torch.where(lower, left, zero)  # what the first maximum has not taken yet
-            line.append(torch.where(lower, zero, left))
-            left = rest
-        shares.append(line)
+    shares = rows_of(shared(grad.permute(_LAST), _flat(windows_of(image, kernel, moves))), kernel[1])
     return place(shares, image.shape[1:3], moves.all_met(kernel)).permute(_FIRST)
 
 
@@ -99,7 +83,7 @@ def avg_pool2d(
     kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
     if not _covered(x, kernel, padding, ceil_mode):
         return plain.avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-    parts = _windows(x.permute(_LAST), kernel, _moves(stride, [1, 1]))
+    parts = windows_of(x.permute(_LAST), kernel, _moves(stride, [1, 1]))
     return (total(_flat(parts), ()) * (1.0 / (divisor or math.prod(kernel)))).permute(_FIRST)
 
 
@@ -133,7 +117,7 @@ def _moves(stride: Sequence[int], dilation: Sequence[int]) -> Moves:
     return Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
 
 
-def _windows(image: Tensor, kernel: Sequence[int], moves: Moves) -> list[list[Tensor]]:
+def windows_of(image: Tensor, kernel: Sequence[int], moves: Moves) -> list[list[Tensor]]:
     """[KH][KW] of [N, H', W', C]: the entries of all windows at one place of them."""
     height, width = moves.outputs(image, (kernel[0], kernel[1]))
     rows = taps(image, 1, kernel[0], height, moves.stride[0], 0, moves.dilation[0])
@@ -144,8 +128,35 @@ def _flat(parts: list[list[Tensor]]) -> list[Tensor]:
     return [part for row in parts for part in row]
 
 
-def _maximum(parts: list[list[Tensor]]) -> Tensor:
-    first, *rest = _flat(parts)
+def rows_of(parts: Sequence[Tensor], wide: int) -> list[list[Tensor]]:
+    """The inverse of flattening rows of ``wide`` parts."""
+    return [list(parts[start : start + wide]) for start in range(0, len(parts), wide)]
+
+
+def first_maximum(parts: Sequence[Tensor], ranks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest of all parts, entry by entry, and the rank (int64) of the first part that has it."""
+    best = _maximum(parts)
+    where, left = torch.zeros((), dtype=torch.int64), torch.ones(())
+    for value, rank in zip(parts, ranks, strict=True):
+        rest = left * step(best - value)
+        where = where + rank * (left - rest).to(torch.int64)
+        left = rest
+    return best, where
+
+
+def shared(grad: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """``grad`` where a part is the first that has the largest entry of all, else 0, for each part."""
+    best, left, zero = _maximum(parts), grad, torch.zeros((), dtype=grad.dtype)
+    shares = []
+    for value in parts:
+        lower = best > value
+        shares.append(torch.where(lower, zero, left))
+        left = torch.where(lower, left, zero)  # what the first maximum has not taken yet
+    return shares
+
+
+def _maximum(parts: Sequence[Tensor]) -> Tensor:
+    first, *rest = parts
     for part in rest:
         first = torch.maximum(first, part)
     return first

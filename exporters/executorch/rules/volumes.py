@@ -1,24 +1,29 @@
-"""Convolutions over three axes for ExecuTorch, whose CPU backend knows two.
+"""Convolutions and maxima over three axes for ExecuTorch, whose CPU backend knows two.
 
-The kernel's positions in depth lie side by side as channels: with x_k the input as position k meets it,
+Convolutions: the kernel's positions in depth lie side by side as channels: with x_k the input as position k meets it,
 y[n, o, d] = sum_k w[o, :, k] * x_k[n, :, d] is one two-dimensional convolution of planes [N D', C K, H, W]. Its gradients
 are those of that one, put back to where they were met.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exporters.decompositions.convolution import per_axis
-from exporters.decompositions.rule import Rules
+from exporters.decompositions.pooling import end_padding
+from exporters.decompositions.rule import DECLINED, Rules
 from exporters.executorch.rules import convolution as flat
 from exporters.executorch.rules.dense import Moves
-from exporters.executorch.rules.shifts import interleave, taps, total, window
+from exporters.executorch.rules.pooling import first_maximum, rows_of, shared, windows_of
+from exporters.executorch.rules.shifts import cut, interleave, place, taps, total, window
 
 _aten = torch.ops.aten
+_LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def convolution(
@@ -139,7 +144,100 @@ def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tens
     return torch.zeros(shape) if whole is None else whole
 
 
+@dataclass(frozen=True)
+class _Pool:
+    """How windows over three axes lie in x [N, C, D, H, W], which gets the least numbers around it where they stick out."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, x: Tensor, *moves: Sequence[int], ceil_mode: bool) -> _Pool:
+        kernel, stride, padding, dilation = (per_axis(list(each), 3) for each in moves)
+        axes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+        return cls(kernel, stride, padding, dilation, [end_padding(*axis, ceil_mode) for axis in axes])
+
+    def padded(self, x: Tensor, value: float) -> Tensor:
+        sides = [
+            side for pair in zip(reversed(self.padding), reversed(self.ends), strict=True) for side in pair
+        ]
+        around: Tensor = _aten.constant_pad_nd(x, sides, value)
+        return around
+
+    @property
+    def plane(self) -> Moves:
+        return Moves((self.stride[1], self.stride[2]), (0, 0), (self.dilation[1], self.dilation[2]))
+
+    @property
+    def depth(self) -> Moves:
+        return Moves((self.stride[0], 1), (0, 0), (self.dilation[0], 1))
+
+    def windows(self, padded: Tensor) -> list[Tensor]:
+        """The entries of all windows at one place of them, [N D', H', W', C], by depth, row and column."""
+        reach = self.dilation[0] * (self.kernel[0] - 1)
+        count = (padded.shape[2] - reach - 1) // self.stride[0] + 1
+        slices = taps(padded, 2, self.kernel[0], count, self.stride[0], 0, self.dilation[0])
+        planes = [planes_of(part).permute(_LAST) for part in slices]
+        return [
+            part for each in planes for row in windows_of(each, self.kernel[1:], self.plane) for part in row
+        ]
+
+
+def max_pool3d(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    dilation: list[int] | None = None,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """y = max over each window, with its place in the volume, which nothing is left of unless somebody reads it."""
+    if x.dim() != 5:
+        return DECLINED
+    pool = _Pool.of(x, kernel, stride or kernel, padding or [0], dilation or [1], ceil_mode=ceil_mode)
+    volume = x.shape[2:]
+    places = torch.arange(volume.numel()).view(1, 1, *volume).expand(x.shape).contiguous()
+    best, where = first_maximum(pool.windows(pool.padded(x, -math.inf)), pool.windows(pool.padded(places, 0)))
+    return (
+        volumes_of(best.permute(_FIRST).contiguous(), len(x)),
+        volumes_of(where.permute(_FIRST).contiguous(), len(x)),
+    )
+
+
+def max_pool3d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
+    if x.dim() != 5:
+        return DECLINED
+    pool = _Pool.of(x, kernel, stride or kernel, padding, dilation, ceil_mode=ceil_mode)
+    padded = pool.padded(x, -math.inf)
+    shares = rows_of(shared(planes_of(grad).permute(_LAST), pool.windows(padded)), pool.kernel[2])
+    size, tall = padded.shape[3:], pool.kernel[1]
+    parts = [
+        place(shares[start : start + tall], size, pool.plane.all_met(pool.kernel[1:])).permute(_FIRST)
+        for start in range(0, len(shares), tall)
+    ]
+    side = torch.stack(parts, 2)
+    whole = put_back(side.view(len(side), -1, *size), pool.kernel[0], len(x), padded.shape[2], pool.depth)
+    for axis, (before, length) in enumerate(zip(pool.padding, x.shape[2:], strict=True), 2):
+        whole = cut(whole, axis, before, before + length)
+    return whole.contiguous()
+
+
 RULES: Rules = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
+    _aten.max_pool3d_with_indices.default: max_pool3d,
+    _aten.max_pool3d_with_indices_backward.default: max_pool3d_backward,
 }

@@ -1,4 +1,4 @@
-"""Pooling in one and two dimensions."""
+"""Pooling in one to three dimensions."""
 
 from __future__ import annotations
 
@@ -69,6 +69,31 @@ CASES: Family = {
         "global": Case(nn.AdaptiveMaxPool1d(1), (2, 3, 9)),
         "uneven": Case(nn.AdaptiveMaxPool1d(4), (2, 3, 9)),
     },
+    "MaxPool3d": {
+        "plain": Case(nn.MaxPool3d(2), (2, 2, 4, 5, 6)),
+        "overlapping and padded, ties": Case(
+            nn.Sequential(nn.ReLU(), nn.MaxPool3d(3, stride=2, padding=1)), (2, 2, 5, 6, 4)
+        ),
+        "uneven, dilated, ceil": Case(
+            nn.MaxPool3d((2, 3, 1), stride=(2, 1, 2), dilation=(2, 1, 1), ceil_mode=True), (2, 2, 6, 5, 4)
+        ),
+        "positions": Case(nn.MaxPool3d(2, padding=1, return_indices=True), (2, 2, 4, 3, 5)),
+        "ceil, last window in the padding": Case(
+            nn.MaxPool3d(2, 2, 1, ceil_mode=True, return_indices=True), (2, 2, 5, 4, 7)
+        ),
+    },
+    "AvgPool3d": {
+        "plain": Case(nn.AvgPool3d(2), (2, 2, 4, 5, 6)),
+        "padding not counted": Case(
+            nn.AvgPool3d(3, stride=2, padding=1, count_include_pad=False), (2, 2, 4, 5, 6)
+        ),
+        "ceil": Case(nn.AvgPool3d(3, stride=2, padding=1, ceil_mode=True), (2, 2, 4, 5, 6)),
+        "own divisor": Case(nn.AvgPool3d((1, 2, 3), divisor_override=5), (2, 2, 4, 5, 6)),
+    },
+    "AdaptiveAvgPool3d": {
+        "global": Case(nn.AdaptiveAvgPool3d(1), (2, 2, 4, 5, 6)),
+        "uneven": Case(nn.AdaptiveAvgPool3d((3, 2, 4)), (2, 2, 4, 5, 6)),
+    },
     "LPPool2d": {"": Case(nn.Sequential(nn.Softplus(), nn.LPPool2d(2, 2)), EVEN)},
 }
 
@@ -78,6 +103,7 @@ MORE = (
     "MaxPool2d, dilated",
     "MaxPool2d, ceil, last window in the padding",
     "MaxPool1d, padded",
+    "MaxPool3d, overlapping and padded, ties",
     "AvgPool2d, overlapping and padded",
     "AvgPool2d, padding not counted",
     "AvgPool2d, ceil, padding not counted",
