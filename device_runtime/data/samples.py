@@ -77,7 +77,10 @@ class LabelSpec:
             )
         if y.dtype.kind not in "biuf":
             wanted = "finite numbers" if self.floats else f"integers from 0 to {classes - 1}"
-            raise DataError(f"{source}: labels are {y.dtype}, the model takes {wanted}", found=str(y.dtype))
+            raise DataError(
+                f"{source}: labels are {y.dtype}, the model takes {wanted}: number the classes as the federation does",
+                found=str(y.dtype),
+            )
         return converted(y, self.dtype) if self.floats else y
 
     def counted(self, y: Array) -> Array:
@@ -184,7 +187,8 @@ class LocalData:
             )
         if x.dtype != np.dtype(spec.dtype) and not np.issubdtype(x.dtype, np.integer):
             raise DataError(
-                f"{self.source}: samples are {x.dtype}, the model takes {spec.dtype} or integers to be scaled",
+                f"{self.source}: samples are {x.dtype}, the model takes {spec.dtype} or integers to be scaled: "
+                f"convert them (astype({spec.dtype!r}))",
                 found=str(x.dtype),
                 expected=spec.dtype,
             )

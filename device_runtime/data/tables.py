@@ -73,7 +73,11 @@ def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
             _check_columns(path, table.fieldnames or [], needed)
             for record in table:
                 yield table.line_num, _record(record)
-    except (csv.Error, OSError) as error:
+    except csv.Error as error:
+        raise DataError(
+            f"{path} cannot be read as CSV: {error}; is a quotation mark left open?", path=str(path)
+        ) from error
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 

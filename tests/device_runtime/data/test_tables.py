@@ -160,6 +160,13 @@ def test_a_file_in_utf_16_is_refused(tmp_path: Path) -> None:
         fitted(written(tmp_path / "d.csv", CSV.encode("utf-16")), TABLE)
 
 
+def test_a_quotation_mark_that_is_left_open_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path / "d.csv", CSV + '1,2,"Eve,yes\n' + "x" * 200_000)
+
+    with pytest.raises(DataError, match=r"d\.csv cannot be read as CSV: .*; is a quotation mark left open\?"):
+        fitted(path, TABLE, policy="skip")
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"d\.csv has column 'age' more than once"):
         fitted(written(tmp_path / "d.csv", "age,height,age,buys\n1,2,3,yes\n"), TABLE)
