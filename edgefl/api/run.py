@@ -21,7 +21,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
 from edgefl.models.user_factory import absolute, refuse_while_loading
-from edgefl.setup.data import open_data, partition
+from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.digests import UNDECIDING
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
@@ -198,11 +198,11 @@ class Prepared:
 
 
 def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool = False) -> Prepared:
-    """The folder of a run of ``federation``: its configuration and each device's data. What cannot be trained leaves
-    none behind.
+    """The folder of a run of ``federation``: its configuration and each device's data, unless devices have their own. What
+    cannot be trained leaves none behind.
 
-    ConfigError if ``out`` holds another run (``fresh`` discards it), StoreError if another process trains in it,
-    ModelError where model and tiers do not fit.
+    ConfigError if ``out`` holds another run (``fresh`` discards it) or the devices' own data, StoreError if another
+    process trains in it, ModelError where model and tiers do not fit.
     """
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
@@ -211,7 +211,14 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
     folder = Path(out).resolve()
     dataset = open_data(whole)
     updates = update_sizes(whole, dataset)
-    parts = partition(whole, dataset, len(device_names(whole)))
+    devices = device_names(whole)
+    own = own_data(whole, devices)
+    if any(folder in path.parents for path in own.values()):
+        raise ConfigError(
+            f"{whole.data.devices_dir} (data.devices_dir) lies in {folder}, which the run writes and `fresh` empties: "
+            "use another `out`"
+        )
+    parts = [] if own else partition(whole, dataset, len(devices))
     if fresh:
         refuse_foreign(folder)
     lock = _held(folder, "run.lock", "run")
@@ -347,7 +354,7 @@ def _address(federation: Federation, broker: str | Address, ca_file: str) -> Add
 def _found_from_anywhere(federation: Federation) -> Federation:
     """The server is another process, and the run may be taken up from another folder."""
     model, program, data, broker = federation.model, federation.program, federation.data, federation.broker
-    places = {"file": _resolved(data.file), "dir": _resolved(data.dir)}
+    places = {key: _resolved(getattr(data, key)) for key in ("file", "devices_dir", "dir")}
     return federation.model_copy(
         update={
             "model": model.model_copy(update={"name": absolute(model.name)}),

@@ -162,11 +162,16 @@ class DataTable(Table):
     file: str = Field(
         "",
         description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.Dataset takes them; a server "
-        "whose devices have their own samples needs the last two alone",
+        "whose devices have their own samples (see `devices_dir` too) needs the last two alone",
     )
     reader: dict[str, Any] = Field(
         default_factory=dict,
         description="how a device's own files become samples: kind (image, table, series, sound, text) and its keys",
+    )
+    devices_dir: str = Field(
+        "",
+        description="folder of what the devices of `edgefl run` hold, each under its name: strong-0, a folder, or "
+        "strong-0.csv; default: the dataset's training samples are spread",
     )
     dir: str = Field("", description="folder with the dataset's standard files; default: EDGEFL_DATA")
     download: bool = Field(False, description="fetch the dataset when no folder has it")

@@ -48,10 +48,10 @@ class Dataset:
     ``others`` are inputs beside x, by name. ``classes`` is the number of classes (a vocabulary's size where tokens
     are labels, 1 where labels are no classes), ``top`` the largest value a pixel can have, ``names`` the classes'
     names. ``ignored``: a label beside the classes that counts for nothing, such as -100 for padding or 255 for a
-    border. ``owners``: who each training sample comes from (an author, a document), int64, for a partition by owner.
-    ``reader``: how files of a device's own become such samples, and ``tokenizer`` the JSON of texts' tokens, empty
-    for bytes. ``name`` says exactly which data these are, for results and logs. DataError for arrays that contradict
-    each other.
+    border. ``owners``: who each training sample comes from (an author, a document), int64, for a partition by owner;
+    ``test_owners`` the same of test samples, so that owners are judged on what is theirs. ``reader``: how files of a
+    device's own become such samples, and ``tokenizer`` the JSON of texts' tokens, empty for bytes. ``name`` says exactly
+    which data these are, for results and logs. DataError for arrays that contradict each other.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Dataset:
     others: Mapping[str, OtherInput] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     owners: Array | None = None
+    test_owners: Array | None = None
     ignored: int | None = None
     reader: Reader | None = None
     tokenizer: bytes = b""
@@ -92,10 +93,14 @@ class Dataset:
                     raise DataError(
                         f"{self.name}, {part}: {len(x)} samples have {len(rows)} rows of {name}", part=part
                     )
-        if self.owners is not None and self.owners.shape != (len(self.train_x),):
-            raise DataError(
-                f"{self.name}: {len(self.train_x)} training samples have owners {self.owners.shape}: one number for each"
-            )
+        for part, x, owners in (
+            ("training", self.train_x, self.owners),
+            ("test", self.test_x, self.test_owners),
+        ):
+            if owners is not None and owners.shape != (len(x),):
+                raise DataError(
+                    f"{self.name}: {len(x)} {part} samples have owners {owners.shape}: one number for each"
+                )
         self._check_alike()
 
     @classmethod
@@ -148,7 +153,8 @@ class Dataset:
         for name, other in self.others.items():
             parts |= {f"train.{name}": other.train, f"test.{name}": other.test, f"below.{name}": other.below}
         parts |= {"name": np.array(self.name), "names": np.array(self.names, np.str_)}
-        parts |= {} if self.owners is None else {"owners": self.owners}
+        owners = {"owners": self.owners, "test_owners": self.test_owners}
+        parts |= {key: numbers for key, numbers in owners.items() if numbers is not None}
         parts |= {} if self.ignored is None else {"ignored": self.ignored}
         if self.reader is not None:
             parts |= {"reader": np.array(msgspec.json.encode(self.reader).decode())}
@@ -181,6 +187,7 @@ class Dataset:
         more: dict[str, Any] = {
             "names": tuple(map(str, parts.get("names", ()))),
             "owners": parts.get("owners"),
+            "test_owners": parts.get("test_owners"),
             "ignored": ignored,
             "others": _others(parts, len(arrays[0])),
             "reader": _reader(parts, path),
@@ -277,6 +284,7 @@ class Dataset:
                 for name, each in self.others.items()
             },
             owners=None if self.owners is None else self.owners[rows],
+            test_owners=None if self.test_owners is None else self.test_owners[held_out],
         )
 
     def write_device(self, path: Path, rows: Array) -> None:

@@ -18,6 +18,7 @@ from edgefl.config.tables import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
+from edgefl.setup.data import own_data
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError, EdgeflError
@@ -73,6 +74,7 @@ class Lab:
         self.federation = federation
         self.folder = folder
         self.devices = device_names(federation)
+        self._own_data = own_data(federation, self.devices)
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
         # In the environment, because everybody may read the arguments of a process, and the folder is passed on.
@@ -80,7 +82,8 @@ class Lab:
         self.supervisor = Supervisor(folder, {**address, **(environment or {})})
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
-        """Write the configuration and each device's data; an interrupted run with the same configuration goes on."""
+        """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
+        have their own; an interrupted run with the same configuration goes on."""
         path = self.folder / CONFIG_NAME
         wanted = without_password(self.federation)
         if path.exists() and (before := without_password(load(path))) != wanted:
@@ -90,8 +93,9 @@ class Lab:
             )
         if (self.folder / "model.safetensors").exists():
             raise ConfigError(f"{self.folder} holds a finished run: use `fresh` or another `out`")
-        for name, rows in zip(self.devices, parts, strict=True):
-            target = self.folder / "devices" / name / "data.npz"
+        spread = () if self._own_data else zip(self.devices, parts, strict=True)
+        for name, rows in spread:
+            target = self.data_of(name)
             if not target.exists():
                 dataset.write_device(target, rows)
         write_text(path, dump(wanted))
@@ -110,10 +114,14 @@ class Lab:
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:
             home = self.folder / "devices" / device
-            arguments = ["--id", device, "--federation", name, "--data", str(home / "data.npz")]
+            arguments = ["--id", device, "--federation", name, "--data", str(self.data_of(device))]
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments += self._engine(device)
             self.supervisor.start(device, ["device", *arguments, *limits, *tls])
+
+    def data_of(self, device: str) -> Path:
+        """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
+        return self._own_data.get(device, self.folder / "devices" / device / "data.npz")
 
     def _memory(self, device: str) -> list[str]:
         """A tier that is given by memory gets devices that report just this memory."""

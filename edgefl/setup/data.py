@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -75,11 +75,16 @@ def partition(
     ``warn`` is told where devices get fewer samples than they should.
     """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
+    if table.devices_dir:
+        raise ConfigError(
+            f"devices have their own data in {table.devices_dir} (data.devices_dir): no samples are spread that could be "
+            "compared; `edgefl device personalize --data` adapts the model to one device"
+        )
     how = how_spread(table, dataset)
     if len(labels) == 0:
         raise DataError(
-            f"{dataset.name} has no training samples to spread over {devices} devices: add train_x and train_y, or run "
-            "`edgefl server` with devices that have their own"
+            f"{dataset.name} has no training samples to spread over {devices} devices: add train_x and train_y, name the "
+            "folder with what each device holds (data.devices_dir), or run `edgefl server` with devices that have their own"
         )
     if how == "dirichlet":
         return _dirichlet(table, labels, devices, seed, warn)
@@ -98,7 +103,7 @@ def partition(
 
 def how_spread(table: DataTable, dataset: Dataset) -> str:
     """The partition that the table asks for; ConfigError for one that such samples do not have."""
-    classed = dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
+    classed = _classed(dataset)
     if table.partition == "auto":
         return "dirichlet" if classed else "owners" if dataset.owners is not None else "iid"
     if table.partition == "owners" and dataset.owners is None:
@@ -111,14 +116,65 @@ def how_spread(table: DataTable, dataset: Dataset) -> str:
     return table.partition
 
 
+def _classed(dataset: Dataset) -> bool:
+    """Whether each sample has one class."""
+    return dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
+
+
+def _of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]:
+    """Rows of the test set whose owners have training rows among ``parts``, per device."""
+    rows = [np.flatnonzero(np.isin(test_owners, owners[part])) for part in parts]
+    if empty := [device for device, own in enumerate(rows) if not len(own)]:
+        raise DataError(
+            f"{len(empty)} of {len(parts)} devices have no test sample of their own owners: use more samples "
+            "(data.test_samples), or fewer devices",
+            empty=tuple(empty),
+        )
+    return rows
+
+
+def own_data(federation: Federation, devices: Sequence[str]) -> dict[str, Path]:
+    """What each of the ``devices`` holds in ``data.devices_dir``, under its name with any ending; {} where there is no
+    such folder in the file. DataError for a device that has nothing there, or more than one thing."""
+    if not federation.data.devices_dir:
+        return {}
+    folder = Path(federation.data.devices_dir)
+    if not folder.is_dir():
+        raise DataError(
+            f"there is no folder {folder} with the devices' data: correct data.devices_dir, or leave it out to have the "
+            "samples of the dataset spread",
+            path=str(folder),
+        )
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    places: dict[str, Path] = {}
+    for device in devices:
+        own = [path for path in entries if (path.name if path.is_dir() else path.stem) == device]
+        if len(own) != 1:
+            found = ", ".join(path.name for path in own or entries) or "nothing"
+            raise DataError(
+                f"device {device} has one file or folder of its name in {folder}, found {found}: give it its data, or "
+                "change the count of its tier",
+                device=device,
+                path=str(folder),
+            )
+        places[device] = own[0]
+    return places
+
+
 def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list[Any]:
-    """Rows of the test set per device, disjoint, in the class proportions of its training rows ``parts``.
+    """Rows of the test set per device, disjoint, like its training rows ``parts``: of its own owners where these were
+    dealt, in the same class proportions where samples have classes, else as many to each.
 
     Partition groups takes ``group_test_samples``; all others as many as the test set allows. DataError if a device would
     get none.
     """
     table, seed = federation.data, federation.federation.seed
-    if table.partition == "groups":
+    how = how_spread(table, dataset)
+    if how == "owners" and dataset.owners is not None and dataset.test_owners is not None:
+        return _of_owners(dataset.owners, dataset.test_owners, parts)
+    if not _classed(dataset):
+        return list(iid(dataset.test_y, len(parts), seed=seed))
+    if how == "groups":
         most, single = table.group_test_samples, table.single_class
         return list(groups(dataset.test_y, len(parts), a=most, single_class=single, seed=seed))
     wanted = histograms(dataset.train_y, parts, dataset.classes)

@@ -11,6 +11,8 @@ import pytest
 import edgefl
 from edgefl.api import run as runs
 from edgefl.config import Federation
+from edgefl.data.dataset import write_client
+from edgefl.data.datasets import digits
 from edgefl.lab.lab import CONFIG_NAME
 from edgefl.system.folder_lock import FolderLock
 from edgefl.wire.errors import ConfigError, StoreError
@@ -139,3 +141,29 @@ def test_what_differs_from_the_run_in_a_folder_is_named_key_by_key(
 def _told(prepared: runs.Prepared) -> str:
     """Where the processes of the run are told that the broker is."""
     return prepared.lab.supervisor._environment["EDGEFL_BROKER"]
+
+
+def test_a_run_takes_what_its_devices_hold_and_spreads_nothing(tmp_path: Path) -> None:
+    federation = _of_own_data(tmp_path / "own")
+    prepared = runs.prepare(federation, tmp_path / "run")
+    prepared.lock.release()
+
+    assert prepared.lab.data_of("strong-0") == tmp_path / "own" / "strong-0.npz"
+    assert not [*(tmp_path / "run").rglob("*.npz")]
+    assert edgefl.load_run(tmp_path / "run").federation.data.devices_dir == str(tmp_path / "own")
+
+
+def test_a_run_does_not_write_where_its_devices_data_lie(tmp_path: Path) -> None:
+    federation = _of_own_data(tmp_path / "run" / "devices")
+    with pytest.raises(ConfigError, match=r"data\.devices_dir\) lies in .*run, which the run writes"):
+        runs.prepare(federation, tmp_path / "run", fresh=True)
+    assert (tmp_path / "run" / "devices" / "strong-0.npz").is_file()
+
+
+def _of_own_data(folder: Path) -> Federation:
+    data = digits()
+    write_client(folder / "strong-0.npz", data.train_x[:8], data.train_y[:8])
+    held_out = edgefl.Dataset.of(data.test_x[:0], data.test_y[:0], data.test_x, data.test_y, classes=10)
+    table = {"name": "file", "file": held_out.save(folder.parent / "held-out.npz"), "devices_dir": folder}
+    settings = {f"data.{key}": str(value) for key, value in table.items()}
+    return runs.load_federation(None, {"model.name": "mlp", "tiers.strong.count": 1, **settings})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
-from edgefl.setup.data import open_data, partition
-from edgefl.wire.errors import DataError
+from edgefl.setup.data import held_out, open_data, own_data, partition
+from edgefl.wire.errors import ConfigError, DataError
 
 
 def _federation(**data: object) -> Federation:
@@ -61,3 +62,90 @@ def test_devices_with_enough_samples_are_not_warned_about() -> None:
     said: list[str] = []
     partition(_federation(alpha=5.0), _small(400), 5, warn=said.append)
     assert said == []
+
+
+def _places(folder: Path, *names: str) -> Federation:
+    for name in names:
+        if "." in name:
+            (folder / name).write_bytes(b"")
+        else:
+            (folder / name).mkdir()
+    return _federation(devices_dir=str(folder))
+
+
+def test_devices_hold_what_lies_under_their_names(tmp_path: Path) -> None:
+    federation = _places(tmp_path, "strong-0", "weak-0.csv", "weak-1.npz", "weak-10", "notes.txt", ".hidden")
+    places = own_data(federation, ["strong-0", "weak-0", "weak-1"])
+
+    assert {name: path.name for name, path in places.items()} == {
+        "strong-0": "strong-0",
+        "weak-0": "weak-0.csv",
+        "weak-1": "weak-1.npz",
+    }
+    assert own_data(_federation(), ["strong-0"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["strong-0"],
+            r"device weak-0 has one file or folder of its name in .*, found strong-0: give it its data",
+        ),
+        (["strong-0", "weak-0", "weak-0.csv"], r"device weak-0 has one .* found weak-0, weak-0\.csv"),
+    ],
+)
+def test_a_device_without_data_of_its_own_is_named(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        own_data(_places(tmp_path, *names), ["strong-0", "weak-0"])
+
+
+def test_a_folder_of_devices_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere .*correct data\.devices_dir"):
+        own_data(_federation(devices_dir=str(tmp_path / "nowhere")), ["strong-0"])
+
+
+def test_nothing_is_spread_over_devices_that_have_their_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"devices have their own data .*edgefl device personalize --data"):
+        partition(_federation(devices_dir=str(tmp_path)), _small(40), 2)
+
+
+def _said(owners: list[int], test_owners: list[int] | None) -> Dataset:
+    """Two tokens of each, and the two that follow."""
+    x, test_x = (np.zeros((len(each), 2), np.int64) for each in (owners, test_owners or [0] * 6))
+    whose = {
+        "owners": np.array(owners),
+        "test_owners": None if test_owners is None else np.array(test_owners),
+    }
+    return Dataset("said", x, x, test_x, test_x, 1.0, 0.0, 5, below=5, **whose)
+
+
+def test_owners_are_judged_on_what_is_theirs() -> None:
+    data = _said([0, 0, 1, 1, 2, 3], [3, 0, 1, 2, 0, 1])
+    federation = _federation(partition="owners")
+    parts = partition(federation, data, 2)
+    rows = held_out(federation, data, parts)
+
+    assert data.owners is not None and data.test_owners is not None
+    for part, own in zip(parts, rows, strict=True):
+        assert {*data.owners[part]} == {*data.test_owners[own]}
+    assert sorted(np.concatenate(rows).tolist()) == [*range(6)]
+    with pytest.raises(DataError, match="1 of 2 devices have no test sample of their own owners"):
+        held_out(federation, _said([0, 0, 1, 1], [0]), [np.array([0, 1]), np.array([2, 3])])
+
+
+def test_samples_without_classes_and_owners_are_held_out_alike() -> None:
+    data = _said([0, 1, 2, 3], None)
+    rows = held_out(_federation(partition="iid"), data, [np.array([0, 1]), np.array([2, 3])])
+
+    assert sorted(np.concatenate(rows).tolist()) == [*range(6)] and [*map(len, rows)] == [3, 3]
+
+
+def test_whose_test_samples_are_stays_with_them_in_a_part_and_in_a_file(tmp_path: Path) -> None:
+    data = _said([0, 1, 2], [5, 6, 7, 8])
+    part, read = data.limited(0, 2, seed=1), Dataset.load(data.save(tmp_path / "said.npz"))
+
+    assert part.test_owners is not None and len(part.test_owners) == len(part.test_x) == 2
+    assert read.test_owners is not None and read.test_owners.tolist() == [5, 6, 7, 8]
+    with pytest.raises(DataError, match="4 test samples have owners"):
+        replace(data, test_owners=np.array([1]))

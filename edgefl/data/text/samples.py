@@ -43,6 +43,7 @@ def classified(
         others={MASK: OtherInput(train_mask, test_mask, 2)} if mask else {},
         names=corpus.classes,
         owners=corpus.train.owners,
+        test_owners=corpus.test.owners,
     )
 
 
@@ -53,7 +54,7 @@ def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> 
     has ``length + 1`` tokens.
     """
     train_x, train_y, owners = _windows(corpus.train, encode, length)
-    test_x, test_y, _ = _windows(corpus.test, encode, length)
+    test_x, test_y, test_owners = _windows(corpus.test, encode, length)
     for part, x in (("training", train_x), ("test", test_x)):
         if not len(x):
             raise DataError(
@@ -71,6 +72,7 @@ def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> 
         classes=vocabulary,
         below=vocabulary,
         owners=owners,
+        test_owners=test_owners,
     )
 
 
