@@ -1,0 +1,194 @@
+"""The federations in ``examples``: their files can be used, their scripts make what devices read, and they train."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import edgefl
+from device_runtime.data.rows import Parts
+from device_runtime.data.sources import load
+from edgefl.cli import app
+from edgefl.config import Federation
+from edgefl.data.dataset import Array, Dataset
+from edgefl.setup.bundles import data_spec
+from edgefl.setup.data import open_data, own_data, partition
+from edgefl.setup.model import federation_model, submodel_of
+from edgefl.setup.tiers import completed, device_names
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Sound
+from tests.cli.runner import runner
+from tests.docs.documents import ROOT
+
+EXAMPLES = ROOT / "examples"
+MODELS = {"keywords": "dscnn.py:make", "activity": "tcn.py:make"}
+SLOW = pytest.param("keywords", marks=pytest.mark.slow)
+"""Its sounds take seconds to make."""
+PEOPLE = {
+    "keywords": ["--speakers", "10", "--takes", "1"],
+    "activity": ["--count", "10", "--seconds", "6"],
+}
+"""Of the scripts: as few as there can be."""
+
+_WORDS = ("to", "be", "or", "not", "to", "be", "that", "is")
+PLAY = "\n\n".join(
+    f"{who}:\n{' '.join(f'the {who} says {word} again' for word in _WORDS)}"
+    for who in ["First Citizen", "Juliet", "Romeo", "All", "Nurse", "Puck"] * 11
+)
+
+
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{path.parent.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of an example's data, made once."""
+    folders: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in folders:
+            folder = folders[name] = tmp_path_factory.mktemp(name)
+            if name in PEOPLE:
+                script(EXAMPLES / name / "make_data.py").main([*PEOPLE[name], "--out", str(folder)])
+            else:
+                (folder / "input.txt").write_text(PLAY)
+        return folders[name]
+
+    return make
+
+
+def federation_of(name: str, data: Path, **more: object) -> Federation:
+    """The example's file, with its data elsewhere."""
+    settings: dict[str, object] = {"data.dir": str(data)}
+    if name in MODELS:
+        settings = {
+            "model.name": str(EXAMPLES / name / MODELS[name]),
+            "data.file": str(data / "held-out.npz"),
+            "data.devices_dir": str(data / "devices"),
+        }
+    return completed(edgefl.load_federation(EXAMPLES / name / "federation.toml", {**settings, **more}))
+
+
+@pytest.mark.parametrize("name", [SLOW, "activity", "shakespeare"])
+def test_three_classes_of_devices_train_parts_of_one_model(name: str, made: Callable[[str], Path]) -> None:
+    federation = federation_of(name, made(name))
+    spec = federation_model(federation, open_data(federation))
+    prefixes = [len(submodel_of(spec, tier, table).prefix) for tier, table in federation.tiers.items()]
+
+    assert [*federation.tiers] == ["strong", "moderate", "weak"]
+    assert all(table.count == 2 for table in federation.tiers.values())
+    assert 0 == prefixes[0] < prefixes[1] <= prefixes[2]
+    assert federation.tiers["moderate"].cut < federation.tiers["weak"].cut < len(spec.units)
+
+
+@pytest.mark.parametrize("name", ["keywords", "activity", "shakespeare"])
+def test_the_file_is_valid_where_the_readme_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES / name)
+
+    ran = runner().invoke(app, ["validate", "federation.toml"])
+    assert ran.exit_code == 0, ran.output
+
+
+def features(spec: DataSpec) -> tuple[DataSpec, Parts]:
+    """As a bundle has it: with the graph that makes features of sounds."""
+    if not isinstance(spec.reader, Sound):
+        return spec, Parts()
+    log_mel = edgefl.LogMel.of(spec.reader)
+    reader = msgspec.structs.replace(spec.reader, features="features")
+
+    def graph(waves: Array) -> Array:
+        with torch.no_grad():
+            found: Array = log_mel(torch.from_numpy(waves)).numpy()
+        return found
+
+    return msgspec.structs.replace(spec, reader=reader), Parts(graph=lambda _: graph)
+
+
+@pytest.mark.parametrize("name", [SLOW, "activity"])
+def test_devices_read_what_the_script_makes(name: str, made: Callable[[str], Path]) -> None:
+    federation = federation_of(name, made(name))
+    data = open_data(federation)
+    spec, parts = features(data_spec(data))
+
+    for path in own_data(federation, device_names(federation)).values():
+        own = load(path).fitted(spec, parts=parts)
+        assert own.rows(np.arange(2)).shape == (2, *data.shape)
+        assert (own.facts()["class_counts"] > 0).all() and not own.skipped.count
+
+
+@pytest.mark.parametrize("name", [SLOW, "activity"])
+def test_the_server_s_samples_are_made_as_devices_make_theirs(
+    name: str, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    federation = federation_of(name, made(name))
+    device = made(name) / "devices" / "strong-0"
+    own_files = sorted(path for path in device.rglob("*") if path.is_file())
+
+    script(EXAMPLES / name / "make_data.py").hold_out(own_files, tmp_path, federation.data.reader)
+
+    data = Dataset.load(tmp_path / "held-out.npz")
+    spec, parts = features(data_spec(open_data(federation)))
+    own = load(device).fitted(spec, parts=parts)
+    np.testing.assert_allclose(own.rows(np.arange(len(own))), data.test_x, atol=1e-4)
+    assert own.y.tolist() == data.test_y.tolist()
+
+
+@pytest.mark.slow
+def test_no_speaker_is_on_two_devices_or_held_out_and_on_one(made: Callable[[str], Path]) -> None:
+    folder = made("keywords")
+    devices = [
+        {path.name.partition("_")[0] for path in device.rglob("*.wav")}
+        for device in sorted((folder / "devices").iterdir())
+    ]
+
+    assert len(devices) == 6
+    assert sum(map(len, devices)) == len(set().union(*devices)) == 10 - 4
+
+
+def test_speakers_keep_to_one_device_and_the_baseline_is_what_the_page_says(
+    made: Callable[[str], Path],
+) -> None:
+    federation = federation_of(
+        "shakespeare", made("shakespeare"), **{"data.length": 4, "data.vocabulary": 40}
+    )
+    data = open_data(federation)
+    assert data.owners is not None
+
+    speakers = [{*data.owners[part].tolist()} for part in partition(federation, data, 6)]
+    perplexity, accuracy = script(EXAMPLES / "shakespeare" / "unigram.py").baseline(federation)
+
+    assert sum(map(len, speakers)) == len(set().union(*speakers)) == 6
+    assert 1 < perplexity < 20 and 0.1 < accuracy < 0.5
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["keywords", "activity", "shakespeare"])
+def test_a_round_of_it_trains_on_every_device(name: str, made: Callable[[str], Path], tmp_path: Path) -> None:
+    few: dict[str, Any] = {"federation.rounds": 1, "program.steps": 2, "program.batch": 4}
+    if name == "shakespeare":
+        few |= {"data.length": 8}
+
+    run = edgefl.run(federation_of(name, made(name), **few), tmp_path / "run")
+
+    assert [row.reports for row in run.history] == [6]
+    assert run.history[0].metrics
+    if name == "shakespeare":
+        found = edgefl.personalize(run, protocols=["train_support"], batch=4, steps=(0, 1))
+        assert len(found.reports[0].users) == 6
+    else:
+        with pytest.raises(edgefl.EdgeflError, match=r"devices have their own data in .*devices_dir"):
+            edgefl.personalize(run)
