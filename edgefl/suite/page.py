@@ -15,6 +15,9 @@ TITLES: Mapping[Library, str] = {
     "torchvision": "torchvision",
     "timm": "timm",
 }
+BUSY = 1.25
+"""Programs for each core, beyond which step times are those of a shared machine."""
+_BUSY = "The machine had other work while {rows} of the rows were made: their times say little, their errors are what they are."
 _LONGEST = 300
 """Characters of a reason."""
 
@@ -49,6 +52,8 @@ def _head(rows: Sequence[SuiteRow], absent: Mapping[Library, int], command: str)
         f"\n{name} was not installed: its {count} architectures are left out."
         for name, count in absent.items()
     )
+    busy = [row.load for row in rows if row.load is None or row.load > BUSY]
+    others = f"\n{_BUSY.format(rows=len(busy))}" if busy else ""
     return f"""# Architectures
 
 <!-- Written by `{command}`: change the suite, not this page. -->
@@ -68,7 +73,7 @@ with torch, of which the largest error stands here, relative to the output's lar
 steps on one thread with a batch of {batches}, forward, backward and SGD. They are of tiny models, where calls cost as much
 as sums do: [benchmarks](../benchmarks.md#a-training-step-beside-torch) have those of models at their real size.
 
-Measured on: {processors}. Versions: {told}.{missing}"""
+Measured on: {processors}. Versions: {told}.{missing}{others}"""
 
 
 def _table(library: Library, rows: Sequence[SuiteRow]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -43,7 +44,7 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
     """One architecture: ``parameters`` and ``units`` by number (0: it could not be cut), the ``loss`` it was trained by,
     torch's own training step ``torch_ms`` in milliseconds, the ``engines`` by name, and what it was tried with.
-    ``seconds``: of all."""
+    ``seconds``: of all. ``load``: programs that waited for each core meanwhile, this one among them; null: not known."""
 
     library: Library
     name: str
@@ -56,6 +57,7 @@ class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
     engines: dict[str, EngineResult]
     batch: int
     seconds: float
+    load: float | None = None
     processor: str
     versions: dict[str, str]
 
@@ -180,6 +182,14 @@ def _ending(code: int | None, folder: Path, settings: SuiteSettings) -> str:
     return f"{stage}: {lines[-1].strip() if lines else f'the process ended with {code}'}"
 
 
+def _load() -> float | None:
+    """Of the last minute; None where the system does not count it."""
+    try:
+        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+    except (AttributeError, OSError):
+        return None
+
+
 def _row(
     architecture: Architecture, settings: SuiteSettings, found: Path, ending: str, seconds: float
 ) -> SuiteRow:
@@ -209,6 +219,7 @@ def _row(
         engines={name: engines.get(name, EngineResult(problem=problem)) for name in settings.engines},
         batch=settings.batch,
         seconds=round(seconds, 1),
+        load=_load(),
         processor=str(described["processor"]),
         versions={
             **{name: packages[name] for name in _PACKAGES if name in packages},

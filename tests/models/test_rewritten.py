@@ -103,9 +103,7 @@ def test_a_model_of_it_is_trained_as_it_comes(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["bags", "masked encoder"]
-)  # ExecuTorch has no kernel for convolutions of video
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_it_is_trained_by_executorch(name: str) -> None:
     module, sample = MODELS[name]
     verdict = edgefl.check(module, sample=sample, classes=3, engines=["executorch"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
+
 from edgefl.suite.architecture import Library
 from edgefl.suite.page import page, share
 from edgefl.suite.rows import EngineResult, SuiteRow, read
@@ -25,6 +27,7 @@ def row(name: str, library: Library = "plain", **engines: EngineResult) -> Suite
         engines=engines,
         batch=8,
         seconds=9.0,
+        load=0.6,
         processor="A processor",
         versions={"torch": "2.13.0"},
     )
@@ -63,6 +66,14 @@ def test_the_command_the_machine_and_what_is_left_out_are_said() -> None:
 
     assert COMMAND in told and "A processor" in told and "torch 2.13.0" in told
     assert "timm was not installed: its 14 architectures are left out." in told
+
+
+def test_times_of_a_machine_with_other_work_are_called_that() -> None:
+    loads = {"TCN": 4.0, "DLRM": None}
+    busy = [msgspec.structs.replace(row(name, onnx=ABLE), load=load) for name, load in loads.items()]
+
+    assert "had other work while 2 of the rows were made" in pages(*busy)
+    assert "other work" not in pages(row("TCN", onnx=ABLE))
 
 
 def test_the_page_in_the_documents_is_that_of_the_rows_beside_it() -> None:
