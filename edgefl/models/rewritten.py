@@ -63,7 +63,8 @@ def max_pool3d(
     options = [_three(each) for each in (kernel_size, stride or kernel_size, padding, dilation)]
 
     def pool(x: Tensor, axes: list[list[int]]) -> Tensor:
-        return F.max_pool2d(x, *axes, ceil_mode)
+        kernel, strides, ends, spread = axes
+        return F.max_pool2d(x, kernel, strides, ends, spread, ceil_mode)
 
     return _by_planes(input, pool, options, [1, 1, 0, 1])
 
@@ -83,7 +84,8 @@ def avg_pool3d(
     options = [_three(each) for each in (kernel_size, stride or kernel_size, padding)]
 
     def pool(x: Tensor, axes: list[list[int]]) -> Tensor:
-        return F.avg_pool2d(x, *axes, ceil_mode, count_include_pad)
+        kernel, strides, ends = axes
+        return F.avg_pool2d(x, kernel, strides, ends, ceil_mode, count_include_pad)
 
     return _by_planes(input, pool, options, [1, 1, 0])
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from edgefl.config import TierTable, parse
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.split import split
 from edgefl.models.zoo.basic import cnn, mlp
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
@@ -118,6 +121,12 @@ def test_a_file_says_the_lstm_weak_tier_and_its_preset_is_that_one() -> None:
     assert TierTable(**text).submodel == table.submodel
     with pytest.raises(ModelError, match="a share of the tokens, from 0 to below 1; found 4"):
         output_side(spec, cut=1, skip=4)
+
+
+def test_a_sample_may_be_one_number() -> None:
+    table = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+
+    assert output_side(split(table, sample=TensorSpec((), torch.int64, 5), classes=2)).skip == 0
 
 
 def test_the_paper_s_lstm_record_is_66_560_floats_per_sample() -> None:

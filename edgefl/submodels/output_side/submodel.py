@@ -173,7 +173,8 @@ def output_side(
     """
     if not 0.0 <= skip < 1.0:
         raise ModelError(f"skip is a share of the tokens, from 0 to below 1; found {skip}", skip=skip)
-    return OutputSide(spec, cut, chunks, int(skip * spec.sample.shape[0]))
+    length, *_ = (*spec.sample.shape, 0)  # a sample that is one number has none
+    return OutputSide(spec, cut, chunks, int(skip * length))
 
 
 def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
