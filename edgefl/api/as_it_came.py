@@ -18,6 +18,7 @@ from edgefl.models.graph.output import Output, giving
 from edgefl.models.layers.given import Given, joined, placed
 from edgefl.models.losses.loss import batch_mean
 from edgefl.models.spec import ModelSpec
+from edgefl.models.user_code import innermost
 from edgefl.wire.errors import ModelError
 
 AGREES = 1e-3
@@ -51,8 +52,12 @@ def as_it_came(
             difference = _difference(own, spec, x, others)
             step_ms = _step_ms(own, spec, x, y)
         except (RuntimeError, IndexError, ValueError) as error:
+            source = innermost(error)
             raise ModelError(
-                f"{type(module).__name__} fails in torch on random samples: {error}", model=spec.name
+                f"{type(module).__name__} fails in torch on random samples: {error}"
+                + (f" (at {source})" if source else ""),
+                model=spec.name,
+                source=source,
             ) from error
     if not difference <= AGREES:
         raise ModelError(

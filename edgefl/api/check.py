@@ -206,6 +206,7 @@ def _like_samples(path: str | Path) -> Dataset:
     others = {
         name: OtherInput(np.asarray(rows), np.asarray(rows[:1]), _below(rows))
         for name, rows in local.others.items()
+        if rows.shape[:1] == x.shape[:1]
     }
     below = _below(x) if tokens else 0
     return Dataset.of(x, y, x[:1], y[:1], name=str(path), below=below, others=others)

@@ -67,7 +67,8 @@ def test_what_stands_in_the_way_is_said_with_the_line_of_the_users_code(own: Pat
 
 
 def test_the_data_of_a_device_say_what_the_model_is_for(own: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", x=np.ones((9, 4), np.float32), y=np.arange(9) % 2)
+    rate = np.float32(8)  # no input: it has no row for each sample
+    np.savez(tmp_path / "mine.npz", x=np.ones((9, 4), np.float32), y=np.arange(9) % 2, rate=rate)
     arguments = ["check", f"{own}:plain", "--data", str(tmp_path / "mine.npz"), "--engine", "onnx", "--json"]
     told = json.loads(runner().invoke(app, arguments).stdout)
 
