@@ -6,13 +6,12 @@ A rule takes what the function takes and returns what it returns, or NotImplemen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-Sizes = int | Sequence[int]
 
 
 def embedding_bag(
@@ -28,93 +27,38 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Bags of equal size, (B, L) -> (B, E): rows of ``weight``, reduced by ``mode``; entries that are ``padding_idx`` count
-    for nothing, and a bag of nothing else is 0. Bags that ``offsets`` end are torch's."""
-    if input.dim() != 2 or offsets is not None or max_norm is not None or scale_grad_by_freq:
+    """Sums, means or maxima of the rows that a bag names, (B, E): ``input`` is (B, T), a bag a row; or (L,) with ``offsets``
+    where bags begin. Entries ``padding_idx`` count for nothing, and a bag without others is 0. What torch refuses, and
+    ``max_norm``, which changes weights in the forward pass, are torch's."""
+    refused = (input.dim() == 1) != (offsets is not None) or (
+        per_sample_weights is not None and mode != "sum"
+    )
+    if refused or max_norm is not None:
         return NotImplemented
-    rows = F.embedding(input, weight, padding_idx)
-    if padding_idx is None:
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.unsqueeze(-1)
-        return rows.max(1).values if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
-    counted = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+    rows = F.embedding(input, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    counted = torch.ones_like(input, dtype=torch.bool)
+    if padding_idx is not None:
+        counted = input != padding_idx % weight.shape[0]
+    if offsets is not None:  # every bag sees all rows, those of others as padding
+        counted = counted & _own(offsets, input.shape[0], include_last_offset)
+        rows = rows.unsqueeze(0)
     if mode == "max":
-        found = rows.masked_fill(~counted, -math.inf).max(1).values
-        return found.masked_fill(~counted.any(1), 0.0)
-    weights = counted.to(rows.dtype)
+        hidden = torch.where(counted.unsqueeze(-1), rows, torch.full_like(rows, -math.inf))
+        return torch.where(counted.any(1, keepdim=True), hidden.max(1).values, rows.new_zeros(()))
+    share = counted.to(rows.dtype)
     if per_sample_weights is not None:
-        weights = weights * per_sample_weights.unsqueeze(-1)
-    total = (rows * weights).sum(1)
-    return total / counted.sum(1).clamp(min=1).to(rows.dtype) if mode == "mean" else total
+        share = share * per_sample_weights
+    bags = share @ rows[0] if offsets is not None else (share.unsqueeze(-1) * rows).sum(1)
+    return bags / counted.to(rows.dtype).sum(1, keepdim=True).clamp_min(1.0) if mode == "mean" else bags
 
 
-def max_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Maxima of planes, then of what these leave along the depth: of equal ones the first, as torch takes it."""
-    if return_indices or input.dim() not in (4, 5):
-        return NotImplemented
-    options = [_three(each) for each in (kernel_size, stride or kernel_size, padding, dilation)]
-
-    def pool(x: Tensor, axes: list[list[int]]) -> Tensor:
-        kernel, strides, ends, spread = axes
-        return F.max_pool2d(x, kernel, strides, ends, spread, ceil_mode)
-
-    return _by_planes(input, pool, options, [1, 1, 0, 1])
+def _own(offsets: Tensor, length: int, last: bool) -> Tensor:
+    """Which entries each bag holds: bool (bags, length). ``last``: the last offset is where the last bag ends."""
+    if not last:
+        offsets = torch.cat((offsets, offsets.new_full((1,), length)))
+    place = torch.arange(length, device=offsets.device)
+    return (place >= offsets[:-1, None]) & (place < offsets[1:, None])
 
 
-def avg_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Means of planes, then of these along the depth: the same where every window counts alike in each."""
-    if divisor_override or input.dim() not in (4, 5):
-        return NotImplemented
-    options = [_three(each) for each in (kernel_size, stride or kernel_size, padding)]
-
-    def pool(x: Tensor, axes: list[list[int]]) -> Tensor:
-        kernel, strides, ends = axes
-        return F.avg_pool2d(x, kernel, strides, ends, ceil_mode, count_include_pad)
-
-    return _by_planes(input, pool, options, [1, 1, 0])
-
-
-def _by_planes(
-    input: Tensor,
-    pool: Callable[[Tensor, list[list[int]]], Tensor],
-    options: list[list[int]],
-    still: list[int],
-) -> Tensor:
-    """``pool`` over height and width, then over the depth with the options ``still`` along the other axis."""
-    x = input if input.dim() == 5 else input.unsqueeze(0)
-    batch, channels, depth = x.shape[:3]
-    planes = pool(x.reshape(batch, channels * depth, *x.shape[3:]), [each[1:] for each in options])
-    height, width = planes.shape[2:]
-    deep = [[each[0], none] for each, none in zip(options, still, strict=True)]
-    pooled = pool(planes.reshape(batch, channels, depth, height * width), deep)
-    out = pooled.reshape(batch, channels, pooled.shape[2], height, width)
-    return out if input.dim() == 5 else out.squeeze(0)
-
-
-def _three(sizes: Sizes) -> list[int]:
-    listed = [sizes] if isinstance(sizes, int) else list(sizes)
-    return listed * 3 if len(listed) == 1 else listed
-
-
-RULES: Mapping[str, Callable[..., Any]] = {
-    "embedding_bag": embedding_bag,
-    "max_pool3d": max_pool3d,
-    "avg_pool3d": avg_pool3d,
-}
+RULES: Mapping[str, Callable[..., Any]] = {"embedding_bag": embedding_bag}
 """By the name of a function in ``torch.nn.functional``."""

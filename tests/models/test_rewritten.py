@@ -11,53 +11,49 @@ import edgefl
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import Steered
 
-BAGS = torch.tensor([[1, 4, 1], [0, 0, 0], [3, 0, 2]])
-VIDEO = torch.randint(0, 4, (2, 3, 7, 6, 5), generator=torch.Generator().manual_seed(0)).float()
-LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
-    **{f"bags, {mode}": (nn.EmbeddingBag(5, 3, mode=mode), BAGS) for mode in ("sum", "mean", "max")},
-    **{
-        f"bags with padding, {mode}": (nn.EmbeddingBag(5, 3, mode=mode, padding_idx=0), BAGS)
-        for mode in ("sum", "mean", "max")
-    },
-    "maxima, with ties": (nn.MaxPool3d(2), VIDEO),
-    "maxima, padded": (nn.MaxPool3d((3, 2, 3), stride=2, padding=1), VIDEO),
-    "maxima, dilated and in ceil mode": (nn.MaxPool3d(2, 2, dilation=2, ceil_mode=True), VIDEO),
-    "maxima, unbatched": (nn.MaxPool3d(2, stride=1), VIDEO[0]),
-    "means": (nn.AvgPool3d(2), VIDEO),
-    "means, padded": (nn.AvgPool3d((3, 2, 3), stride=2, padding=1), VIDEO),
-    "means, padding not counted": (nn.AvgPool3d(3, 2, 1, count_include_pad=False), VIDEO),
-    "means, own divisor": (nn.AvgPool3d(2, divisor_override=3), VIDEO),
-}
+GENERATOR = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(0, 9, (4, 6), generator=GENERATOR)
+TOKENS[2] = 1  # a bag of padding alone, where there is padding
 
 
-def trained(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    """The output, and the gradients of an uneven sum of it."""
-    leaves = [*layer.parameters()]
-    if x.is_floating_point():
-        leaves.append(x := x.clone().requires_grad_())
-    out = layer(x)
-    weights = torch.arange(1.0, out.numel() + 1).view(out.shape)
-    return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
+def values(layer: nn.Module, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """The output, and the gradients of a curved loss."""
+    given = [
+        each.clone().requires_grad_() if each is not None and each.is_floating_point() else each
+        for each in inputs
+    ]
+    out = layer(*given)
+    wanted = [*layer.parameters(), *(each for each in given if each is not None and each.requires_grad)]
+    return (out, *torch.autograd.grad((out * out.cos()).sum(), wanted))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_it_computes_what_torch_computes(name: str) -> None:
-    layer, x = LAYERS[name]
-    expected = trained(layer, x)
+@pytest.mark.parametrize("padding", [None, 1, -8])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("form", ["rows", "offsets", "offsets with the last"])
+def test_a_bag_is_that_of_torch(form: str, mode: str, padding: int | None) -> None:
+    last = form == "offsets with the last"
+    layer = nn.EmbeddingBag(
+        9, 3, mode=mode, padding_idx=padding, include_last_offset=last, dtype=torch.float64
+    )
+    tokens, offsets = TOKENS, None
+    if form != "rows":
+        tokens, offsets = TOKENS.flatten(), torch.tensor([0, 5, 5, 12, *([24] if last else [])])
+    weights = torch.rand(tokens.shape, generator=GENERATOR, dtype=torch.float64) if mode == "sum" else None
+
     with Steered():
-        found = trained(layer, x)
+        found = values(layer, tokens, offsets, weights)
 
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    for one, other in zip(found, values(layer, tokens, offsets, weights), strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_weighted_bags_are_sums_of_weighted_rows() -> None:
-    table, weights = torch.randn(5, 3), torch.rand(BAGS.shape)
-    for padding in (None, 0):
-        expected = F.embedding_bag(BAGS, table, mode="sum", per_sample_weights=weights, padding_idx=padding)
-        with Steered():
-            found = F.embedding_bag(BAGS, table, mode="sum", per_sample_weights=weights, padding_idx=padding)
-        torch.testing.assert_close(found, expected)
+@pytest.mark.parametrize(
+    "inputs", [(TOKENS[0],), (TOKENS, torch.tensor([0])), (TOKENS, None, torch.ones(4, 6))]
+)
+def test_what_torch_refuses_is_refused(inputs: tuple[Tensor | None, ...]) -> None:
+    layer = nn.EmbeddingBag(9, 3, mode="mean")
+    with pytest.raises((ValueError, NotImplementedError)), Steered():
+        layer(*inputs)
 
 
 class Video(nn.Module):

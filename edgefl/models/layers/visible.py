@@ -7,7 +7,6 @@ import copy
 from torch import Tensor, nn
 
 from edgefl.models.draws.steering import without_masking
-from edgefl.models.layers.bag import EmbeddingBag
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.recurrent import TorchStack
 from edgefl.wire.errors import ModelError
@@ -17,8 +16,7 @@ def visible(module: nn.Module) -> nn.Module:
     """A deep copy of ``module`` that computes the same, with batch norm replaced by that of
     :mod:`edgefl.models.layers.explicit`.
 
-    LSTM and GRU become :class:`edgefl.models.layers.recurrent.TorchStack`, whose graph does not grow with the sequence,
-    ``nn.EmbeddingBag`` becomes :class:`edgefl.models.layers.bag.EmbeddingBag`.
+    LSTM and GRU become :class:`edgefl.models.layers.recurrent.TorchStack`, whose graph does not grow with the sequence.
     A batch norm in inference mode inside a module in training mode stays frozen. A layer without state that is a
     submodule under several names, such as one ReLU or dropout for all, becomes one of its own under each.
 
@@ -73,9 +71,6 @@ class _Replacing:
             return _batch_norm(path, module, frozen=self._training and not module.training)
         if isinstance(module, nn.LSTM | nn.GRU):
             return _recurrent(path, module)
-        if type(module) is nn.EmbeddingBag:
-            module.__class__ = EmbeddingBag
-            return module
         for name, child in list(module._modules.items()):
             if child is not None:
                 replacement = self.replaced(f"{path}.{name}" if path else name, child)
