@@ -88,6 +88,7 @@ OF_PROGRAMS: Mapping[str, Mapping[str, Any]] = {
         "remask": True,
         "bias": True,
         "freeze_dropped": True,
+        "adamw": False,
         "masked_loss": False,
     },
     "multi_exit": {"batch": 32, "steps": 10, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0001},
