@@ -71,7 +71,7 @@ Trained as they come: {shares}. {len(rows)} of the suite's {len(ARCHITECTURES)} 
 Each model is compared twice: its units with the module as it came, in inference, and every output of each exported graph
 with torch, of which the largest error stands here, relative to the output's largest value. Times are the median of a few
 steps on one thread with a batch of {batches}, forward, backward and SGD. They are of tiny models, where calls cost as much
-as sums do: [benchmarks](../benchmarks.md#a-training-step-beside-torch) have those of models at their real size.
+as sums do: [benchmarks](benchmarks.md#a-training-step-beside-torch) have those of models at their real size.
 
 Measured on: {processors}. Versions: {told}.{missing}{others}"""
 

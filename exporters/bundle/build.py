@@ -20,6 +20,7 @@ from edgefl.wire.limits import Limits
 from exporters.bundle.features import features_of
 from exporters.bundle.formats import Format, Onnx
 from exporters.bundle.wiring import check_wiring
+from exporters.capture.fingerprint import Joints
 from exporters.memory.recompute import Budget
 from exporters.sources.blob import packed_sources
 
@@ -55,13 +56,14 @@ def build_bundle(
     tokenizer: bytes = b"",
     format: Format | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    joints: Joints | None = None,
 ) -> Bundle:
     """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``, in ``format`` (default: ONNX).
 
     ``memory_budget`` bounds the steps: they recompute what it takes. ``tokenizer`` goes into the bundle, for data
-    whose reader is of text. Every graph is run once in the runtime of its format and compared with torch before the
-    bundle exists. Raises ExportError, also if the functions do not fit together (a step reads a state that nobody
-    left). Equal functions give equal bytes, so tiers share graphs by their digest.
+    whose reader is of text. ``joints``: first graphs that were traced before. Every graph is run once in the runtime of its
+    format and compared with torch before the bundle exists. Raises ExportError, also if the functions do not fit together (a
+    step reads a state that nobody left). Equal functions give equal bytes, so tiers share graphs by their digest.
     """
     blobs: dict[str, bytes] = {}
     nodes: dict[str, Mapping[str, Node]] = {}
@@ -70,7 +72,7 @@ def build_bundle(
 
     def add(name: str, function: Function) -> Graph:
         progress(f"{label.model}, tier {label.tier}: graph {name} ({written.name})")
-        captured = written.capture(function)
+        captured = written.capture(function, joints.take(function) if joints else None)
         if memory_budget is not None and name in steps:
             artifact, budget = written.write_within(captured, memory_budget)
         else:

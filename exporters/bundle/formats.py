@@ -23,7 +23,7 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import ConfigError
 from exporters.artifact import Artifact
-from exporters.capture.trace import Captured, capture
+from exporters.capture.trace import Captured, Joint, capture
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, within
 from exporters.memory.usage import rewritable
@@ -47,7 +47,7 @@ class Format(Protocol):
         """Of the packages beside edgefl and torch that decide the bytes; "" if there is none."""
         ...
 
-    def capture(self, function: Function) -> Captured:
+    def capture(self, function: Function, joint: Joint | None = None) -> Captured:
         """The function's graph as this format wants it; ExportError says which part of the contract it breaks."""
         ...
 
@@ -87,8 +87,8 @@ class Onnx:
     name: FormatName = "onnx"
     version = ""
 
-    def capture(self, function: Function) -> Captured:
-        return capture(function)
+    def capture(self, function: Function, joint: Joint | None = None) -> Captured:
+        return capture(function, joint=joint)
 
     def write(self, captured: Captured) -> Artifact:
         model = to_onnx(captured)
@@ -141,10 +141,10 @@ class ExecuTorch:
                 format=self.name,
             ) from error
 
-    def capture(self, function: Function) -> Captured:
+    def capture(self, function: Function, joint: Joint | None = None) -> Captured:
         from exporters.executorch import capture_for
 
-        return capture_for(function)
+        return capture_for(function, joint)
 
     def write(self, captured: Captured) -> Artifact:
         from exporters.executorch.program.write import to_executorch

@@ -12,17 +12,36 @@ import torch
 from torch import Tensor, fx
 
 from edgefl.contract.program import Function
-from exporters.capture.trace import joint_graph
+from exporters.capture.trace import Joint, joint_graph
 
 
-def fingerprint(function: Function) -> str:
+class Joints:
+    """First graphs of functions: each is traced once, for its digest, and waits for the compiler."""
+
+    def __init__(self) -> None:
+        self._traced: dict[int, tuple[Function, Joint]] = {}
+
+    def fingerprint(self, function: Function) -> str:
+        """:func:`fingerprint`, for which the function is traced."""
+        joint = joint_graph(function)
+        self._traced[id(function)] = function, joint
+        return fingerprint(function, joint)
+
+    def take(self, function: Function) -> Joint | None:
+        """The graph, for one that uses it up; None where the function was not traced."""
+        _, joint = self._traced.pop(id(function), (function, None))
+        return joint
+
+
+def fingerprint(function: Function, joint: Joint | None = None) -> str:
     """SHA-256 of the function's name and ports, of every op that it runs with what that reads, and of its results.
 
-    Constants count with their values, inputs by their names alone. ExportError for a function that cannot be traced.
+    Constants count with their values, inputs by their names alone. ``joint``: the function's first graph where there is
+    one. ExportError for a function that cannot be traced.
     """
-    graph, outputs = joint_graph(function)
-    ports = [(name, spec) for named in (function.inputs, outputs) for name, spec in named.items()]
-    lines = [repr((function.name, ports)), *(_line(graph, node) for node in graph.graph.nodes)]
+    joint = joint or joint_graph(function)
+    ports = [(name, spec) for named in (function.inputs, joint.outputs) for name, spec in named.items()]
+    lines = [repr((function.name, ports)), *(_line(joint.module, node) for node in joint.module.graph.nodes)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

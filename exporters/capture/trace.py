@@ -78,23 +78,33 @@ class Captured:
         return dict(zip(self.outputs, results, strict=True))
 
 
-def capture(function: Function, table: Table | None = None) -> Captured:
+@dataclass(frozen=True)
+class Joint:
+    """What the first pass makes of a function: forward, backward and update as they ran, and the outputs."""
+
+    module: fx.GraphModule
+    outputs: Mapping[str, TensorSpec]
+
+
+def capture(function: Function, table: Table | None = None, joint: Joint | None = None) -> Captured:
     """Trace ``function`` on its example; ExportError says which part of the contract it breaks.
 
-    ``table`` has the rules of the second pass, :func:`exporters.decompositions.core_table` if none are given.
+    ``table`` has the rules of the second pass, :func:`exporters.decompositions.core_table` if none are given. ``joint`` is
+    the first pass of this function where it was made before; it is used up.
     """
-    joint, outputs = joint_graph(function)
-    check_ops(function, joint)
-    drop_outside_writes(function, joint)
-    _name_what_was_pooled(joint)
+    first = joint or joint_graph(function)
+    module, outputs = first.module, first.outputs
+    check_ops(function, module)
+    drop_outside_writes(function, module)
+    _name_what_was_pooled(module)
     table = core_table() if table is None else table
     arguments = tuple(function.example(0).values())
-    core = _trace(function, torch.func.functionalize(joint), arguments, table, fake=True)
+    core = _trace(function, torch.func.functionalize(module), arguments, table, fake=True)
     _drop_copies(core)
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
     used = _drop_unused_inputs(core, tuple(function.inputs))
-    check_constants(function, joint, core)
+    check_constants(function, module, core)
     core.recompile()
     return Captured(
         function=function,
@@ -105,8 +115,8 @@ def capture(function: Function, table: Table | None = None) -> Captured:
     )
 
 
-def joint_graph(function: Function) -> tuple[fx.GraphModule, dict[str, TensorSpec]]:
-    """The first pass: forward, backward and update as they run on the function's example, and its outputs.
+def joint_graph(function: Function) -> Joint:
+    """The first pass, on the function's example.
 
     ExportError as :func:`capture`.
     """
@@ -120,8 +130,8 @@ def joint_graph(function: Function) -> tuple[fx.GraphModule, dict[str, TensorSpe
         return tuple(result.values())
 
     with patched(), plain_attention():
-        joint = _trace(function, flat, tuple(example.values()), HIDDEN_MUTATIONS, fake=False)
-    return joint, outputs
+        module = _trace(function, flat, tuple(example.values()), HIDDEN_MUTATIONS, fake=False)
+    return Joint(module, outputs)
 
 
 def exported_program(captured: Captured) -> ExportedProgram:

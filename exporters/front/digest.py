@@ -10,19 +10,21 @@ from pathlib import Path
 
 from edgefl.contract.program import Program
 from edgefl.system.digests import digest_of
-from exporters.capture.fingerprint import fingerprint
+from exporters.capture.fingerprint import Joints
 from exporters.front.order import Order
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 """They trace, write and check the graphs. What ExecuTorch is written by is its format's version."""
 
 
-def bundle_digest(order: Order) -> str:
+def bundle_digest(order: Order, joints: Joints | None = None) -> str:
     """Digest of all that decides the bundle that :func:`exporters.front.compile.compiled` makes of ``order``.
 
     Models, submodels, programs and codecs count as what their functions compute, so another source with the same options
-    is another bundle where it computes something else. ExportError where one of them cannot be traced.
+    is another bundle where it computes something else. ``joints`` keeps their graphs for the compiler. ExportError where
+    one of them cannot be traced.
     """
+    joints = joints or Joints()
     tier, exchange, form = order.tier, order.exchange, order.format
     return digest_of(
         {
@@ -34,19 +36,19 @@ def bundle_digest(order: Order) -> str:
             "tokenizer": hashlib.sha256(order.tokenizer).hexdigest(),
             "chunk_bytes": order.chunk_bytes,
             "memory_budget": order.memory_budget,
-            "prefix": [[chunk.units, fingerprint(chunk.forward)] for chunk in tier.prefix],
+            "prefix": [[chunk.units, joints.fingerprint(chunk.forward)] for chunk in tier.prefix],
             "fetched": tier.fetched(exchange),
-            "program": _plain(exchange.program),
+            "program": _plain(exchange.program, joints),
         }
     )
 
 
-def _plain(program: Program) -> dict[str, object]:
+def _plain(program: Program, joints: Joints) -> dict[str, object]:
     """What a manifest says of a program, and the digests of its functions."""
     functions = {id(function): function for function in program.functions}
     return {
         "name": program.name,
-        "functions": [fingerprint(function) for function in functions.values()],
+        "functions": [joints.fingerprint(function) for function in functions.values()],
         "start": program.start.name,
         "phases": [
             [each.name, each.function.name, each.steps, each.over_data, list(each.shorter)]

@@ -1,7 +1,8 @@
 """What torch.onnx works out again for each export, and for each node of it, worked out once.
 
 It reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
-core ops needs none of the decompositions that it collects, and no op that came with a later import.
+core ops needs none of the decompositions that it collects, and no op that came with a later import. To find where types
+are mixed it runs every op once more, without values; each node says already what that would give.
 
 All of it is private to torch.onnx and onnx_ir and may move: then exports are slower, nothing else.
 """
@@ -17,24 +18,28 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from torch import fx
 
 from exporters.capture.patches import Patch
 
 
 def _private(module: str) -> Any:
     try:
-        return importlib.import_module(f"torch.onnx._internal.exporter.{module}")
+        return importlib.import_module(f"torch.onnx._internal.{module}")
     except ImportError:
         return None
 
 
 _COLLECT = "create_onnx_friendly_decomposition_table"
-_DECOMPOSITIONS = _private("_decomp")
-_REGISTRY: Any = getattr(_private("_registration"), "ONNXRegistry", None)
+_DECOMPOSITIONS = _private("exporter._decomp")
+_REGISTRY: Any = getattr(_private("exporter._registration"), "ONNXRegistry", None)
+_PROMOTION = _private("fx.passes.type_promotion")
+_INTERPRETER: Any = getattr(_PROMOTION, "_TypePromotionInterpreter", None)
 _SIGNATURE: Any = getattr(getattr(ir, "schemas", None), "OpSignature", None)
 # The library's own, which stand behind the patches.
 _collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
 _from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
+_run_node: Any = getattr(_INTERPRETER, "run_node", None)
 _from_op_schema: Any = getattr(_SIGNATURE, "from_op_schema", None)
 _signatures: dict[tuple[str, str, int], Any] = {}
 
@@ -45,11 +50,24 @@ def patches(decomposed: bool) -> Iterator[Patch]:
     if decomposed:
         yield Patch(_REGISTRY, "from_torchlib", staticmethod(_registry))
         yield Patch(_DECOMPOSITIONS, _COLLECT, _no_decompositions(threading.get_ident()))
+        if hasattr(_PROMOTION, "get_type_promotion_rule") and hasattr(_INTERPRETER, "_maybe_promote_node"):
+            yield Patch(_INTERPRETER, "run_node", _promoted)
 
 
 def _no_decompositions(thread: int) -> Callable[[object], object]:
     """For the thread that exports; what else runs in this process collects its own."""
     return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
+
+
+def _promoted(interpreter: Any, node: fx.Node) -> Any:
+    """Casts before an op of mixed types, and the op's result."""
+    if node.op != "call_function" or "val" not in node.meta:
+        return _run_node(interpreter, node)
+    with interpreter._set_current_node(node):
+        rule = _PROMOTION.get_type_promotion_rule(node, interpreter.type_promotion_table)
+        if rule:
+            interpreter._maybe_promote_node(node, rule)
+    return node.meta["val"]
 
 
 def _registry(**options: int) -> Any:

@@ -27,6 +27,9 @@ FACTOR = 2.0
 CEILING = 5e-2
 # Such an example shows little; another one may show all.
 ATTEMPTS = 3
+# Of these, so many may be a little off: a kink that the graph takes and no float32 of torch's does. A wrong formula is wrong
+# on the others too.
+STRAYED = 1
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 """A runtime with a graph in it: arrays by port name in, outputs in the order of the graph. Extra entries are ignored."""
@@ -62,7 +65,8 @@ def verify(function: Function, model: bytes, seed: int, in_place: Collection[str
 
     An output passes within the tolerance beside torch or beside float64, or if its distance to float64 is at most
     ``FACTOR`` times that of torch's float32. The last is weak, so up to ``ATTEMPTS`` examples are tried for one that
-    does without, and torch itself must stay within ``CEILING``. Raises ExportError naming the function, the first
+    does without, and torch itself must stay within ``CEILING``. Where even that fails by no more than ``CEILING``, the
+    other examples all have to pass. Raises ExportError naming the function, the first
     output that differs, the measured error and what is allowed; its detail ``worst`` is the largest relative error
     of all outputs. Raises it also where the excuse is needed and torch gives different results for one example.
     """
@@ -72,15 +76,23 @@ def verify(function: Function, model: bytes, seed: int, in_place: Collection[str
 def compare(function: Function, run: Run, seed: int) -> Verification:
     """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere."""
     reports: list[Verification] = []
+    strayed: list[ExportError] = []
     for attempt in range(seed, seed + ATTEMPTS):
-        reports.append(_judged(function, run, attempt))
-        if not reports[-1].rounding:
+        try:
+            reports.append(_judged(function, run, attempt))
+        except ExportError as error:
+            strayed.append(error)
+            if len(strayed) > STRAYED or not 0 <= _relative(error) <= CEILING:
+                raise strayed[0] from None
+            continue
+        if not reports[-1].rounding and not strayed:
             break
     # Nothing beyond the ceiling, then the fewest outputs left to rounding, then the smallest errors.
     best = min(reports, key=lambda report: (bool(_unjudged(report)), len(report.rounding), report.worst))
     if unjudged := _unjudged(best):
         raise _undecidable(function, unjudged[0], best)
-    return replace(best, set_aside=tuple(report.seed for report in reports if report is not best))
+    tried = range(seed, seed + len(reports) + len(strayed))
+    return replace(best, set_aside=tuple(each for each in tried if each != best.seed))
 
 
 def _judged(function: Function, run: Run, seed: int) -> Verification:

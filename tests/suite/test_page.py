@@ -77,9 +77,9 @@ def test_times_of_a_machine_with_other_work_are_called_that() -> None:
 
 
 def test_the_page_in_the_documents_is_that_of_the_rows_beside_it() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "models"
-    text = (folder / "architectures.md").read_text()
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "models.md").read_text()
     (command,) = re.findall(r"```sh\n(.+)\n```", text)
     told = re.sub(r"\n.+ was not installed: .+", "", text)
 
-    assert page(read(folder / "architectures.jsonl"), {}, command) == told
+    assert page(read(docs / "models" / "architectures.jsonl"), {}, command) == told

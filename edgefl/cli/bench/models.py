@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,12 @@ Try architectures that others wrote, each as it comes: cut, exported, trained by
 
 Small models of transformers, torchvision and timm, where these are installed, and plain code as people write it. Each runs
 in a process of its own, so that one that crashes or takes too long ends nothing. With --out a finished row is kept and not
-made again, but for engines that it lacks; --again makes it anew. A row is told on stderr as soon as it is there. All of
-them take about an hour of one core.
+made again, but for engines that it lacks; --again makes it anew. A row is told on stderr as soon as it is there. With
+--jobs several are tried beside each other, which is sooner done but makes step times worse.
 
 Examples:
 
-  edgefl bench models --out suite.jsonl --page architectures.md
+  edgefl bench models --jobs 2 --out suite.jsonl --page models.md
 
   edgefl bench models --only 'bert*' --only transformers/Mamba --engine onnx --json
 
@@ -51,6 +52,7 @@ def models(
     engine: Annotated[list[Engine] | None, typer.Option(help="may be repeated; default: both")] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
     seconds: Annotated[float, typer.Option(min=1, help="most of one architecture, on all engines")] = 300.0,
+    jobs: Annotated[int, typer.Option(min=1, help="architectures beside each other")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="file of rows, lines of JSON, that finished ones are kept in")
     ] = None,
@@ -81,15 +83,25 @@ def models(
         if each.library not in absent
     ]
     waiting = [(each, missing) for each, missing in waiting if missing]
-    with progress() as tell:
-        for number, (each, missing) in enumerate(waiting, 1):
-            settings = SuiteSettings(engines=missing, batch=batch, limit_s=seconds)
-            place = f"{number} of {len(waiting)}"
-            row = tried(each, settings, partial(_tell, tell, place))
-            errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
-            rows[row.path] = rows[row.path].with_more(row) if row.path in rows else row
-            if out:
-                write(out, rows)
+    with progress() as tell, ThreadPoolExecutor(jobs) as pool:
+        trials = [
+            pool.submit(
+                tried,
+                each,
+                SuiteSettings(engines=missing, batch=batch, limit_s=seconds),
+                partial(_tell, tell, f"{number} of {len(waiting)}"),
+            )
+            for number, (each, missing) in enumerate(waiting, 1)
+        ]
+        try:
+            for done in as_completed(trials):
+                row = done.result()
+                errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
+                rows[row.path] = rows[row.path].with_more(row) if row.path in rows else row
+                if out:
+                    write(out, rows)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
     if page:
         page.write_text(written(rows, absent, _command(library, out, page)), encoding="utf-8")
     shown = [rows[each.path] for each in architectures if each.path in rows]
@@ -107,9 +119,7 @@ def _tell(tell: Callable[[str], None], place: str, text: str) -> None:
 def _command(library: list[Library] | None, out: Path | None, page: Path) -> str:
     """How the page was made, for those who make it again."""
     libraries = [f"--library {each.value}" for each in library or ()]
-    return " ".join(
-        ("edgefl bench models", *libraries, f"--out {(out or Path('suite.jsonl')).name}", f"--page {page}")
-    )
+    return " ".join(("edgefl bench models", *libraries, f"--out {out or 'suite.jsonl'}", f"--page {page}"))
 
 
 def _line(row: SuiteRow) -> str:

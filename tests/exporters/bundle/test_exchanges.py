@@ -19,7 +19,7 @@ from edgefl.wire.errors import ExportError
 from exporters.artifact import Artifact
 from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries
 from exporters.bundle.formats import Onnx
-from exporters.capture.trace import Captured
+from exporters.capture.trace import Captured, Joint
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import WIDTH, World
@@ -91,9 +91,9 @@ class Once(Onnx):
         self._captured: dict[int, tuple[Function, Captured]] = {}
         self._written: dict[int, tuple[Captured, Artifact]] = {}
 
-    def capture(self, function: Function) -> Captured:
+    def capture(self, function: Function, joint: Joint | None = None) -> Captured:
         if id(function) not in self._captured:
-            self._captured[id(function)] = function, super().capture(function)
+            self._captured[id(function)] = function, super().capture(function, joint)
         return self._captured[id(function)][1]
 
     def write(self, captured: Captured) -> Artifact:

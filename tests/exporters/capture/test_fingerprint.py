@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ import torch
 from torch import nn
 
 from edgefl.contract.program import Function
-from edgefl.contract.tensors import TensorSpec
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.output_side.submodel import OutputSide
-from exporters.capture.fingerprint import fingerprint
+from exporters.capture.fingerprint import Joints, fingerprint
+from exporters.capture.trace import capture
 from tests.exporters.examples import pointwise, step_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,6 +44,23 @@ def test_the_same_model_with_other_weights_is_the_same() -> None:
 )
 def test_another_structure_is_another(other: Callable[[], Function]) -> None:
     assert fingerprint(other()) != fingerprint(step())
+
+
+def test_what_was_traced_for_the_digest_is_compiled_and_not_traced_again() -> None:
+    made, runs = step(), list[str]()
+
+    def counted(tensors: Tensors) -> Tensors:
+        runs.append("run")
+        return made.fn(tensors)
+
+    function = replace(made, fn=counted)
+    joints = Joints()
+    digest = joints.fingerprint(function)
+    captured = capture(function, joint=joints.take(function))
+    assert digest == fingerprint(made)
+    assert len(runs) == 1
+    assert captured.module.code == capture(made).module.code
+    assert joints.take(function) is None  # it was used up
 
 
 def test_a_constant_counts_with_its_value_and_a_number_too() -> None:

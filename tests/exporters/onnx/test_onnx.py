@@ -142,6 +142,28 @@ def test_integers_and_labels_pass() -> None:
     verify(function, to_onnx(capture(function)), 0)
 
 
+def test_ops_of_mixed_types_get_their_casts() -> None:
+    def mixed(t: Tensors) -> Tensors:
+        whole, x = t["batch.0.y"], t["state.x"]
+        chosen = torch.where(whole > 1, whole, x)
+        return {
+            "state.product": whole * x + (whole > 0),
+            "state.ratio": whole / (whole + 1),
+            "state.chosen": chosen.pow(2) + whole.pow(2),
+            "state.stacked": torch.cat([whole, x]) * 2,
+            "metric.same": (whole == x).sum(),
+        }
+
+    inputs = {"batch.0.y": TensorSpec((4,), torch.int64), "state.x": TensorSpec((4,))}
+    function = Function("mixed", mixed, inputs, label_range=3)
+    model, example = to_onnx(capture(function)), function.example(3)
+    example["state.x"][0] = example["batch.0.y"][0].float()
+
+    for ours, theirs in zip(run(model, example), function(example).values(), strict=True):
+        assert ours.dtype == theirs.numpy().dtype
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+
+
 def test_gradients_by_torch_func_export_as_well() -> None:
     module = nn.Linear(3, 2)
 

@@ -15,7 +15,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import ExportError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import ATTEMPTS, CEILING, FACTOR, RELATIVE, compare, verify
+from exporters.verify.graphs import ATTEMPTS, CEILING, FACTOR, RELATIVE, Run, compare, verify
 from exporters.verify.rounding import Array, exactly
 from tests.exporters.examples import pointwise, small_net, step_of
 
@@ -136,6 +136,33 @@ def test_an_example_without_a_kink_is_preferred() -> None:
     report = compare(function, run, 0)
 
     assert (report.seed, report.set_aside, dict(report.rounding), report.worst) == (1, (0,), {}, 0.0)
+
+
+def off(*errors: float) -> Run:
+    """A graph that doubles, off by so much of the largest entry, example by example, and right after that."""
+    left = list(errors)
+
+    def run(arrays: Mapping[str, Array]) -> list[Array]:
+        doubled = (2 * arrays["state.w"]).astype(np.float32)
+        doubled[0] += (left.pop(0) if left else 0.0) * np.abs(doubled).max()
+        return [doubled]
+
+    return run
+
+
+def test_one_example_a_little_off_is_set_aside_where_all_others_agree() -> None:
+    report = compare(scaled(2.0), off(2e-3), 5)
+
+    assert (report.seed, report.set_aside, dict(report.rounding)) == (6, (5, 7), {})
+    with pytest.raises(ExportError, match="differs from torch") as caught:
+        compare(scaled(2.0), off(2e-3, 0.0, 3e-3), 5)
+    assert caught.value.details["relative"] == pytest.approx(2e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("error", [2 * CEILING, float("nan")])
+def test_an_example_far_off_is_never_set_aside(error: float) -> None:
+    with pytest.raises(ExportError, match="differs from torch"):
+        compare(scaled(2.0), off(error), 5)
 
 
 def test_a_formula_wrong_by_a_percent_is_caught_beside_an_output_that_rounding_decides() -> None:
