@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edgefl.contract.tensors import Tensors, select
+from edgefl.models.own_gradients import differentiable
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ModelError
 
@@ -123,5 +124,6 @@ def _gradient(
         return loss, (loss.detach(), correct, moved)
 
     # torch.func rather than autograd.grad: the same function then also runs under vmap over clients.
-    grads, (loss, correct, moved) = torch.func.grad(loss_of, has_aux=True)(params)
+    with differentiable():
+        grads, (loss, correct, moved) = torch.func.grad(loss_of, has_aux=True)(params)
     return loss, correct, objective.carrier.descent(grads, params, gates), moved

@@ -38,12 +38,13 @@ def to_onnx(captured: Captured) -> bytes:
     Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
     """
     check_floats(captured)
-    model = _translate(captured)
-    _clean(model)
-    _separate_outputs(model.graph)
-    _name_ports(captured, model)
-    _name_the_rest(model)
-    proto = ir.to_proto(model)
+    with patched(op_tables.protocols()):
+        model = _translate(captured)
+        _clean(model)
+        _separate_outputs(model.graph)
+        _name_ports(captured, model)
+        _name_the_rest(model)
+        proto = ir.to_proto(model)
     _check(captured, proto)
     check_complex(captured, proto)
     return bytes(proto.SerializeToString(deterministic=True))

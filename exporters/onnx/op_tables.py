@@ -1,10 +1,11 @@
 """What torch.onnx works out again for each export, and for each node of it, worked out once.
 
-It reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
+onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question. torch.onnx
+reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
 core ops needs none of the decompositions that it collects, and no op that came with a later import. To find where types
 are mixed it runs every op once more, without values; each node says already what that would give.
 
-All of it is private to torch.onnx and onnx_ir and may move: then exports are slower, nothing else.
+All of it is private to torch.onnx, onnx_ir and Python's typing and may move: then exports are slower, nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import copy
 import functools
 import importlib
 import threading
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,7 +43,13 @@ _collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
 _from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
 _run_node: Any = getattr(_INTERPRETER, "run_node", None)
 _from_op_schema: Any = getattr(_SIGNATURE, "from_op_schema", None)
+_listed_attrs: Any = getattr(typing, "_get_protocol_attrs", None)
 _signatures: dict[tuple[str, str, int], Any] = {}
+
+
+def protocols() -> Patch:
+    """For all that works on graphs of onnx_ir."""
+    return Patch(typing, "_get_protocol_attrs", _protocol_attrs)
 
 
 def patches(decomposed: bool) -> Iterator[Patch]:
@@ -81,6 +89,11 @@ def _registry(**options: int) -> Any:
 @functools.cache
 def _torchlib(**options: int) -> Any:
     return _from_torchlib(**options)
+
+
+@functools.cache
+def _protocol_attrs(protocol: type) -> Any:
+    return _listed_attrs(protocol)
 
 
 def _signature(schema: onnx.defs.OpSchema) -> Any:

@@ -3,7 +3,8 @@
 ``torch.export`` runs the module's Python on tensors without values, so that any control flow that does not depend
 on data is followed, and keeps the batch size a symbol. A closed submodule appears as a call of the operator
 ``edgefl::closed``, which a unit turns back into a call of the submodule itself: its weights keep their names, its
-behaviour in training and inference, its statistics and its noise stay its own.
+behaviour in training and inference, its statistics and its noise stay its own. A function with a gradient of its own is
+closed too, as a submodule that the trace adds.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import logging
 import operator
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +32,8 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import Steered
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
-from edgefl.models.user_code import NO_VALUES, blamed
+from edgefl.models.own_gradients import Applied, Kind, differentiable
+from edgefl.models.user_code import NO_VALUES, blamed, defined_at
 from edgefl.wire.errors import ModelError
 
 # Two rows: torch takes a size of one for a constant.
@@ -124,7 +128,8 @@ def trace(
     cannot be traced, or if there is no such tensor.
     """
     recorder = _Recorder()
-    with giving(root, output), _closed(root, closed, recorder), _observed(root, recorder):
+    own = partial(_applied, root, recorder)
+    with giving(root, output), _closed(root, closed, recorder), _observed(root, recorder), differentiable(own):
         program = exported(root, sample, sketched=sketched)
     return _traced(root, program, recorder)
 
@@ -177,6 +182,7 @@ class _Recorder:
     """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode."""
 
     calls: list[Call] = field(default_factory=list)
+    applied: Counter[str] = field(default_factory=Counter)
     running: list[Callable[[list[Tensor]], Any]] = field(default_factory=list)
     returned: Any = None
     inside: bool = False
@@ -211,7 +217,9 @@ _OPERATOR = torch.ops.edgefl.closed.default
 def _closed(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder: _Recorder) -> Iterator[None]:
     modules = [(path, module) for path, module in root.named_modules() if path and closed(path, module)]
     modules = [
-        (path, module) for path, module in modules if not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        (path, module)
+        for path, module in modules
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
     ]
     own = {module: module.__dict__["forward"] for _, module in modules if "forward" in module.__dict__}
     _recorders.append(recorder)
@@ -225,6 +233,32 @@ def _closed(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder:
             del module.__dict__["forward"]
             if module in own:
                 module.__dict__["forward"] = own[module]
+
+
+def _applied(root: nn.Module, recorder: _Recorder, kind: Kind, args: tuple[Any, ...]) -> Any:
+    """A function with a gradient of its own, as a closed submodule of ``root``: opened, it would lose that gradient."""
+    if recorder.inside:
+        return kind.apply(*args)
+    name = f"{kind.__name__}_{recorder.applied[kind.__name__]}"
+    recorder.applied[kind.__name__] += 1
+    layer = root._modules.get(name)
+    if not isinstance(layer, Applied) or layer.kind is not kind:  # not of an earlier trace
+        layer = Applied(kind)
+        root.add_module(name, layer)
+    recorded = len(recorder.calls)
+    result = _recording(name, layer, layer.forward, recorder)(*args)
+    if len(recorder.calls) == recorded or not _is_plain_result(recorder.returned):
+        raise ModelError(
+            f"{kind.__name__} has a gradient of its own, and is given or returns something that is no tensor and no plain "
+            f"constant{_at(kind)}; give it tensors alone",
+            function=kind.__name__,
+        )
+    return result
+
+
+def _at(kind: Kind) -> str:
+    source = defined_at(kind)
+    return f" (at {source})" if source else ""
 
 
 @contextmanager

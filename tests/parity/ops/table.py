@@ -1,4 +1,4 @@
-"""The table of covered ops, ``docs/ops.md``, made of the cases of the parity tests.
+"""The table of covered ops, ``docs/models/ops.md``, made of the cases of the parity tests.
 
 ``python -m tests.parity.ops.table`` writes it: it exports every case once to see which ONNX ops it becomes.
 """
@@ -15,7 +15,7 @@ from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from tests.parity.ops.case import Case
 
-PATH = Path(__file__).parents[3] / "docs" / "ops.md"
+PATH = Path(__file__).parents[3] / "docs" / "models" / "ops.md"
 FAMILIES = (
     "convolution",
     "linear",
