@@ -26,27 +26,41 @@ Observer = Callable[[Kind, tuple[Any, ...]], Any]
 
 _original: Any = Function.__dict__["apply"]
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
-_lock = threading.Lock()
-_inside = 0
+
+
+class _Switch:
+    """Puts our ``apply`` in place of torch's for as long as anybody is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+
+    def enter(self) -> None:
+        with self._lock:
+            self._inside += 1
+            Function.apply = classmethod(_apply)  # type: ignore[assignment,method-assign]
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                Function.apply = _original  # type: ignore[method-assign]
+
+
+_switch = _Switch()
 
 
 @contextmanager
 def differentiable(observer: Observer | None = None) -> Iterator[None]:
     """Inside, ``torch.func`` differentiates functions of the older form too. ``observer``: called in place of each function
     of this thread that is not torch's own, unless it calls one itself."""
-    global _inside
     token = _observer.set(observer)
-    with _lock:
-        _inside += 1
-        Function.apply = classmethod(_apply)  # type: ignore[assignment,method-assign]
+    _switch.enter()
     try:
         yield
     finally:
+        _switch.leave()
         _observer.reset(token)
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                Function.apply = _original
 
 
 class Applied(nn.Module):

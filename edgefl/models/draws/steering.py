@@ -88,7 +88,7 @@ class Steered(TorchFunctionMode):
         if answer is None:
             return _value(asked)
         warnings.warn(
-            f"a random number steers Python{_place()}, such as to leave out a layer now and then; a graph takes the same "
+            f"a random number steers Python{place()}, such as to leave out a layer now and then; a graph takes the same "
             f"path in every step, and this one takes that where the condition is {answer}",
             stacklevel=2,
         )
@@ -105,7 +105,8 @@ def _value(asked: Tensor) -> bool:
         return False
 
 
-def _place() -> str:
+def place() -> str:
+    """Where the user's code is that runs now, in brackets; empty if none does."""
     frames = reversed(list(traceback.walk_stack(None)))
     places = [
         f"{frame.f_code.co_filename}:{line}"

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import SequenceKey
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.draws.steering import Steered
+from edgefl.models.draws.steering import Steered, place
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
 from edgefl.models.own_gradients import Applied, Kind, differentiable
@@ -129,7 +129,12 @@ def trace(
     """
     recorder = _Recorder()
     own = partial(_applied, root, recorder)
-    with giving(root, output), _closed(root, closed, recorder), _observed(root, recorder), differentiable(own):
+    with (
+        giving(root, output),
+        _closed(root, closed, recorder),
+        _observed(root, recorder),
+        differentiable(own),
+    ):
         program = exported(root, sample, sketched=sketched)
     return _traced(root, program, recorder)
 
@@ -140,8 +145,20 @@ def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> E
     inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
     dynamic = None if sketched else ({0: Dim("batch")},) * len(inputs)
     what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
-    with _told(what), _quiet(), Steered():
+    with _told(what), _quiet(), _Unhooked():
         return torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
+
+
+class _Unhooked(Steered):
+    """Refuses hooks on tensors, which change gradients where no graph sees it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.register_hook and not (_recorders and _recorders[-1].inside):
+            raise ModelError(
+                f"register_hook changes a gradient where no graph sees it{place()}; write a torch.autograd.Function, or put "
+                "it into a submodule that no cut opens"
+            )
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 @contextmanager
