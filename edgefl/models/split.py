@@ -19,6 +19,7 @@ from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
+from edgefl.models.layers.surrounded import own_name
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
@@ -100,7 +101,7 @@ def split(
             loss = lifted(copied, sample, output, loss, labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
-    state = copied.state_dict(keep_vars=True)
+    state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}
     plain = type(copied).forward is nn.Sequential.forward
     if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
         made = _children(copied, sample, output)

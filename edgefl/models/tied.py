@@ -115,7 +115,7 @@ def _read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
 
 
 def _apart(units: nn.Sequential) -> nn.Sequential:
-    """No module in two units: those before the last one get copies with the same tensors."""
+    """No module in two units, or at two places of one: those before the last one get copies with the same tensors."""
     made: list[tuple[str, nn.Module]] = []
     later: set[nn.Module] = set()
     statistics: dict[int, str] = {}
@@ -124,9 +124,25 @@ def _apart(units: nn.Sequential) -> nn.Sequential:
         tensors: dict[int, object] = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
         unit = own if later.isdisjoint(holders) else copy.deepcopy(own, tensors)
         later |= holders
+        _part_within(unit)
         made.append((name, unit))
         _check_buffers(name, unit, statistics)
     return sequential(reversed(made))
+
+
+def _part_within(unit: nn.Module) -> None:
+    """A module at several places of ``unit`` becomes one for each, with the same weights; one that has statistics too, and
+    moves them at each place in turn, stays one."""
+    met: set[nn.Module] = set()
+    copied = " "
+    for path, part in list(unit.named_modules(remove_duplicate=False)):
+        if path.startswith(f"{copied}."):
+            continue
+        if part in met and list(part.parameters()) and not list(part.buffers()):
+            tensors: dict[int, object] = {id(tensor): tensor for tensor in part.parameters()}
+            unit.set_submodule(path, copy.deepcopy(part, tensors))
+            copied = path
+        met.add(part)
 
 
 def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:

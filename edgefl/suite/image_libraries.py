@@ -75,7 +75,7 @@ TIMM = (
     _timm("GhostNet", "ghostnet_050"),
     _timm("LCNet", "lcnet_050"),
     _timm("EdgeNeXt", "edgenext_xx_small", LARGE_IMAGE, depths=(1, 1, 2, 1)),
-    _timm("MobileOne", "mobileone_s0"),
+    _timm("MobileOne", "mobileone_s0", LARGE_IMAGE),
     _timm("RepVGG", "repvgg_a0"),
     _timm_class("ConvMixer", "convmixer.ConvMixer", dim=32, depth=2),
     _timm("XCiT", "xcit_nano_12_p16_224", img_size=32, depth=2),

@@ -81,7 +81,14 @@ SEEING = (
         hidden_sizes=[16, 24, 32],
         neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64],
     ),
-    _vision("EfficientNet", "EfficientNet", image_size=32, width_coefficient=0.25, depth_coefficient=0.3),
+    _vision(
+        "EfficientNet",
+        "EfficientNet",
+        image_size=32,
+        width_coefficient=0.25,
+        depth_coefficient=0.3,
+        hidden_dim=320,
+    ),
     _vision(
         "PoolFormer",
         "PoolFormer",

@@ -5,11 +5,17 @@ from __future__ import annotations
 import copy
 
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from edgefl.models.draws.steering import without_masking
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.recurrent import TorchStack
+from edgefl.models.layers.surrounded import Surrounded
 from edgefl.wire.errors import ModelError
+
+_PLAIN = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+_OLD_NORMS: dict[type, str] = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm"}
 
 
 def visible(module: nn.Module) -> nn.Module:
@@ -17,14 +23,17 @@ def visible(module: nn.Module) -> nn.Module:
     :mod:`edgefl.models.layers.explicit`.
 
     LSTM and GRU become :class:`edgefl.models.layers.recurrent.TorchStack`, whose graph does not grow with the sequence.
-    A batch norm in inference mode inside a module in training mode stays frozen. A layer without state that is a
+    A batch norm or dropout in inference mode inside a module in training mode stays so, also where a ``train`` of the
+    module's own sees to it. A layer without state that is a
     submodule under several names, such as one ReLU or dropout for all, becomes one of its own under each.
 
     Integer buffers (position ids, counters) become constants, because only floats are averaged. Raises ModelError
     for tied parameters of batch norms and recurrent layers, cumulative batch-norm averages, and LSTMs with projections.
     """
+    _check_copyable(module)
     copied = copy.deepcopy(module)
     without_masking(copied)
+    _train_by_own_rules(copied)
     tied = _pairs(copied)
     module = _Replacing(module.training).replaced("", copied)
     for first, second in tied - _pairs(module):
@@ -38,6 +47,30 @@ def visible(module: nn.Module) -> nn.Module:
         }
         part._non_persistent_buffers_set |= integers
     return module
+
+
+def _check_copyable(module: nn.Module) -> None:
+    """ModelError for weights that a hook of torch's older form computes in each call, outside of any layer."""
+    for path, part in module.named_modules():
+        for hook in part._forward_pre_hooks.values():
+            name = _OLD_NORMS.get(type(hook))
+            if name:
+                raise ModelError(
+                    f"submodule {path!r} has the older torch.nn.utils.{name}, whose weight no graph can hold; use "
+                    f"torch.nn.utils.parametrizations.{name}",
+                    module=path,
+                )
+
+
+def _train_by_own_rules(module: nn.Module) -> None:
+    """Let parts that have a ``train`` of their own, as to keep batch norm frozen, put into inference mode what they will."""
+    for part in module.modules() if module.training else ():
+        if type(part).train is nn.Module.train:
+            continue
+        before = {inner: inner.training for inner in part.modules()}
+        part.train(True)
+        for inner, mode in before.items():
+            inner.training = inner.training and mode
 
 
 def _pairs(module: nn.Module) -> set[tuple[str, str]]:
@@ -71,6 +104,8 @@ class _Replacing:
             return _batch_norm(path, module, frozen=self._training and not module.training)
         if isinstance(module, nn.LSTM | nn.GRU):
             return _recurrent(path, module)
+        if isinstance(module, nn.modules.dropout._DropoutNd) and self._training and not module.training:
+            return nn.Identity()
         for name, child in list(module._modules.items()):
             if child is not None:
                 replacement = self.replaced(f"{path}.{name}" if path else name, child)
@@ -79,7 +114,7 @@ class _Replacing:
         return module
 
 
-def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm, *, frozen: bool) -> BatchNorm:
+def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm, *, frozen: bool) -> nn.Module:
     if old.momentum is None:
         raise ModelError(
             f"batch norm {path!r} keeps a cumulative average (momentum=None), which depends on a batch counter; "
@@ -90,11 +125,12 @@ def _batch_norm(path: str, old: nn.modules.batchnorm._BatchNorm, *, frozen: bool
     new = BatchNorm(
         old.num_features, mode=mode, keep=1 - old.momentum, eps=old.eps, affine=old.affine, frozen=frozen
     )
-    state = {name: tensor for name, tensor in old.state_dict().items() if name != "num_batches_tracked"}
-    new.load_state_dict(state)
-    for name, parameter in old.named_parameters():
+    own = {name: tensor for name, tensor in old.state_dict().items() if name in new.state_dict()}
+    new.load_state_dict(own)
+    for name, parameter in old.named_parameters(recurse=False):
         new.get_parameter(name).requires_grad_(parameter.requires_grad)
-    return new.train(old.training)
+    new.train(old.training)
+    return new if type(old).forward in _PLAIN else Surrounded(old, new)
 
 
 def _recurrent(path: str, old: nn.LSTM | nn.GRU) -> nn.Module:
