@@ -20,7 +20,7 @@ from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
 from edgefl.models.layers.surrounded import own_name
-from edgefl.models.layers.visible import visible
+from edgefl.models.layers.visible import shaped, visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
@@ -95,7 +95,7 @@ def split(
             output=output,
         )
 
-    copied = visible(module)
+    copied = visible(shaped(module, sample))
     if isinstance(loss, ModelLoss):
         with _mode(copied, training=False):
             loss = lifted(copied, sample, output, loss, labels)

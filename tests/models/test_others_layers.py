@@ -140,3 +140,15 @@ def test_torch_s_older_norms_of_weights_are_refused_and_the_newer_are_not(norm: 
     newer = Net(nn.BatchNorm2d(3))
     newer.second = getattr(nn.utils.parametrizations, norm)(newer.second)
     assert len(split(newer, sample=SAMPLE, classes=3).units) > 1
+
+
+def test_lazy_layers_get_their_shapes_from_the_sample() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.LazyConv2d(3, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
+    )
+
+    spec = split(module, sample=SAMPLE, classes=3)
+
+    assert spec.module.state_dict()["4.weight"].shape == (3, 12)
+    assert isinstance(module[4], nn.LazyLinear), "the module itself is left as it was"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import without_masking
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.recurrent import TorchStack
 from edgefl.models.layers.surrounded import Surrounded
+from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ModelError
 
 _PLAIN = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
@@ -47,6 +52,31 @@ def visible(module: nn.Module) -> nn.Module:
         }
         part._non_persistent_buffers_set |= integers
     return module
+
+
+def shaped(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]) -> nn.Module:
+    """``module``, or a copy whose lazy layers have the shapes that a batch of ``sample`` gives them. ModelError if it
+    cannot read one."""
+    waiting = [each for each in (*module.parameters(), *module.buffers()) if is_lazy(each)]
+    if not waiting:
+        return module
+    # torch copies parameters without a shape, but no buffers.
+    fresh: dict[int, object] = {
+        id(each): UninitializedBuffer(device=each.device, dtype=each.dtype)  # type: ignore[call-arg]
+        for each in waiting
+        if isinstance(each, UninitializedBuffer)
+    }
+    copied = copy.deepcopy(module, fresh)
+    modes = {part: part.training for part in copied.modules()}
+    with torch.no_grad(), blamed(f"{type(module).__name__} has lazy layers and cannot read a sample"):
+        copied.eval()
+        if isinstance(sample, Mapping):
+            copied(**{name: each.rows(2).zeros() for name, each in sample.items()})
+        else:
+            copied(sample.rows(2).zeros())
+    for part, training in modes.items():
+        part.training = training
+    return copied
 
 
 def _check_copyable(module: nn.Module) -> None:
