@@ -42,6 +42,8 @@ Schedule = Callable[[int, int], Scalars]
 """(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this program were
 completed before it, ``rounds`` are planned in all."""
 
+_WEIGHTS = ("weights.", "state.weights.")
+"""What the names of a model's weights begin with in a function's inputs."""
 _IGNORED = 0.2
 """Share of the random labels that are ignored, where there are such."""
 
@@ -68,7 +70,9 @@ class Function:
         """Random inputs that satisfy the ports: normal floats, whole numbers in their range (a few of them labels that are
         ignored, where there are such), noise in [0, 1).
 
-        Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5).
+        Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5). Weights of one
+        dimension are those of norms, and lie around 1: around 0 each norm would make what it reads a tenth, and in a deep
+        model nothing but rounding would arrive.
         """
         generator = torch.Generator().manual_seed(seed)
         return {name: _example(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
@@ -89,7 +93,8 @@ def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_rang
     if name.startswith("hyper."):
         return torch.full(spec.shape, 0.1, dtype=spec.dtype)
     scale = 1.0 if name.startswith("batch.") else 0.1
-    return torch.randn(spec.shape, generator=generator, dtype=spec.dtype) * scale
+    around = 1.0 if len(spec.shape) == 1 and name.startswith(_WEIGHTS) and name.endswith(".weight") else 0.0
+    return around + torch.randn(spec.shape, generator=generator, dtype=spec.dtype) * scale
 
 
 @dataclass(frozen=True)
