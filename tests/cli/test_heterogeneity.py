@@ -70,6 +70,7 @@ class Outside(HTMLParser):
         self.found += [str(value) for name, value in attrs if name in {"src", "href"}]
 
 
+@pytest.mark.slow
 def test_the_report_has_every_diagnostic_and_its_page_needs_nothing_else(
     config: Path, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_three_rounds_are_those_of_a_plain_loop_when_half_of_the_devices_take_pa
     assert len({completed.selected for completed in done}) > 1, "the rounds should take different devices"
 
 
+@pytest.mark.slow
 def test_it_ends_where_the_mean_gradient_is_zero_and_averaging_alone_does_not() -> None:
     users = clients(3)
 

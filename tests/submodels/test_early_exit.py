@@ -154,6 +154,7 @@ def test_the_four_sizes_of_the_paper_are_the_four_exits(classes: int) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_gamma_chooses_the_deepest_exit_and_then_the_largest_width_that_fits() -> None:
     spec = _spec()
     shares = [EarlyExit(spec, exit).share for exit in (1, 2, 3)]

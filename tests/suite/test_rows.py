@@ -15,6 +15,7 @@ from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
 
+@pytest.mark.slow
 def test_an_architecture_is_tried_in_a_process_and_its_row_is_kept(tmp_path: Path) -> None:
     out, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
     arguments = [
