@@ -351,7 +351,7 @@ class Service:
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = "" if self._refused else self._save_model()
-        self._announcements.publisher.wait_announced(_FAREWELL_S)
+        self._announcements.publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
             raise ParticipationError(self._refused)

@@ -50,6 +50,7 @@ class Publisher:
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
+        self._cleared: Delivery | None = None
         self.current: Round | None = None
         self.online = False
 
@@ -93,9 +94,10 @@ class Publisher:
             topic = self._topics.current_round
             self._delivery = self._session.publish(topic, encode(message), retain=True)
 
-    def wait_announced(self, timeout_s: float) -> bool:
-        """Whether the broker has the announcement, waiting ``timeout_s`` for its word."""
-        return self._delivery is not None and self._delivery.wait(timeout_s)
+    def wait_delivered(self, timeout_s: float) -> bool:
+        """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
+        announced = self._delivery is not None and self._delivery.wait(timeout_s)
+        return announced and (self._cleared is None or self._cleared.wait(timeout_s))
 
     def keep_only(self, wanted: Iterable[str]) -> None:
         """Clear every live blob whose SHA-256 is not ``wanted``. Announce the round that no longer names it first."""
@@ -111,7 +113,9 @@ class Publisher:
             self._stale[ref.sha256] = ref
             return
         for index in range(ref.count):
-            self._session.publish(self._topics.blob_chunk(ref.sha256, index), b"", retain=True)
+            self._cleared = self._session.publish(
+                self._topics.blob_chunk(ref.sha256, index), b"", retain=True
+            )
 
     def connected(self) -> None:
         """The broker is there: publish every live blob and the announcement.

@@ -17,10 +17,21 @@ from server.publish.publisher import Publisher, unit_blobs, version_of
 TOPICS = Topics("demo")
 
 
+class Word:
+    """The broker's on a message, which comes unless it has fallen silent by then."""
+
+    def __init__(self, broker: Broker, payload: bytes) -> None:
+        self._broker, self._clears = broker, not payload
+
+    def wait(self, timeout_s: float) -> bool:
+        return not (self._clears and self._broker.silent)
+
+
 class Broker:
-    """Keeps retained messages as a broker does, and the order of everything."""
+    """Keeps retained messages as a broker does, and the order of everything. ``silent``: about those that clear."""
 
     def __init__(self) -> None:
+        self.silent = False
         self.log: list[tuple[str, bytes]] = []
         self.kept: dict[str, bytes] = {}
 
@@ -31,6 +42,7 @@ class Broker:
             self.kept[topic] = payload
         else:
             self.kept.pop(topic, None)
+        return Word(self, payload)
 
     def forget(self) -> None:
         self.kept.clear()
@@ -126,6 +138,18 @@ def test_old_blobs_are_cleared_and_live_ones_kept() -> None:
     assert TOPICS.blob_chunk(new.sha256, 0) in broker.kept, "a live blob must not be cleared"
     assert publisher.offer(b"old weights") == old
     assert TOPICS.blob_chunk(old.sha256, 2) in broker.kept
+
+
+def test_a_server_that_ends_waits_until_old_blobs_are_cleared_too() -> None:
+    broker, publisher = connected()
+    publisher.offer(b"old weights")
+    publisher.announce(announcement(2))
+    assert publisher.wait_delivered(0)
+    publisher.keep_only([])
+    broker.silent = True
+    assert not publisher.wait_delivered(0)
+    broker.silent = False
+    assert publisher.wait_delivered(0)
 
 
 def test_clearing_waits_for_the_broker() -> None:
