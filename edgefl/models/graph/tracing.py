@@ -14,10 +14,9 @@ import logging
 import operator
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,14 +25,14 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
-from torch.utils._pytree import SequenceKey
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import Steered, place
+from edgefl.models.graph.calls import OPERATOR, Call, Recorder, applying, closing, observed, recorders
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
-from edgefl.models.own_gradients import Applied, Kind, differentiable
-from edgefl.models.user_code import NO_VALUES, blamed, defined_at
+from edgefl.models.own_gradients import differentiable
+from edgefl.models.user_code import NO_VALUES, blamed
 from edgefl.wire.errors import ModelError
 
 # Two rows: torch takes a size of one for a constant.
@@ -46,25 +45,6 @@ _NOISY = tuple(
 )
 # Layers that gather their weights into a list each time they are called, as nn.RNN does: no state is lost.
 _ASSIGNED = r"The tensor attributes? .* assigned during export"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a closed submodule: ``arguments`` is (args, kwargs) with an index for each tensor.
-
-    ``results`` holds the places of the returned tensors: () for a tensor, (1, 0) for the first of a second tuple.
-    """
-
-    path: str
-    arguments: Any
-    results: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Stands in :attr:`Call.arguments` for the tensor at this index."""
-
-    index: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +67,7 @@ class Traced:
 
     def call(self, node: fx.Node) -> Call | None:
         """The call of a closed submodule that ``node`` is, if it is one."""
-        return self.calls[arguments(node)[1]] if node.target is _OPERATOR else None
+        return self.calls[arguments(node)[1]] if node.target is OPERATOR else None
 
     def label(self, node: fx.Node) -> str:
         """What people know ``node`` by: the closed submodule whose result it is, or the operation."""
@@ -127,12 +107,12 @@ def trace(
     returns, ``output`` is the result. Raises ModelError, with torch's reason and the line of the user's code, if ``root``
     cannot be traced, or if there is no such tensor.
     """
-    recorder = _Recorder()
-    own = partial(_applied, root, recorder)
+    recorder = Recorder()
+    own = partial(applying, root, recorder)
     with (
         giving(root, output),
-        _closed(root, closed, recorder),
-        _observed(root, recorder),
+        closing(root, closed, recorder),
+        observed(root, recorder),
         differentiable(own),
     ):
         program = exported(root, sample, sketched=sketched)
@@ -153,7 +133,7 @@ class _Unhooked(Steered):
     """Refuses hooks on tensors, which change gradients where no graph sees it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.register_hook and not (_recorders and _recorders[-1].inside):
+        if func is Tensor.register_hook and not (recorders and recorders[-1].inside):
             raise ModelError(
                 f"register_hook changes a gradient where no graph sees it{place()}; write a torch.autograd.Function, or put "
                 "it into a submodule that no cut opens"
@@ -194,186 +174,7 @@ def _quiet() -> Iterator[None]:
             log.disabled = disabled
 
 
-@dataclass
-class _Recorder:
-    """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode."""
-
-    calls: list[Call] = field(default_factory=list)
-    applied: Counter[str] = field(default_factory=Counter)
-    running: list[Callable[[list[Tensor]], Any]] = field(default_factory=list)
-    returned: Any = None
-    inside: bool = False
-    asked_mode: bool = False
-
-
-_recorders: list[_Recorder] = []
-
-
-@torch.library.custom_op("edgefl::closed", mutates_args=())
-def _closed_call(tensors: list[Tensor], index: int) -> list[Tensor]:
-    """Call number ``index`` of a closed submodule; exists in graphs only, never runs on values."""
-    raise NotImplementedError
-
-
-@_closed_call.register_fake
-def _(tensors: list[Tensor], index: int) -> list[Tensor]:
-    recorder = _recorders[-1]
-    recorder.inside = True
-    try:
-        recorder.returned = recorder.running[index](tensors)
-    finally:
-        recorder.inside = False
-    outputs = [value for value in pytree.tree_leaves(recorder.returned) if isinstance(value, Tensor)]
-    return [torch.empty_like(value) for value in outputs]
-
-
-_OPERATOR = torch.ops.edgefl.closed.default
-
-
-@contextmanager
-def _closed(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder: _Recorder) -> Iterator[None]:
-    modules = [(path, module) for path, module in root.named_modules() if path and closed(path, module)]
-    modules = [
-        (path, module)
-        for path, module in modules
-        if not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
-    ]
-    own = {module: module.__dict__["forward"] for _, module in modules if "forward" in module.__dict__}
-    _recorders.append(recorder)
-    for path, module in modules:
-        module.forward = _recording(path, module, module.forward, recorder)
-    try:
-        yield
-    finally:
-        _recorders.pop()
-        for _, module in modules:
-            del module.__dict__["forward"]
-            if module in own:
-                module.__dict__["forward"] = own[module]
-
-
-def _applied(root: nn.Module, recorder: _Recorder, kind: Kind, args: tuple[Any, ...]) -> Any:
-    """A function with a gradient of its own, as a closed submodule of ``root``: opened, it would lose that gradient."""
-    if recorder.inside:
-        return kind.apply(*args)
-    name = f"{kind.__name__}_{recorder.applied[kind.__name__]}"
-    recorder.applied[kind.__name__] += 1
-    layer = root._modules.get(name)
-    if not isinstance(layer, Applied) or layer.kind is not kind:  # not of an earlier trace
-        layer = Applied(kind)
-        root.add_module(name, layer)
-    recorded = len(recorder.calls)
-    result = _recording(name, layer, layer.forward, recorder)(*args)
-    if len(recorder.calls) == recorded or not _is_plain_result(recorder.returned):
-        raise ModelError(
-            f"{kind.__name__} has a gradient of its own, and is given or returns something that is no tensor and no plain "
-            f"constant{_at(kind)}; give it tensors alone",
-            function=kind.__name__,
-        )
-    return result
-
-
-def _at(kind: Kind) -> str:
-    source = defined_at(kind)
-    return f" (at {source})" if source else ""
-
-
-@contextmanager
-def _observed(root: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Inside, the recorder learns of who reads ``training`` of a part of ``root``: a property comes before what modules
-    hold themselves."""
-    parts = {id(part) for part in root.modules()}
-
-    def read(module: nn.Module) -> bool:
-        recorder.asked_mode |= id(module) in parts and not recorder.inside
-        return bool(module.__dict__["training"])
-
-    def write(module: nn.Module, training: bool) -> None:
-        module.__dict__["training"] = training
-
-    nn.Module.training = property(read, write)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del nn.Module.training
-
-
-def _recording(
-    path: str, module: nn.Module, original: Callable[..., Any], recorder: _Recorder
-) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if recorder.inside or not all(_is_plain(leaf) for leaf in leaves):
-            return original(*args, **kwargs)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-        def run(given: list[Tensor]) -> Any:
-            queue = iter(given)
-            filled = [next(queue) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            args, kwargs = pytree.tree_unflatten(filled, spec)
-            state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            # Rebound statistics must not stay behind; functional_call puts the module's own back.
-            return torch.func.functional_call(
-                _Shell(module, original), {f"module.{k}": v for k, v in state.items()}, args, kwargs
-            )
-
-        recorder.running.append(run)
-        recorder.calls.append(Call(path, _slots(leaves, spec), ()))
-        index = len(recorder.calls) - 1
-        outputs = _closed_call(tensors, index)
-        if not _is_plain_result(recorder.returned):
-            return original(*args, **kwargs)
-        return _returned(recorder, index, outputs)
-
-    return forward
-
-
-class _Shell(nn.Module):
-    """Calls ``original`` while the tensors of ``module`` are replaced."""
-
-    def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.original = module, original
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.original(*args, **kwargs)
-
-
-def _is_plain(leaf: object) -> bool:
-    # A symbolic size is no int here: the call would hold this batch's size.
-    return leaf is None or isinstance(leaf, Tensor | torch.dtype) or type(leaf) in (bool, int, float, str)
-
-
-def _is_plain_result(value: Any) -> bool:
-    if type(value) in (tuple, list):
-        return all(map(_is_plain_result, value))
-    return value is None or isinstance(value, Tensor)
-
-
-def _slots(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    numbers = iter(range(len(leaves)))
-    return pytree.tree_unflatten(
-        [Slot(next(numbers)) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
-    )
-
-
-def _returned(recorder: _Recorder, index: int, found: list[Tensor]) -> Any:
-    """What the closed submodule returned, built of the operator's results; notes where each one lies."""
-    flat, spec = pytree.tree_flatten_with_path(recorder.returned)
-    tensors = iter(found)
-    places = tuple(
-        tuple(key.idx for key in keys if isinstance(key, SequenceKey))
-        for keys, leaf in flat
-        if isinstance(leaf, Tensor)
-    )
-    call = recorder.calls[index]
-    recorder.calls[index] = Call(call.path, call.arguments, places)
-    return pytree.tree_unflatten(
-        [next(tensors) if isinstance(leaf, Tensor) else leaf for _, leaf in flat], spec
-    )
-
-
-def _traced(root: nn.Module, program: ExportedProgram, recorder: _Recorder) -> Traced:
+def _traced(root: nn.Module, program: ExportedProgram, recorder: Recorder) -> Traced:
     module = program.graph_module
     graph = cleaned(module)
     (results,) = arguments(graph.output_node())

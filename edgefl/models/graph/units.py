@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from edgefl.models.graph.calls import Call, Slot
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.plain import arguments, path_of, told_by
-from edgefl.models.graph.tracing import Call, Slot
 
 
 class Constant(nn.Module):

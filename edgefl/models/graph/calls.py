@@ -1,0 +1,217 @@
+"""Submodules that stay closed while a module is traced: one call, one node, and what is noted of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._pytree import SequenceKey
+
+from edgefl.models.own_gradients import Applied, Kind
+from edgefl.models.user_code import defined_at
+from edgefl.wire.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a closed submodule: ``arguments`` is (args, kwargs) with an index for each tensor.
+
+    ``results`` holds the places of the returned tensors: () for a tensor, (1, 0) for the first of a second tuple.
+    """
+
+    path: str
+    arguments: Any
+    results: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands in :attr:`Call.arguments` for the tensor at this index."""
+
+    index: int
+
+
+@dataclass
+class Recorder:
+    """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode."""
+
+    calls: list[Call] = field(default_factory=list)
+    applied: Counter[str] = field(default_factory=Counter)
+    running: list[Callable[[list[Tensor]], Any]] = field(default_factory=list)
+    returned: Any = None
+    inside: bool = False
+    asked_mode: bool = False
+
+
+recorders: list[Recorder] = []
+
+
+@torch.library.custom_op("edgefl::closed", mutates_args=())
+def _closed_call(tensors: list[Tensor], index: int) -> list[Tensor]:
+    """Call number ``index`` of a closed submodule; exists in graphs only, never runs on values."""
+    raise NotImplementedError
+
+
+@_closed_call.register_fake
+def _(tensors: list[Tensor], index: int) -> list[Tensor]:
+    recorder = recorders[-1]
+    recorder.inside = True
+    try:
+        recorder.returned = recorder.running[index](tensors)
+    finally:
+        recorder.inside = False
+    outputs = [value for value in pytree.tree_leaves(recorder.returned) if isinstance(value, Tensor)]
+    return [torch.empty_like(value) for value in outputs]
+
+
+OPERATOR = torch.ops.edgefl.closed.default
+
+
+@contextmanager
+def closing(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder: Recorder) -> Iterator[None]:
+    """Inside, the submodules ``closed(path, module)`` of ``root`` are calls of one operator, which ``recorder`` notes."""
+    modules = [(path, module) for path, module in root.named_modules() if path and closed(path, module)]
+    modules = [
+        (path, module)
+        for path, module in modules
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
+    ]
+    own = {module: module.__dict__["forward"] for _, module in modules if "forward" in module.__dict__}
+    recorders.append(recorder)
+    for path, module in modules:
+        module.forward = _recording(path, module, module.forward, recorder)
+    try:
+        yield
+    finally:
+        recorders.pop()
+        for _, module in modules:
+            del module.__dict__["forward"]
+            if module in own:
+                module.__dict__["forward"] = own[module]
+
+
+def applying(root: nn.Module, recorder: Recorder, kind: Kind, args: tuple[Any, ...]) -> Any:
+    """A function with a gradient of its own, as a closed submodule of ``root``: opened, it would lose that gradient."""
+    if recorder.inside:
+        return kind.apply(*args)
+    name = f"{kind.__name__}_{recorder.applied[kind.__name__]}"
+    recorder.applied[kind.__name__] += 1
+    layer = root._modules.get(name)
+    if not isinstance(layer, Applied) or layer.kind is not kind:  # not of an earlier trace
+        layer = Applied(kind)
+        root.add_module(name, layer)
+    recorded = len(recorder.calls)
+    result = _recording(name, layer, layer.forward, recorder)(*args)
+    if len(recorder.calls) == recorded or not _is_plain_result(recorder.returned):
+        raise ModelError(
+            f"{kind.__name__} has a gradient of its own, and is given or returns something that is no tensor and no plain "
+            f"constant{_at(kind)}; give it tensors alone",
+            function=kind.__name__,
+        )
+    return result
+
+
+def _at(kind: Kind) -> str:
+    source = defined_at(kind)
+    return f" (at {source})" if source else ""
+
+
+@contextmanager
+def observed(root: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Inside, the recorder learns of who reads ``training`` of a part of ``root``: a property comes before what modules
+    hold themselves."""
+    parts = {id(part) for part in root.modules()}
+
+    def read(module: nn.Module) -> bool:
+        recorder.asked_mode |= id(module) in parts and not recorder.inside
+        return bool(module.__dict__["training"])
+
+    def write(module: nn.Module, training: bool) -> None:
+        module.__dict__["training"] = training
+
+    nn.Module.training = property(read, write)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del nn.Module.training
+
+
+def _recording(
+    path: str, module: nn.Module, original: Callable[..., Any], recorder: Recorder
+) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if recorder.inside or not all(_is_plain(leaf) for leaf in leaves):
+            return original(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        def run(given: list[Tensor]) -> Any:
+            queue = iter(given)
+            filled = [next(queue) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            # Rebound statistics must not stay behind; functional_call puts the module's own back.
+            return torch.func.functional_call(
+                _Shell(module, original), {f"module.{k}": v for k, v in state.items()}, args, kwargs
+            )
+
+        recorder.running.append(run)
+        recorder.calls.append(Call(path, _slots(leaves, spec), ()))
+        index = len(recorder.calls) - 1
+        outputs = _closed_call(tensors, index)
+        if not _is_plain_result(recorder.returned):
+            return original(*args, **kwargs)
+        return _returned(recorder, index, outputs)
+
+    return forward
+
+
+class _Shell(nn.Module):
+    """Calls ``original`` while the tensors of ``module`` are replaced."""
+
+    def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.original = module, original
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(*args, **kwargs)
+
+
+def _is_plain(leaf: object) -> bool:
+    # A symbolic size is no int here: the call would hold this batch's size.
+    return leaf is None or isinstance(leaf, Tensor | torch.dtype) or type(leaf) in (bool, int, float, str)
+
+
+def _is_plain_result(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain_result, value))
+    return value is None or isinstance(value, Tensor)
+
+
+def _slots(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    numbers = iter(range(len(leaves)))
+    return pytree.tree_unflatten(
+        [Slot(next(numbers)) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+    )
+
+
+def _returned(recorder: Recorder, index: int, found: list[Tensor]) -> Any:
+    """What the closed submodule returned, built of the operator's results; notes where each one lies."""
+    flat, spec = pytree.tree_flatten_with_path(recorder.returned)
+    tensors = iter(found)
+    places = tuple(
+        tuple(key.idx for key in keys if isinstance(key, SequenceKey))
+        for keys, leaf in flat
+        if isinstance(leaf, Tensor)
+    )
+    call = recorder.calls[index]
+    recorder.calls[index] = Call(call.path, call.arguments, places)
+    return pytree.tree_unflatten(
+        [next(tensors) if isinstance(leaf, Tensor) else leaf for _, leaf in flat], spec
+    )
