@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from device_runtime.data.spool import released
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 
 _SCANNED = 1 << 20
 """Values that are looked at together."""
+
+
+def blocks(array: Array, each: int = 0) -> Iterator[Array]:
+    """``array`` in blocks of rows: a file that is mapped may be larger than memory. ``each``: values of a row, where it
+    stands for more than it holds."""
+    size = each or array.size // max(1, len(array))
+    rows = max(1, _SCANNED // max(1, size))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+        released(array)
 
 
 def converted(array: Array, dtype: str) -> Array:

@@ -5,7 +5,7 @@ Where they come from: :mod:`device_runtime.data.sources`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -15,8 +15,9 @@ from numpy.random import Generator, Philox, SeedSequence  # numpy itself would l
 
 from device_runtime.config import Policy
 from device_runtime.data.problems import TOLD, Problems, bad_values
-from device_runtime.data.ranges import check_below, check_finite, check_range, converted
+from device_runtime.data.ranges import blocks, check_below, check_finite, check_range, converted
 from device_runtime.data.rows import NO_PARTS, DecodedRows, Parts, Rows
+from device_runtime.data.spool import released
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
@@ -43,21 +44,22 @@ class LabelSpec:
         return cls()
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
-        """``y`` (n, *shape) in this dtype, or (n,) where a label is (1,); DataError says what differs."""
+        """``y`` (n, *shape), or (n,) where a label is (1,): floats in this dtype, whole numbers in their own; DataError says
+        what differs."""
         y = self.shaped(y, classes, source)
         if self.floats:
             if not np.isfinite(y).all():
                 raise DataError(f"{source}: labels are not finite, the model takes finite numbers")
             return y
-        counted = self.counted(y)
-        if not np.issubdtype(y.dtype, np.integer) or (counted.size and not self._classes(counted, classes)):
+        whole = np.issubdtype(y.dtype, np.integer)
+        if not whole or not all(self._classes(part, classes) for part in self.counted(y)):
             beside = "" if self.ignored is None else f", or {self.ignored} for none"
             raise DataError(
                 f"{source}: labels are {y.dtype} from {y.min()} to {y.max()}, "
                 f"the model takes integers from 0 to {classes - 1}{beside}",
                 classes=classes,
             )
-        return y.astype(self.dtype)
+        return y
 
     @property
     def floats(self) -> bool:
@@ -83,12 +85,13 @@ class LabelSpec:
             )
         return converted(y, self.dtype) if self.floats else y
 
-    def counted(self, y: Array) -> Array:
-        """The labels that count, flat: all but the ``ignored``."""
-        return y.reshape(-1) if self.ignored is None else y[y != self.ignored]
+    def counted(self, y: Array) -> Iterator[Array]:
+        """The labels that count, flat, some at a time: all but the ``ignored``."""
+        for rows in blocks(y):
+            yield rows.reshape(-1) if self.ignored is None else rows[rows != self.ignored]
 
     def _classes(self, y: Array, classes: int) -> bool:
-        return bool(y.min() >= 0 and y.max() < classes)
+        return not y.size or bool(y.min() >= 0 and y.max() < classes)
 
 
 ONE_CLASS = LabelSpec()
@@ -239,14 +242,21 @@ class FittedData:
 
     def rows(self, indices: Array) -> Array:
         """Batch of spec.dtype, shape (len(indices), *spec.shape)."""
-        return as_read(self.x[indices], self.spec)
+        found = as_read(self.x[indices], self.spec)
+        released(self.x)
+        return found
 
     def labels(self, indices: Array) -> Array:
-        return self.y[indices]
+        found = self.y[indices].astype(self.label.dtype, copy=False)
+        released(self.y)
+        return found
 
     def other(self, name: str, indices: Array) -> Array:
         """Rows of the input ``name`` beside x."""
-        return self.others[name][indices]
+        wanted = next(each.dtype for each in self.spec.others if each.name == name)
+        found = self.others[name][indices].astype(wanted, copy=False)
+        released(self.others[name])
+        return found
 
     @cached_property
     def lengths(self) -> Array:
@@ -254,8 +264,11 @@ class FittedData:
         whole = self.spec.shape[0] if self.spec.shape else 1
         if not self.spec.below or len(self.spec.shape) != 1:
             return np.full(len(self), whole, np.int64)
-        there = np.asarray(self.x[np.arange(len(self))]) != 0
-        return np.where(there.any(axis=1), whole - there[:, ::-1].argmax(axis=1), 1).astype(np.int64)
+        found = [np.zeros(0, np.int64)]
+        for rows in blocks(np.arange(len(self)), whole):
+            there = np.asarray(self.x[rows]) != 0
+            found.append(np.where(there.any(axis=1), whole - there[:, ::-1].argmax(axis=1), 1))
+        return np.concatenate(found)
 
     def facts(self) -> dict[str, Array]:
         """What a program may ask about these samples as a whole, by the label of its ``data`` port.
@@ -264,8 +277,10 @@ class FittedData:
         """
         if not np.issubdtype(self.y.dtype, np.integer):
             return {}
-        counts = np.bincount(self.label.counted(self.y), minlength=self.spec.classes)
-        return {"class_counts": counts.astype(np.int64)}
+        counts = np.zeros(self.spec.classes, np.int64)
+        for part in self.label.counted(self.y):
+            counts += np.bincount(part, minlength=self.spec.classes)
+        return {"class_counts": counts}
 
     def first(self, samples: int) -> FittedData:
         """At most ``samples`` rows; all of them for 0."""

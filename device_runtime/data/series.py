@@ -10,15 +10,16 @@ import numpy as np
 from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.rows import DecodedRows
-from device_runtime.data.tables import field, numbers, records, scaled
+from device_runtime.data.spool import Spool, released
+from device_runtime.data.tables import TOGETHER, field, numbers, records, scaled
 from edgefl.wire.bundle.readers import Series
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
-    """No window has a bad row in it, and none lies in two recordings. Recordings stay in memory once, windows are cut out
-    when they are asked for."""
+    """No window has a bad row in it, and none lies in two recordings. Recordings are kept once, on the disk where they are
+    long, and windows are cut out when they are asked for."""
     reader = reading.reader
     assert isinstance(reader, Series)
     width, window = len(reader.columns), reader.window
@@ -28,13 +29,12 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             f"{reading.source}: a window has one label, the model takes {reading.label.shape} of each sample: give arrays "
             "(.npz)"
         )
-    places: list[tuple[Array, int]] = []
-    labels: list[float] = []
-    for rows, own, good in _recordings(reading, reader, entries):
-        for start in range(0, len(rows) - window + 1, reader.step):
+    rows, places, labels = Spool(reading.spec.dtype, (width,)), array("q"), array("d")
+    for begin, own, good in _recordings(reading, reader, entries, rows):
+        for start in range(0, len(own) - window + 1, reader.step):
             part = slice(start, start + window)
             if good[part].all():
-                places.append((rows, start))
+                places.append(begin + start)
                 labels.append(_most(own[part]))
     if not places and not reading.problems.count:
         raise DataError(
@@ -42,9 +42,11 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             window=window,
         )
 
-    def cut(place: tuple[Array, int]) -> Array:
-        rows, start = place
-        found = rows[start : start + window]
+    whole = rows.array()
+
+    def cut(start: int) -> Array:
+        found = whole[start : start + window].copy()
+        released(whole)
         return found if reader.channels_last else np.ascontiguousarray(found.T)
 
     return Samples(
@@ -53,16 +55,16 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
 
 
 def _recordings(
-    reading: Reading, reader: Series, entries: tuple[Entry, ...]
-) -> Iterator[tuple[Array, Array, Array]]:
-    """Of each file its rows (n, columns), their labels (n,), and which of them are good (n,)."""
+    reading: Reading, reader: Series, entries: tuple[Entry, ...], kept: Spool
+) -> Iterator[tuple[int, Array, Array]]:
+    """Each file's rows go to ``kept``: where they begin there, their labels (n,), and which of them are good (n,)."""
     classes = {} if reader.label else dict(reading.by_folder(entries))
     needed = [*reader.columns, *([reader.label] if reader.label else [])]
     for entry in entries:
         if not reader.label and entry not in classes:
             continue
-        rows, own = array("d"), array("d")
-        good: list[bool] = []
+        begin, held, own = len(kept), array("d"), array("d")
+        good = bytearray()
         for line, record in records(entry.path, needed):
             try:
                 row = numbers(record, reader.columns, reading.spec.dtype, reading.spec.below)
@@ -73,10 +75,18 @@ def _recordings(
                 good.append(False)
             else:
                 good.append(True)
-            rows.extend(row)
+            held.extend(row)
             own.append(label)
-        whole = np.array(rows, np.float64).reshape(-1, len(reader.columns))
-        yield scaled(whole, reader).astype(reading.spec.dtype), np.array(own), np.array(good, bool)
+            if len(own) % TOGETHER == 0:
+                held = _moved(held, reader, kept)
+        _moved(held, reader, kept)
+        yield begin, np.array(own), np.array(good, bool)
+
+
+def _moved(held: array[float], reader: Series, kept: Spool) -> array[float]:
+    """Nothing, as what was held is kept now."""
+    kept.extend(scaled(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
+    return array("d")
 
 
 def _most(labels: Array) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from device_runtime.config import Policy, Source
 from device_runtime.data import arrays, images, npy, series, sounds, tables, texts
@@ -25,15 +26,15 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.errors import DataError
 
-_RECORDS = (".csv", ".jsonl")
+_PIECE = 1 << 20
 _IMAGES = (".png", ".jpg", ".jpeg")
-_LINES = (*_RECORDS, ".tsv", ".txt")
+_LINES = (*tables.RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
     type(None): ((".npy",), npy.read),
     Image: (_IMAGES, images.read),
-    Table: (_RECORDS, tables.read),
-    Series: (_RECORDS, series.read),
+    Table: (tables.RECORDS, tables.read),
+    Series: (tables.RECORDS, series.read),
     Sound: ((".wav",), sounds.read),
     Text: (_LINES, texts.read),
 }
@@ -180,11 +181,21 @@ def _kind(path: Path) -> str:
 def _rows_of(entry: Entry) -> int:
     """Samples as far as one can tell without a bundle."""
     suffix = entry.path.suffix.lower()
-    if suffix not in _LINES or (entry.folder and suffix not in _RECORDS):
+    if suffix not in _LINES or (entry.folder and suffix not in tables.RECORDS):
         return 1
     try:
         with entry.path.open("rb") as file:
-            lines = sum(1 for line in file if line.strip())
+            lines = _lines(file)
     except OSError:  # whoever reads it for a bundle says so
         return 0
     return max(0, lines - (suffix == ".csv"))
+
+
+def _lines(file: IO[bytes]) -> int:
+    """Lines that are not blank; a line may be larger than memory."""
+    count, blank = 0, True
+    while piece := file.readline(_PIECE):
+        blank = blank and not piece.strip()
+        if piece.endswith(b"\n"):
+            count, blank = count + (not blank), True
+    return count + (not blank)

@@ -13,10 +13,15 @@ import numpy as np
 
 from device_runtime.data.problems import BadRow, shown
 from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, finite, is_text
+from device_runtime.data.spool import Spool
 from edgefl.wire.bundle.manifest import Input
-from edgefl.wire.bundle.readers import Series, Table
+from edgefl.wire.bundle.readers import Series, Table, Text
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
+
+RECORDS = (".csv", ".jsonl")
+TOGETHER = 4096
+"""Rows that are kept as Python has them until they become arrays."""
 
 Record = Mapping[str, object] | str
 """Fields by column; or a text, what is wrong with a line that has none."""
@@ -29,8 +34,17 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     reading.check_shape((len(reader.columns),))
     columns = {each.name: _columns_of(reader, each) for each in reading.spec.others}
     needed = [*reader.columns, reader.label, *(name for names in columns.values() for name in names)]
-    x, y = array("d"), array("d")
-    others = {name: array("d") for name in columns}
+    label_type = reading.label.dtype if reading.label.floats else "int64"
+    spools = {"x": Spool(reading.spec.dtype, reading.spec.shape), "y": Spool(label_type)}
+    spools |= {each.name: Spool(each.dtype, each.shape) for each in reading.spec.others}
+    held = {name: array("d") for name in spools}
+
+    def flush() -> None:
+        for name, spool in spools.items():
+            rows = np.array(held[name], np.float64)
+            spool.extend(scaled(rows.reshape(-1, len(reader.columns)), reader) if name == "x" else rows)
+            held[name] = array("d")
+
     for entry in entries:
         for line, record in records(entry.path, needed):
             try:
@@ -43,19 +57,13 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             except BadRow as bad:
                 reading.problems.add(f"{entry.path}, line {line}", str(bad))
                 continue
-            x.extend(row)
-            y.append(label)
-            for name, found in beside.items():
-                others[name].extend(found)
-    rows = scaled(np.array(x, np.float64).reshape(-1, len(reader.columns)), reader)
-    return Samples(
-        rows.astype(reading.spec.dtype),
-        np.array(y, np.float64 if reading.label.floats else np.int64),
-        {
-            each.name: np.array(others[each.name], each.dtype).reshape(-1, *each.shape)
-            for each in reading.spec.others
-        },
-    )
+            for name, found in {"x": row, "y": [label], **beside}.items():
+                held[name].extend(found)
+            if len(held["y"]) == TOGETHER:
+                flush()
+    flush()
+    arrays = {name: spool.array() for name, spool in spools.items()}
+    return Samples(arrays.pop("x"), arrays.pop("y"), arrays)
 
 
 def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
@@ -86,6 +94,16 @@ def field(record: Record, name: str) -> object:
     if isinstance(record, str):
         raise BadRow(record)
     return record.get(name)
+
+
+def text_of(record: Record, reader: Text) -> str:
+    """The text of a record; BadRow where there is none."""
+    text = field(record, reader.text)
+    if not isinstance(text, str):
+        raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
+    if not is_text(text):
+        raise BadRow(NO_TEXT)
+    return text
 
 
 def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:

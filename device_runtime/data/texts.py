@@ -1,28 +1,33 @@
-"""Texts as token numbers: by the tokenizer in the bundle (extra ``text``), or the bytes of UTF-8, which need nothing."""
+"""A sample for each text and its class, in tokens, with zeros behind it.
+
+Running text: :mod:`device_runtime.data.running`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow, shown
+from device_runtime.data import running
+from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, is_text
-from device_runtime.data.tables import Record, field, records
+from device_runtime.data.spool import Spool
+from device_runtime.data.tables import RECORDS, Record, field, records, text_of
+from device_runtime.data.tokens import check_vocabulary, encoder, kept_as
+from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import Text
-from edgefl.wire.errors import BundleError, ConfigError, DataError
+from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 
-_RECORDS = (".csv", ".jsonl")
 _TOGETHER = 1024
 """Texts that become tokens in one call of the tokenizer."""
-Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-"""Texts as the token numbers of each."""
 
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
-    """A sample for each text and its class; or windows of one long text, where labels are the tokens that follow."""
+    """A sample for each text and its class; or windows of running text, where labels are the tokens that follow."""
     reader, shape = reading.reader, reading.spec.shape
     assert isinstance(reader, Text)
     if len(shape) != 1:
@@ -30,50 +35,51 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             f"{reading.source}: texts become samples of shape (tokens,), the model takes {shape}: give arrays (.npz)",
             expected=shape,
         )
-    running = reading.label.shape == shape
-    kept = None if running else shape[0]
-    texts = _running(reading, entries) if running else _labelled(reading, reader, entries)
-    encode = encoder(reading, reader)
-    tokens: list[Array] = []
-    labels: list[float] = []
+    if reading.label.shape == shape:
+        return running.read(reading, reader, entries)
+    masks = _masks(reading, reader)
+    tokens = Spool(kept_as(reading.spec), shape)
+    mask = Spool("uint8", shape)
+    labels = array("d")
+    texts, encode = _labelled(reading, reader, entries), encoder(reading, reader)
     while block := tuple(islice(texts, _TOGETHER)):
-        rows = encode([text for _, text, _ in block])
-        for (where, text, label), row in zip(block, rows, strict=True):
+        good: list[Array] = []
+        for (where, text, label), row in zip(block, encode([text for _, text, _ in block]), strict=True):
             try:
-                tokens.append(np.array(_checked(reading, text, row)[:kept], np.int64))
+                good.append(_checked(reading, text, row)[: shape[0]])
                 labels.append(label)
             except BadRow as bad:
                 reading.problems.add(where, str(bad))
-    return _windows(reading, tokens) if running else _padded(reading, reader, tokens, labels)
+        for spool, rows in zip((tokens, mask), _padded(good, shape[0]), strict=True):
+            spool.extend(rows)
+    kind = np.float64 if reading.label.floats else np.int64
+    beside = {each.name: mask.array() for each in masks}
+    return Samples(tokens.array(), np.array(labels, kind), beside)
 
 
-def encoder(reading: Reading, reader: Text) -> Encode:
-    """ConfigError without the tokenizer's library, BundleError if the bundle's tokenizer is damaged."""
-    if reader.tokenizer is None:
-        return lambda texts: [list(text.encode("utf-8")) for text in texts]
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ConfigError(
-            "texts become tokens by the library tokenizers, which is not installed: pip install 'edgefl-tiers[text]'"
-        ) from error
-    content = reading.parts.blob(reader.tokenizer)
-    try:
-        made = Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:  # the library raises its own bare exceptions
-        raise BundleError(
-            f"the bundle's tokenizer cannot be read: {error}; export the bundle again"
-        ) from error
-    return lambda texts: [each.ids for each in made.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-
-def _checked(reading: Reading, text: str, row: Sequence[int]) -> Sequence[int]:
-    if not text.strip() or not row:
+def _checked(reading: Reading, text: str, row: Array) -> Array:
+    if not text.strip() or not row.size:
         raise BadRow("the text is empty")
-    below = reading.spec.below
-    if below and max(row) >= below:
-        raise BadRow(f"token {max(row)} is beyond the vocabulary, whose tokens are 0 to {below - 1}")
+    check_vocabulary(reading.spec, row)
     return row
+
+
+def _masks(reading: Reading, reader: Text) -> tuple[Input, ...]:
+    """The inputs beside the tokens, which can but be their mask."""
+    for each in reading.spec.others:
+        if each.name != reader.mask:
+            raise DataError(
+                f"{reading.source}: a text gives no input {each.name!r}, which the model reads: give arrays (.npz)"
+            )
+    return reading.spec.others
+
+
+def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
+    """``rows``, no longer than ``length``, with zeros behind them, and which entries are theirs."""
+    tokens, mask = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length), np.uint8)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)], mask[place, : len(row)] = row, 1
+    return tokens, mask
 
 
 def _labelled(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, float]]:
@@ -88,7 +94,7 @@ def _labelled(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Ite
         for line, record in _lines(entry, reader):
             where = f"{entry.path}, line {line}"
             try:
-                text, label = _text(record, reader), reading.number(field(record, reader.label))
+                text, label = text_of(record, reader), reading.number(field(record, reader.label))
             except BadRow as bad:
                 reading.problems.add(where, str(bad))
             else:
@@ -100,7 +106,7 @@ def _is_text_of_class(entry: Entry) -> bool:
 
 
 def _lines(entry: Entry, reader: Text) -> Iterator[tuple[int, Record]]:
-    if entry.path.suffix.lower() in _RECORDS:
+    if entry.path.suffix.lower() in RECORDS:
         yield from records(entry.path, (reader.text, reader.label))
         return
     try:
@@ -119,66 +125,8 @@ def _record(line: str, reader: Text) -> Record:
     return {reader.label: label, reader.text: text} if tab else "it has no tab behind a label"
 
 
-def _text(record: Record, reader: Text) -> str:
-    text = field(record, reader.text)
-    if not isinstance(text, str):
-        raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
-    if not is_text(text):
-        raise BadRow(NO_TEXT)
-    return text
-
-
-def _running(reading: Reading, entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, float]]:
-    reader = reading.reader
-    assert isinstance(reader, Text)
-    for entry in entries:
-        if entry.path.suffix.lower() not in _RECORDS:
-            try:
-                yield str(entry.path), _content(entry), 0
-            except BadRow as bad:
-                reading.problems.add(str(entry.path), str(bad))
-            continue
-        for line, record in records(entry.path, (reader.text,)):
-            where = f"{entry.path}, line {line}"
-            try:
-                yield where, _text(record, reader), 0
-            except BadRow as bad:
-                reading.problems.add(where, str(bad))
-
-
 def _content(entry: Entry) -> str:
     try:
         return entry.path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:
         raise BadRow(f"it cannot be read as text (UTF-8): {error}") from error
-
-
-def _padded(reading: Reading, reader: Text, rows: Sequence[Array], labels: Sequence[float]) -> Samples:
-    """``rows`` are no longer than a sample."""
-    tokens, mask = np.zeros((2, len(rows), reading.spec.shape[0]), np.int64)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)], mask[place, : len(row)] = row, 1
-    others = {}
-    for each in reading.spec.others:
-        if each.name != reader.mask:
-            raise DataError(
-                f"{reading.source}: a text gives no input {each.name!r}, which the model reads: give arrays (.npz)"
-            )
-        others[each.name] = mask.astype(each.dtype)
-    kind = np.float64 if reading.label.floats else np.int64
-    return Samples(tokens.astype(reading.spec.dtype), np.array(labels, kind), others)
-
-
-def _windows(reading: Reading, rows: Sequence[Array]) -> Samples:
-    """Windows that lie end to end in all texts, one after the other, and the tokens that follow each."""
-    length = reading.spec.shape[0]
-    stream = np.concatenate([np.zeros(0, np.int64), *rows])
-    count = max(0, len(stream) - 1) // length
-    if not count and not reading.problems.count:
-        raise DataError(
-            f"{reading.source} has {len(stream)} tokens, and a sample of this federation takes {length + 1}: add text",
-            tokens=len(stream),
-        )
-    x = stream[: count * length].reshape(count, length)
-    y = stream[1 : count * length + 1].reshape(count, length)
-    return Samples(x.astype(reading.spec.dtype), y)

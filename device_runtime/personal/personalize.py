@@ -25,6 +25,7 @@ from device_runtime.data import support
 from device_runtime.data.samples import FittedData, LabelSpec, Local
 from device_runtime.data.support import Shards
 from device_runtime.engine.base import Engine, LoadedGraph
+from device_runtime.personal.point import Point, point_of
 from device_runtime.round.costs import Profiler
 from device_runtime.round.feeds import Feeds, complete
 from device_runtime.round.forward import MultiStepForward, record_tag
@@ -33,6 +34,7 @@ from device_runtime.round.job import Job
 from device_runtime.round.parts import parts_of
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array, Arrays
 
 ALPHA = "alpha"
@@ -42,20 +44,13 @@ CURVE = (0, 1, 2, 5, 10)
 """Numbers of steps that a curve shows beside the wanted one."""
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean loss and accuracy on the query samples after ``steps`` steps."""
-
-    steps: int
-    loss: float
-    accuracy: float
-
-
 class Adapted(msgspec.Struct, frozen=True, kw_only=True):
     """What personalization gave on one device. ``support`` and ``query`` are numbers of samples.
 
     ``repeated``: there were fewer samples than a batch, which was then drawn with replacement. ``leaks``: samples that
-    judge were adapted to, so that the numbers say nothing of new data. ``majority``: the accuracy of the most frequent
-    class of the support, None for labels that are no classes.
+    judge were adapted to, so that the numbers say nothing of new data. ``metric``: of those of each point, or the loss, the
+    one to look at first. ``majority``: the accuracy of the most frequent class of the support, None for labels that are
+    not one class each.
     """
 
     model: str
@@ -72,6 +67,7 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
     support: int
     query: int
     repeated: bool
+    metric: str
     majority: float | None
     before: Point
     after: Point
@@ -178,6 +174,7 @@ class Personalizer:
             support=len(adapting),
             query=len(judged),
             repeated=len(adapting) < _batch(step),
+            metric=points_by_steps[0].metric,
             majority=support.majority(labels, ends[: len(adapting)], ends[len(adapting) :]),
             before=points_by_steps[0],
             after=points_by_steps[wanted.steps],
@@ -273,12 +270,11 @@ class Personalizer:
     def _judged(self, graph: LoadedGraph, weights: Arrays, query: Feeds, steps: int) -> Point:
         spec = self._manifest.graph(self._manifest.evaluate)
         fixed = self._graphs.weight_feeds(spec, weights) | query.given(spec, 0)
-        loss = correct = 0.0
+        sums: dict[str, Array] = {}
         for group in range(math.ceil(len(query.data) / _batch(spec))):
             feeds = complete(spec, fixed | query.passed(spec, group))
-            metrics = labelled(graph.run(feeds, {}).arrays, "metric")
-            loss, correct = loss + float(metrics["loss_sum"]), correct + float(metrics["correct"])
-        return Point(steps=steps, loss=loss / len(query.data), accuracy=correct / len(query.data))
+            sums = added(sums, labelled(graph.run(feeds, {}).arrays, "metric"))
+        return point_of(steps, spec.metrics, sums)
 
 
 def _taken(pools: Sequence[FittedData], rows: Array) -> Chosen:

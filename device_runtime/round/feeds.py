@@ -20,7 +20,7 @@ import numpy as np
 from device_runtime.data import samples as local_data
 from device_runtime.data.samples import Batches, FittedData, Pass
 from device_runtime.round.graphs import check_port
-from edgefl.wire.bundle.manifest import Draws, Graph, Port
+from edgefl.wire.bundle.manifest import SAMPLE, Draws, Graph, Port
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 
@@ -142,8 +142,10 @@ def _cut(rows: Array, port: Port) -> Array:
 
 
 def other_rows(data: FittedData, port: Port, rows: Array) -> Array:
-    """``rows`` of an input beside x; BundleError if the manifest does not describe it."""
+    """``rows`` of an input beside x, or of the samples themselves; BundleError if the manifest does not describe it."""
     name = port.label.partition(".")[2]
+    if name == SAMPLE and name not in data.others:
+        return data.rows(rows)
     if name not in data.others:
         raise BundleError(
             f"a graph reads {port.name!r}, and the manifest describes no input {name!r} of the local data; export the "

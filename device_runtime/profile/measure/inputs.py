@@ -54,8 +54,12 @@ class Inputs:
         """Local data of so many rows."""
         spec, label = self._manifest.data, LabelSpec.of(self._manifest)
         x = self._drawn((rows, *spec.shape), spec.dtype, 2)
-        others = {each.name: self._drawn((rows, *each.shape), each.dtype, 2) for each in spec.others}
-        return FittedData(x, self._drawn((rows, *label.shape), label.dtype, spec.classes), spec, others)
+        others = {
+            each.name: self._drawn((rows, *each.shape), each.dtype, min(2, each.below or 2))
+            for each in spec.others
+        }
+        y = self._drawn((rows, *label.shape), label.dtype, spec.classes)
+        return FittedData(x, y, spec, others, label)
 
     def _batch(self, port: Port) -> Array:
         part = port.label.partition(".")[2]

@@ -269,7 +269,7 @@ def test_no_step_and_a_step_of_size_0_leave_accuracy_as_it_is(tier: Tier, tmp_pa
     for more in (["--steps", "0"], ["--alpha", "0", "--steps", "4"]):
         found = _run(options, tmp_path, *more)
         assert found["after"]["loss"] == found["before"]["loss"]
-        assert found["after"]["accuracy"] == found["before"]["accuracy"]
+        assert found["after"]["metrics"] == found["before"]["metrics"]
 
 
 def test_the_same_file_for_both_is_refused(tier: Tier, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_people_read_a_table(tier: Tier, tmp_path: Path) -> None:
 
     told = " ".join(done.stdout.split())
     assert done.exit_code == 0
-    for words in ("accuracy", "train_support", "with repetitions", "most frequent class"):
+    for words in ("accuracy", "f1", "train_support", "with repetitions", "most frequent class"):
         assert words in told
 
 

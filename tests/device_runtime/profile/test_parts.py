@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.measure.onnx_trace import read
 from device_runtime.profile.measure.ops import Timed
 from device_runtime.profile.measure.sampler import MemorySampler, thinned
+from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.bundle.profiles import MOMENTS, Moment, Times
 from edgefl.wire.bundle.sources import Node
 from tests.device_runtime import tiny
@@ -222,6 +224,20 @@ def test_inputs_fit_every_port_and_stay_finite() -> None:
                 assert np.isfinite(feeds[port.name]).all()
     labels = Inputs(manifest).samples(50).y
     assert set(labels) == {0, 1}
+
+
+def test_labels_of_samples_are_of_the_type_that_the_graphs_read() -> None:
+    manifest = tiny.make_bundle().manifest
+
+    def of_floats(port: Port) -> Port:
+        return msgspec.structs.replace(port, dtype="float32") if port.label.endswith(".y") else port
+
+    graphs = tuple(
+        msgspec.structs.replace(graph, inputs=tuple(map(of_floats, graph.inputs)))
+        for graph in manifest.graphs
+    )
+    made = Inputs(msgspec.structs.replace(manifest, graphs=graphs)).samples(5)
+    assert made.labels(np.arange(5)).dtype == np.float32
 
 
 def test_weights_of_a_round_are_those_that_the_graphs_read_by_unit() -> None:

@@ -1,0 +1,117 @@
+"""Rows that are appended as they are read: in memory while they are few, else in a file that is mapped."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from edgefl.wire import folders
+from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.tensors import Array
+
+IN_MEMORY = 16 << 20
+"""Bytes of one spool that stay in memory."""
+
+
+class Spool:
+    """Rows of one ``shape`` and ``dtype``. What is more than ``limit`` bytes lies in a file without a name, in the user's
+    folder for caches, that is gone with the last array of it. DataError where the disk is full."""
+
+    def __init__(self, dtype: str | np.dtype, shape: tuple[int, ...] = (), limit: int | None = None) -> None:
+        self.dtype, self.shape = np.dtype(dtype), shape
+        self._limit = IN_MEMORY if limit is None else limit
+        self._parts: list[Array] = []
+        self._file: IO[bytes] | None = None
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def extend(self, rows: Array) -> None:
+        """Append ``rows``, numbers that ``dtype`` holds: (n, *shape), or flat."""
+        part = np.array(rows, self.dtype).reshape(-1, *self.shape)
+        self._rows += len(part)
+        if self._file is None:
+            self._parts.append(part)
+            if self._rows * self._row_bytes > self._limit:
+                self._to_file()
+        else:
+            self._write(part)
+
+    def truncate(self, rows: int) -> None:
+        """Only the first ``rows`` stay."""
+        if self._file is not None:
+            self._file.truncate(rows * self._row_bytes)
+            self._file.seek(0, 2)
+        else:
+            self._parts = [self._joined()[:rows]]
+        self._rows = rows
+
+    def array(self) -> Array:
+        """All rows (n, *shape), not to be written to; nothing is appended afterwards."""
+        if self._file is None:
+            return self._joined()
+        with self._room():
+            self._file.flush()
+        if not self._rows:  # an empty file cannot be mapped
+            return np.zeros((0, *self.shape), self.dtype)
+        return np.asarray(np.memmap(self._file, self.dtype, "r", shape=(self._rows, *self.shape)))
+
+    def _joined(self) -> Array:
+        empty = np.zeros((0, *self.shape), self.dtype)
+        return np.concatenate([empty, *self._parts]) if len(self._parts) != 1 else self._parts[0]
+
+    def _to_file(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="edgefl-", dir=_folder())  # noqa: SIM115  (it is mapped for longer)
+        parts, self._parts = self._parts, []
+        for part in parts:
+            self._write(part)
+
+    def _write(self, part: Array) -> None:
+        assert self._file is not None
+        with self._room():
+            self._file.write(part.data)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DataError(
+                f"the local data take {self._rows * self._row_bytes:,} bytes on the disk and more, which is full: free "
+                "some, or let XDG_CACHE_HOME name a folder with room"
+            ) from error
+
+
+def released(array: object) -> None:
+    """What was read of an array that lies in a file counts as memory of this process no longer; it comes back when it is
+    read again. Nothing for other arrays, and where the system has no such call."""
+    if isinstance(array, np.ndarray) and array.flags.writeable:
+        return  # what was changed in it is nowhere else
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        array.madvise(mmap.MADV_DONTNEED)
+
+
+def _folder() -> Path | None:
+    """The user's folder for caches, which is on a disk where the system's for temporary files may be memory; None for the
+    latter, where the user has none."""
+    with suppress(ConfigError, OSError):
+        folder = folders.cache("local data")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    return None
