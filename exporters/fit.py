@@ -22,8 +22,8 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.sizes import mebibytes, parse_rate, parse_size
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.bundle.build import Prefix, batch_size
-from exporters.capture.trace import capture
 from exporters.memory.predict import predicted_peak
+from exporters.onnx import capture_for
 
 Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
 """What a submodel's bundle would hold."""
@@ -241,7 +241,7 @@ class _Planner:
         for function in functions:
             key = (kind, function.name, tuple(function.inputs.items()))
             if key not in self._known:
-                self._known[key] = predicted_peak(capture(function))
+                self._known[key] = predicted_peak(capture_for(function))
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 

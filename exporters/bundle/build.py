@@ -10,6 +10,7 @@ import msgspec
 
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import TensorSpec, prefixed, role_of
+from edgefl.system.collecting import collecting_later
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Bucket, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
@@ -72,11 +73,12 @@ def build_bundle(
 
     def add(name: str, function: Function) -> Graph:
         progress(f"{label.model}, tier {label.tier}: graph {name} ({written.name})")
-        captured = written.capture(function, joints.take(function) if joints else None)
-        if memory_budget is not None and name in steps:
-            artifact, budget = written.write_within(captured, memory_budget)
-        else:
-            artifact, budget = written.write(captured), 0
+        with collecting_later():
+            captured = written.capture(function, joints.take(function) if joints else None)
+            if memory_budget is not None and name in steps:
+                artifact, budget = written.write_within(captured, memory_budget)
+            else:
+                artifact, budget = written.write(captured), 0
         written.verify(function, artifact.model, VERIFY_SEED, artifact.in_place)
         ref = describe(artifact.model, chunk_bytes)
         blobs[ref.sha256] = artifact.model
@@ -91,6 +93,7 @@ def build_bundle(
             memory_budget=budget,
             planned_bytes=artifact.planned_bytes,
             in_place=artifact.in_place,
+            metrics=function.metrics,
         )
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]

@@ -23,11 +23,11 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import ConfigError
 from exporters.artifact import Artifact
-from exporters.capture.trace import Captured, Joint, capture
+from exporters.capture.trace import Captured, Joint
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, within
 from exporters.memory.usage import rewritable
-from exporters.onnx.model import to_onnx
+from exporters.onnx import capture_for
 from exporters.sources.blob import onnx_nodes
 from exporters.verify.graphs import Verification, verify
 
@@ -88,9 +88,11 @@ class Onnx:
     version = ""
 
     def capture(self, function: Function, joint: Joint | None = None) -> Captured:
-        return capture(function, joint=joint)
+        return capture_for(function, joint)
 
     def write(self, captured: Captured) -> Artifact:
+        from exporters.onnx.model import to_onnx  # with torch.onnx, a second that only who compiles waits for
+
         model = to_onnx(captured)
         nodes = onnx_nodes(captured, model)
         return Artifact(model, predicted_peak(captured), rewritable(captured), nodes)
@@ -142,9 +144,9 @@ class ExecuTorch:
             ) from error
 
     def capture(self, function: Function, joint: Joint | None = None) -> Captured:
-        from exporters.executorch import capture_for
+        from exporters import executorch
 
-        return capture_for(function, joint)
+        return executorch.capture_for(function, joint)
 
     def write(self, captured: Captured) -> Artifact:
         from exporters.executorch.program.write import to_executorch

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, Port
+from edgefl.wire.bundle.manifest import SAMPLE, DataSpec, Graph, Input, Manifest, Port
 from edgefl.wire.errors import ExportError
 
 _GIVEN = ("hyper", "data", "noise")
@@ -31,7 +31,7 @@ class _Place:
         if port.role != "batch":
             return port.role in self.roles
         stream, _, part = port.label.partition(".")
-        known = part in self.parts or (bool(self.parts) and part in others)
+        known = part in self.parts or (bool(self.parts) and part in (SAMPLE, *others))
         return "batch" in self.roles and known and (stream == "0" or not self.first_only)
 
 
@@ -137,7 +137,7 @@ def _check_shorter(whole: Graph, shorter: Graph) -> None:
 
 def _check_others(graph: Graph, data: DataSpec) -> None:
     """An input beside x has the shape and the dtype that the manifest tells devices."""
-    told = {each.name: each for each in data.others}
+    told: dict[str, Input | DataSpec] = {SAMPLE: data, **{each.name: each for each in data.others}}
     for port in graph.inputs_of("batch"):
         part = port.label.partition(".")[2]
         if part in told and (port.dtype, port.shape[1:]) != (told[part].dtype, told[part].shape):
@@ -202,7 +202,7 @@ def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
 def _check_pass(graph: Graph, data: DataSpec) -> None:
     """A step over all the data has one batch, and heeds which of its rows are there for the first time."""
     labels = {port.label for port in graph.inputs_of("batch")}
-    allowed = {"0.x", "0.y", "0.mask", *(f"0.{each.name}" for each in data.others)}
+    allowed = {"0.x", "0.y", "0.mask", f"0.{SAMPLE}", *(f"0.{each.name}" for each in data.others)}
     if "0.mask" not in labels or not labels <= allowed:
         raise ExportError(
             f"function {graph.name!r} passes over the data and reads {sorted(labels)} of its batch; it should read 0.x, "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from edgefl.contract.program import Function
+from edgefl.system.collecting import collecting_later
 from exporters.capture.trace import Joint, joint_graph
 
 
@@ -23,9 +24,10 @@ class Joints:
 
     def fingerprint(self, function: Function) -> str:
         """:func:`fingerprint`, for which the function is traced."""
-        joint = joint_graph(function)
-        self._traced[id(function)] = function, joint
-        return fingerprint(function, joint)
+        with collecting_later():
+            joint = joint_graph(function)
+            self._traced[id(function)] = function, joint
+            return fingerprint(function, joint)
 
     def take(self, function: Function) -> Joint | None:
         """The graph, for one that uses it up; None where the function was not traced."""

@@ -8,20 +8,19 @@ these.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import CONSTANT_NUMEL_LIMIT, disable_autocast_cache
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 Table = Mapping[OpOverload, Callable[..., object]]
@@ -29,7 +28,12 @@ Table = Mapping[OpOverload, Callable[..., object]]
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_NOWHERE = torch.device("meta")
+_NOWHERE, _REAL = torch.device("meta"), torch.device("cpu")
+_KNOWN_RESULTS = 1 << 16
+# In inference a processor gives no saved statistics: empty tensors, where the form without values has full ones.
+_BY_DEVICE = frozenset(
+    {_aten.native_batch_norm, _aten._native_batch_norm_legit, _aten._native_batch_norm_legit_no_training}
+)
 _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_offset.default})
 
 
@@ -38,24 +42,17 @@ def graph_of(
 ) -> fx.GraphModule:
     """The graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
 
-    ``fake``: run without values. Else with those of the arguments: RuntimeError where a Python value is taken out of a
-    tensor that depends on them. Tensors that no op has made are constants, attributes of the module. Each node has its
-    result, without values, as ``meta["val"]``.
+    ``fake``: run without values, where no tensor is written to. Else with those of the arguments: RuntimeError where a
+    Python value is taken out of a tensor that depends on them. Tensors that no op has made are constants, attributes of
+    the module. Each node has its result, without values, as ``meta["val"]``. The module's code is made when it runs.
     """
-    mode = _fake_mode() if fake else None
-    inputs = [mode.from_tensor(value) for value in arguments] if mode else arguments
-    writer = _Writer(table, mode)
+    inputs = [_bare(value) for value in arguments] if fake else arguments
+    writer = _Writer(table, _without_values if fake else _with_values)
     for number, value in enumerate(inputs):
         writer.place(value, number)
-    with mode or nullcontext(), writer, disable_autocast_cache():
+    with writer, disable_autocast_cache():
         results = fn(*inputs)
     return writer.module(results)
-
-
-def _fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(
-        allow_fallback_kernels=True, allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True
-    )
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ class _Made:
 class _Writer(TorchDispatchMode):
     """Runs ops, and writes a node for each."""
 
-    def __init__(self, table: Table, mode: FakeTensorMode | None) -> None:
+    def __init__(self, table: Table, run: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._table, self._mode = table, mode
+        self._table, self._run = table, run
         self._graph = fx.Graph()
         self._root = nn.Module()
         self._made: Any = WeakTensorKeyDictionary()
@@ -84,7 +81,7 @@ class _Writer(TorchDispatchMode):
 
     def module(self, results: Sequence[Tensor]) -> fx.GraphModule:
         self._graph.output(tuple(self._argument(value) for value in results))
-        return fx.GraphModule(self._root, self._graph)
+        return _LazyGraphModule(self._root, self._graph)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -112,9 +109,7 @@ class _Writer(TorchDispatchMode):
         if func is _aten.is_nonzero.default:
             with self:
                 return (args[0] != 0).item()
-        if func not in _LAYOUT and autograd_would_have_decomposed(
-            func, pytree.arg_tree_leaves(*args, **kwargs)
-        ):
+        if func not in _LAYOUT and not (_has_kernel(func) and _tensors(args, kwargs)):
             with self:
                 return func.decompose(*args, **kwargs)
         return NotImplemented
@@ -138,7 +133,7 @@ class _Writer(TorchDispatchMode):
             self._argument(kwargs),
             name=self._graph._target_to_str(func.overloadpacket.__name__),
         )
-        results = func(*args, **kwargs)
+        results = self._run(func, args, kwargs)
         if isinstance(results, Tensor):
             self._note(results, node, constant)
         elif isinstance(results, tuple | list):
@@ -162,7 +157,7 @@ class _Writer(TorchDispatchMode):
             return {key: self._argument(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self._argument(item) for item in value)
-        return value
+        return _REAL if isinstance(value, torch.device) else value
 
     def _attribute(self, value: Tensor) -> fx.Node:
         """A constant; the same one is the same attribute."""
@@ -173,17 +168,109 @@ class _Writer(TorchDispatchMode):
             self._constants[id(value)] = name
             setattr(self._root, name, value)
         node = self._graph.create_node("get_attr", name)
-        with self._mode or nullcontext():
-            node.meta["val"] = _bare(value, value.device if self._mode else _NOWHERE)
+        node.meta["val"] = _bare(value)
         return node
 
 
-def _bare(value: Any, device: torch.device = _NOWHERE) -> Any:
-    """A tensor without values; a fake one, which has none, as it is, and what is no tensor, too."""
-    if type(value) not in (Tensor, nn.Parameter):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+class _Layout(NamedTuple):
+    """All that an op's result without values depends on, and all of that result."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def tensor(self, device: torch.device = _NOWHERE) -> Tensor:
+        """One that looks so, of zeros where it has values."""
+        if not self.offset or 0 in self.shape:
+            made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+            return made if device == _NOWHERE else made.zero_()
+        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        memory = torch.zeros(self.offset + reach + 1, dtype=self.dtype, device=device)
+        return memory.as_strided(self.shape, self.strides, self.offset)
+
+
+class _Listed(NamedTuple):
+    """A list or tuple that can be looked up."""
+
+    kind: type
+    items: tuple[Any, ...]
+
+
+class _Plain(NamedTuple):
+    """Another value: numbers are equal whatever their type is, and a type decides that of a result."""
+
+    kind: type
+    value: Any
+
+
+@functools.cache
+def _has_kernel(func: OpOverload) -> bool:
+    """Whether a processor runs the op itself, rather than those it is made of."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CPU))
+
+
+def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _without_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the op gives, without values; the same of equal arguments is worked out once."""
+    if torch.Tag.dynamic_output_shape in func.tags:
+        raise DynamicOutputShapeException(func)
+    key = func, _closed(args), _closed(tuple(kwargs.items())), torch.get_default_dtype()
+    try:
+        hash(key)
+    except TypeError:  # an argument that cannot be looked up
+        return _opened(_result.__wrapped__(*key))
+    return _opened(_result(*key))
+
+
+@functools.lru_cache(_KNOWN_RESULTS)
+def _result(func: Any, args: _Listed, kwargs: _Listed, numbers: torch.dtype) -> Any:
+    """``numbers``: the type that torch takes for numbers now, which is not passed on."""
+    named = dict(_opened(kwargs))
+    if func.overloadpacket in _BY_DEVICE:
+        return _closed(func(*_opened(args, _REAL), **named))
+    try:
+        here = {name: _NOWHERE if name == "device" else value for name, value in named.items()}
+        return _closed(func(*_opened(args), **here))
+    except NotImplementedError:  # no form without values: of zeros, which are right as positions too
+        return _closed(func(*_opened(args, _REAL), **named))
+
+
+def _closed(value: Any) -> Any:
+    """``value`` as a key: tensors as what they look like."""
+    if isinstance(value, Tensor):
+        return _Layout(tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
+    if isinstance(value, tuple | list):
+        kind = type(value) if type(value) in (list, torch.Size) else tuple  # named results are made otherwise
+        return _Listed(kind, tuple(map(_closed, value)))
+    return _Plain(type(value), value)
+
+
+def _opened(key: Any, device: torch.device = _NOWHERE) -> Any:
+    """The arguments of a key, tensors as new ones."""
+    if isinstance(key, _Layout):
+        return key.tensor(device)
+    if isinstance(key, _Listed):
+        return key.kind(_opened(item, device) for item in key.items)
+    return key.value
+
+
+def _bare(value: Any) -> Any:
+    """A tensor without values; what is no tensor as it is."""
+    return _closed(value).tensor() if isinstance(value, Tensor) else value
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    return [value for value in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(value, Tensor)]
+    """Those among an op's arguments, which nest in lists and tuples alone."""
+    found: list[Tensor] = []
+    waiting = [*reversed(kwargs.values()), *reversed(args)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            waiting.extend(reversed(value))
+    return found

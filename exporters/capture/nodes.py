@@ -34,6 +34,14 @@ def ints_argument(node: fx.Node, place: int) -> Sequence[int]:
     return cast(Sequence[int], node.args[place])
 
 
+def argument(node: fx.Node, name: str) -> Any:
+    """An argument by its name in the schema, or its default; KeyError if the op has none of that name."""
+    for index, item in enumerate(schema_arguments(node)):
+        if item.name == name:
+            return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)
+    raise KeyError(name)
+
+
 def schema_arguments(node: fx.Node) -> list[Any]:
     """What the schema of a node's op says of its arguments; a node of an op only."""
     return list(cast(Any, node.target)._schema.arguments)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -36,7 +37,7 @@ from exporters.capture.checks import check_constants, check_ops, drop_outside_wr
 from exporters.capture.graph import Table, graph_of
 from exporters.capture.nodes import copy_of, fake_value, results
 from exporters.capture.patches import patched
-from exporters.decompositions import HIDDEN_MUTATIONS, core_table
+from exporters.decompositions import core_table, first_table
 
 _aten = torch.ops.aten
 _SAME_VALUE = frozenset(
@@ -131,7 +132,7 @@ def joint_graph(function: Function) -> Joint:
         return tuple(result.values())
 
     with patched(), plain_attention():
-        module = _trace(function, flat, tuple(example.values()), HIDDEN_MUTATIONS, fake=False)
+        module = _trace(function, flat, tuple(example.values()), first_table(), fake=False)
     return Joint(module, outputs)
 
 
@@ -156,6 +157,7 @@ def exported_program(captured: Captured) -> ExportedProgram:
             OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs
         ],
     )
+    _as_fake(nodes)
     values = {target: getattr(captured.module, target) for target in constants.values()}
     return ExportedProgram(
         root=torch.nn.Module(),
@@ -166,6 +168,13 @@ def exported_program(captured: Captured) -> ExportedProgram:
         module_call_graph=[_call_entry(signature, len(captured.inputs), len(outputs))],
         constants=values,
     )
+
+
+def _as_fake(placeholders: list[fx.Node]) -> None:
+    """What torch's passes expect of a program's inputs: tensors without values that are on a processor."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    for node in placeholders:
+        node.meta["val"] = FakeTensor(mode, fake_value(node), torch.device("cpu"))
 
 
 def _call_entry(signature: ExportGraphSignature, inputs: int, outputs: int) -> ModuleCallEntry:

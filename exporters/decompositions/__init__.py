@@ -45,8 +45,15 @@ RULES: Rules = {
     **volumes.RULES,
 }
 
-# Ops whose schema hides that they write to an argument: rewritten first, or the write is lost.
-HIDDEN_MUTATIONS: Rules = normalization.HIDDEN_MUTATIONS
+# torch takes it apart by itself where there are no values, into writes.
+_MISH = torch.ops.aten.mish_backward.default
+
+
+@functools.cache
+def first_table() -> Rules:
+    """The table of the first pass: of ops whose schema hides that they write to an argument, or the write is lost, and of
+    one that would reach the second pass in pieces."""
+    return {_MISH: _of_pytorch()[_MISH], **normalization.HIDDEN_MUTATIONS}
 
 
 def core_table() -> Rules:

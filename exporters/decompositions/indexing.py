@@ -35,8 +35,14 @@ def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
 
 
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """x with ``values`` added (or written) at x[indices]; None stands for a whole axis."""
+    """x with ``values`` added (or written) at x[indices]; None stands for a whole axis. One value behind a
+    mask is chosen."""
     tensors = [index for index in indices if index is not None]
+    if len(tensors) == 1 and tensors[0].dtype == torch.bool and values.numel() == 1 and not accumulate:
+        (mask,) = tensors
+        before = next(axis for axis, index in enumerate(indices) if index is not None)
+        mask = mask.reshape([*[1] * before, *mask.shape, *[1] * (x.dim() - before - mask.dim())])
+        return torch.where(mask, values.reshape(()), x)
     if any(index.dtype == torch.bool for index in tensors):
         return DECLINED
     if not accumulate:
@@ -165,7 +171,7 @@ def slice_scatter(
     stop = start + source.shape[dim]
     parts = [x.narrow(dim, 0, start), source, x.narrow(dim, stop, size - stop)]
     parts = [part for part in parts if part.shape[dim]]
-    return torch.cat(parts, dim) if len(parts) > 1 else source
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else source
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:

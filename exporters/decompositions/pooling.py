@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,18 +27,47 @@ def max_pool2d(
 
     The input gets rows and columns of -inf at the end then, and each position loses those it has counted.
     """
-    kernel, stride, padding, dilation = (
-        per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
-    )
+    kernel, stride, padding, dilation = moves = moves_of(2, kernel, stride, padding, dilation)
     sizes = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
     ends = [end_padding(*axis, ceil_mode) for axis in sizes]
     if all(end < k for end, k in zip(ends, kernel, strict=True)):
         return DECLINED
-    below, right = (end - begin for end, begin in zip(ends, padding, strict=True))
-    padded = _aten.constant_pad_nd(x, [0, max(right, 0), 0, max(below, 0)], -math.inf)
-    values, place = _aten.max_pool2d_with_indices(padded, kernel, stride, padding, dilation)
-    row = torch.div(place, padded.shape[-1], rounding_mode="trunc")
-    return values, place - row * (padded.shape[-1] - x.shape[-1])
+    return in_padded(x, moves, ends, _aten.max_pool2d_with_indices)
+
+
+def moves_of(
+    axes: int,
+    kernel: Sequence[int],
+    stride: Sequence[int] | None,
+    padding: Sequence[int] | None,
+    dilation: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Kernel, stride, padding and dilation, each by axis, with what an op takes for those that it is not given."""
+    return [per_axis(list(v), axes) for v in (kernel, stride or kernel, padding or [0], dilation or [1])]
+
+
+def in_padded(
+    x: Tensor, moves: list[list[int]], ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """``pool`` of x with entries of -inf behind its last axes, as many as windows need beyond the padding, and positions
+    as they are in x. ``moves``: kernel, stride, padding and dilation, each by axis."""
+    axes = len(ends)
+    behind = [max(end - begin, 0) for end, begin in zip(ends, moves[2], strict=True)]
+    sides = [side for more in reversed(behind) for side in (0, more)]
+    padded = _aten.constant_pad_nd(x, sides, -math.inf)
+    values, place = pool(padded, *moves)
+    return values, in_larger(place, padded.shape[-axes:], x.shape[-axes:])
+
+
+def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
+    """Flat positions in a block of sizes ``own`` as those of the same entries in one of sizes ``other`` that begins where
+    it does."""
+    rest, unit = place, 1
+    for size, wanted in zip(reversed(own[1:]), reversed(other[1:]), strict=True):
+        rest = torch.div(rest, size, rounding_mode="trunc")
+        place = place + rest * ((wanted - size) * unit)
+        unit *= wanted
+    return place
 
 
 def max_pool2d_backward(
@@ -62,28 +92,37 @@ def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Ten
 
 
 def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """Maxima over rows floor(i n / m) .. ceil((i + 1) n / m), columns alike, and their positions, flat in H * W.
+    """As :func:`adaptive_max_pool`, over two axes."""
+    return adaptive_max_pool(x, output_size, _aten.max_pool2d_with_indices)
 
-    Plain max pooling where the sizes divide. Otherwise windows differ by an entry: the shorter ones repeat their
-    last, which is never the first maximum, so that the position within a window tells the one in the input.
+
+def adaptive_max_pool(
+    x: Tensor, output_size: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Maxima over rows floor(i n / m) .. ceil((i + 1) n / m), and so along each of the last axes, and their positions, flat
+    in these axes.
+
+    Plain max pooling, ``pool``, where the sizes divide. Otherwise windows differ by an entry: the shorter ones repeat
+    their last, which is never the first maximum, so that the position within a window tells the one in the input.
     """
-    height, width = x.shape[-2:]
-    if height % output_size[0] == 0 and width % output_size[1] == 0:
-        kernel = [height // output_size[0], width // output_size[1]]
-        pooled_evenly: tuple[Tensor, Tensor] = _aten.max_pool2d_with_indices(x, kernel, kernel)
-        return pooled_evenly
-    spans = [_adaptive_windows(x.shape[i - 2], output_size[i]) for i in range(2)]
-    tall, wide = (max(stop - start for start, stop in axis) for axis in spans)
-    rows, columns = (
-        torch.tensor([min(start + k, stop - 1) for start, stop in axis for k in range(size)])
-        for axis, size in zip(spans, (tall, wide), strict=True)
-    )
-    shape = (*x.shape[:-2], output_size[0], tall, output_size[1], wide)
-    cells = x.index_select(-2, rows).index_select(-1, columns).view(shape)
-    values, place = cells.transpose(-2, -3).reshape(*x.shape[:-2], *output_size, tall * wide).max(-1)
-    first = column([top * width for top, _ in spans[0]]) + column([left for left, _ in spans[1]]).t()
-    row = torch.div(place, wide, rounding_mode="trunc")
-    return values, first + place + row * (width - wide)
+    axes = len(output_size)
+    sizes, lead = list(x.shape[-axes:]), x.shape[:-axes]
+    if all(size % count == 0 for size, count in zip(sizes, output_size, strict=True)):
+        kernel = [size // count for size, count in zip(sizes, output_size, strict=True)]
+        return pool(x, kernel, kernel)
+    spans = [_adaptive_windows(size, count) for size, count in zip(sizes, output_size, strict=True)]
+    wide = [max(stop - start for start, stop in axis) for axis in spans]
+    cells, first = x, torch.zeros((), dtype=torch.int64)
+    for at, (axis, width) in enumerate(zip(spans, wide, strict=True)):
+        entries = [min(start + k, stop - 1) for start, stop in axis for k in range(width)]
+        cells = cells.index_select(at - axes, torch.tensor(entries))
+        first = first.unsqueeze(-1) * sizes[at] + torch.tensor([start for start, _ in axis])
+    pairs = [each for both in zip(output_size, wide, strict=True) for each in both]
+    outer = range(len(lead), len(lead) + 2 * axes, 2)
+    order = [*range(len(lead)), *outer, *(at + 1 for at in outer)]
+    cells = cells.view(*lead, *pairs).permute(order).reshape(*lead, *output_size, -1)
+    values, place = cells.max(-1)
+    return values, first + in_larger(place, wide, sizes)
 
 
 def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
@@ -104,9 +143,7 @@ def avg_pool2d(
     windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
     if not divisor and not ceil_mode:
         return DECLINED
-    axes = zip(
-        x.shape[-2:], *(per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0])), strict=True
-    )
+    axes = zip(x.shape[-2:], *moves_of(2, kernel, stride, padding)[:3], strict=True)
     size = torch.Size(pooled(length, k, s, p, 1, ceil_mode) for length, k, s, p in axes)
     rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
     return _sandwich(rows, x, columns.t()) * scale
@@ -159,7 +196,7 @@ def _average(
     divisor: int | None,
 ) -> tuple[Tensor, Tensor, Tensor | float]:
     """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
-    kernel, stride, padding = (per_axis(v, 2) for v in (kernel, stride or kernel, padding or [0]))
+    kernel, stride, padding, _ = moves_of(2, kernel, stride, padding)
     spans = [spans_of(x.shape[i - 2], size[i], kernel[i], stride[i], padding[i]) for i in range(2)]
     rows, columns = (windows(spans[i], x.shape[i - 2], x.dtype) for i in range(2))
     if divisor:

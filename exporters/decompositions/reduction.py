@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,20 @@ def var_mean(
     return spread, mean if keepdim else mean.reshape(spread.shape)
 
 
+def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The largest or smallest over ``dim``: no axis means all of them, which ONNX's form has to be told."""
+
+    def rule(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+        axes = list(dim) or list(range(x.dim()))
+        if x.dtype == torch.bool:
+            return op(x.to(torch.int32), axes, keepdim).bool()
+        return DECLINED if dim or not axes else op(x, axes, keepdim)
+
+    return rule
+
+
 def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The largest or smallest, with its position if ``op`` gives it, of numbers in place of booleans.
+    """The largest or smallest and its position, of numbers in place of booleans.
 
     ONNX compares no booleans before opset 20. Other types stay as they are.
     """
@@ -35,13 +47,14 @@ def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
     def rule(x: Tensor, *arguments: Any, **options: Any) -> Any:
         if x.dtype != torch.bool:
             return DECLINED
-        extreme = op(x.to(torch.int32), *arguments, **options)
-        return extreme.bool() if isinstance(extreme, Tensor) else (extreme[0].bool(), extreme[1])
+        values, positions = op(x.to(torch.int32), *arguments, **options)
+        return values.bool(), positions
 
     return rule
 
 
 RULES: Rules = {
     _aten.var_mean.correction: var_mean,
-    **{op: of_booleans(op) for op in (_aten.amax.default, _aten.amin.default, _aten.max.dim, _aten.min.dim)},
+    **{op: extreme(op) for op in (_aten.amax.default, _aten.amin.default)},
+    **{op: of_booleans(op) for op in (_aten.max.dim, _aten.min.dim)},
 }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution import per_axis
 from exporters.decompositions.pooling import (
     adaptive_matrix,
+    adaptive_max_pool,
     counts,
     end_padding,
+    in_padded,
+    moves_of,
     pooled,
     spans_of,
     to_positions,
@@ -34,17 +34,10 @@ def max_pool3d(
     end then, and each position loses those it has counted."""
     if not ceil_mode:
         return DECLINED
-    moves = [per_axis(list(each), 3) for each in (kernel, stride or kernel, padding or [0], dilation or [1])]
+    moves = moves_of(3, kernel, stride, padding, dilation)
     axes = zip(x.shape[-3:], *moves, strict=True)
     ends = [end_padding(size, k, s, p, d, ceil_mode) for size, k, s, p, d in axes]
-    behind = [max(end - begin, 0) for end, begin in zip(ends, moves[2], strict=True)]
-    padded = _aten.constant_pad_nd(x, [side for more in reversed(behind) for side in (0, more)], -math.inf)
-    values, place = _aten.max_pool3d_with_indices(padded, *moves)
-    row = torch.div(place, padded.shape[-1], rounding_mode="trunc")
-    plane = torch.div(row, padded.shape[-2], rounding_mode="trunc")
-    across = place - row * padded.shape[-1]
-    line = row - plane * padded.shape[-2]
-    return values, (plane * x.shape[-2] + line) * x.shape[-1] + across
+    return in_padded(x, moves, ends, _aten.max_pool3d_with_indices)
 
 
 def max_pool3d_backward(
@@ -58,6 +51,16 @@ def max_pool3d_backward(
     indices: Tensor,
 ) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] over windows p whose maximum lies at q (``indices``, flat in D * H * W)."""
+    return to_positions(grad, x, indices, 3)
+
+
+def adaptive_max_pool3d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """As :func:`adaptive_max_pool`, over three axes."""
+    return adaptive_max_pool(x, output_size, _aten.max_pool3d_with_indices)
+
+
+def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """As :func:`max_pool3d_backward`, which needs the positions only."""
     return to_positions(grad, x, indices, 3)
 
 
@@ -111,7 +114,7 @@ def _averages(
     divisor: int | None,
 ) -> list[Tensor]:
     """[windows, size] for each axis; the number of entries of a window is the product of those along its axes."""
-    moves = [per_axis(list(each), 3) for each in (kernel, stride or kernel, padding or [0])]
+    moves = moves_of(3, kernel, stride, padding)[:3]
     matrices = []
     for axis, (size, k, s, p) in enumerate(zip(x.shape[-3:], *moves, strict=True)):
         spans = spans_of(size, pooled(size, k, s, p, 1, ceil_mode), k, s, p)
@@ -130,6 +133,8 @@ def _along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
 
 
 RULES: Rules = {
+    _aten.adaptive_max_pool3d.default: adaptive_max_pool3d,
+    _aten.adaptive_max_pool3d_backward.default: adaptive_max_pool3d_backward,
     _aten.max_pool3d_with_indices.default: max_pool3d,
     _aten.max_pool3d_with_indices_backward.default: max_pool3d_backward,
     _aten.avg_pool3d.default: avg_pool3d,

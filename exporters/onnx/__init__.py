@@ -1,1 +1,22 @@
-"""Captured graphs as ONNX models."""
+"""ONNX models from captured functions."""
+
+from __future__ import annotations
+
+from edgefl.contract.program import Function
+from exporters.capture.trace import Captured, Joint, capture
+from exporters.onnx.selects import compared
+from exporters.selections.multiply import selections_multiplied
+
+REWRITTEN = ".next"
+"""Ends the name of an output that an input has too."""
+
+
+def capture_for(function: Function, joint: Joint | None = None) -> Captured:
+    """``function`` as a graph for onnxruntime: with products for selections.
+
+    Raises ExportError as :func:`exporters.capture.trace.capture` does.
+    """
+    captured = capture(function, joint=joint)
+    selections_multiplied(captured.module, tuple(captured.inputs), compared)
+    captured.module.recompile()
+    return captured

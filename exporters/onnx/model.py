@@ -17,19 +17,17 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import PassManager
 from onnx_ir.passes import common as passes
-from torch.export import ExportedProgram
 
 from edgefl.wire.errors import ExportError
 from exporters.capture.patches import patched
 from exporters.capture.trace import Captured, exported_program
 from exporters.capture.unsupported import check_complex, check_floats, unsupported
-from exporters.onnx import op_tables
+from exporters.onnx import REWRITTEN, op_tables
 from exporters.onnx.ops import OPSET, TRANSLATIONS
 from exporters.onnx.peephole import merge_chains, name_types
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
-REWRITTEN = ".next"
 
 
 def to_onnx(captured: Captured) -> bytes:
@@ -51,23 +49,21 @@ def to_onnx(captured: Captured) -> bytes:
 
 
 def _translate(captured: Captured) -> ir.Model:
-    program = exported_program(captured)
     try:
-        return _export(program, decomposed=True)
+        return _export(captured, decomposed=True)
     except torch.onnx.errors.OnnxExporterError:
         pass  # an op outside the core set: let torch.onnx decompose it, which traces once more
     try:
-        return _export(program, decomposed=False)
+        return _export(captured, decomposed=False)
     except torch.onnx.errors.OnnxExporterError as error:
         raise unsupported(captured, error) from error
 
 
-def _export(program: ExportedProgram, decomposed: bool) -> ir.Model:
-    if decomposed:
-        program.run_decompositions = lambda table=None: program
-    else:
-        del program.run_decompositions
+def _export(captured: Captured, decomposed: bool) -> ir.Model:
     with patched(*op_tables.patches(decomposed)), _without_warnings():
+        program = exported_program(captured)
+        if decomposed:
+            program.run_decompositions = lambda table=None: program
         exported = torch.onnx.export(
             program,
             opset_version=OPSET,
@@ -105,6 +101,7 @@ def _clean(model: ir.Model) -> None:
             passes.DeduplicateInitializersPass(),
             passes.CommonSubexpressionEliminationPass(),
             passes.RemoveUnusedNodesPass(),
+            passes.RemoveUnusedOpsetsPass(),
             passes.TopologicalSortPass(),
             passes.ClearMetadataAndDocStringPass(),
         ]

@@ -3,7 +3,9 @@
 onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question. torch.onnx
 reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
 core ops needs none of the decompositions that it collects, and no op that came with a later import. To find where types
-are mixed it runs every op once more, without values; each node says already what that would give.
+are mixed it runs every op once more, without values; each node says already what that would give. It writes Python code
+for graphs that nobody runs, describes each node in words that nobody reads, looks through every op's source for a name that
+is the same for all, and converts what needs no conversion.
 
 All of it is private to torch.onnx, onnx_ir and Python's typing and may move: then exports are slower, nothing else.
 """
@@ -16,6 +18,7 @@ import importlib
 import threading
 import typing
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -25,11 +28,15 @@ from torch import fx
 from exporters.capture.patches import Patch
 
 
-def _private(module: str) -> Any:
+def _module(name: str) -> Any:
     try:
-        return importlib.import_module(f"torch.onnx._internal.{module}")
+        return importlib.import_module(name)
     except ImportError:
         return None
+
+
+def _private(name: str) -> Any:
+    return _module(f"torch.onnx._internal.{name}")
 
 
 _COLLECT = "create_onnx_friendly_decomposition_table"
@@ -37,12 +44,17 @@ _DECOMPOSITIONS = _private("exporter._decomp")
 _REGISTRY: Any = getattr(_private("exporter._registration"), "ONNXRegistry", None)
 _PROMOTION = _private("fx.passes.type_promotion")
 _INTERPRETER: Any = getattr(_PROMOTION, "_TypePromotionInterpreter", None)
+_CORE = _private("exporter._core")
+_CONVERTER = _module("onnxscript.version_converter")
+_TRACED: Any = getattr(_module("onnxscript.values"), "TracedOnnxFunction", None)
 _SIGNATURE: Any = getattr(getattr(ir, "schemas", None), "OpSignature", None)
 # The library's own, which stand behind the patches.
 _collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
 _from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
 _run_node: Any = getattr(_INTERPRETER, "run_node", None)
 _from_op_schema: Any = getattr(_SIGNATURE, "from_op_schema", None)
+_convert_version: Any = getattr(_CONVERTER, "convert_version", None)
+_recompile = fx.GraphModule.recompile
 _listed_attrs: Any = getattr(typing, "_get_protocol_attrs", None)
 _signatures: dict[tuple[str, str, int], Any] = {}
 
@@ -55,7 +67,11 @@ def protocols() -> Patch:
 def patches(decomposed: bool) -> Iterator[Patch]:
     """For one export, which has its own registry; ``decomposed``: of a graph of core ops."""
     yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
+    yield Patch(_CORE, "_set_node_metadata", lambda node, ir_node: None)
+    yield Patch(_CONVERTER, "convert_version", _converted)
     if decomposed:
+        yield Patch(fx.GraphModule, "recompile", _no_code(threading.get_ident()))
+        yield Patch(_TRACED, "function_ir", property(_domain_alone))
         yield Patch(_REGISTRY, "from_torchlib", staticmethod(_registry))
         yield Patch(_DECOMPOSITIONS, _COLLECT, _no_decompositions(threading.get_ident()))
         if hasattr(_PROMOTION, "get_type_promotion_rule") and hasattr(_INTERPRETER, "_maybe_promote_node"):
@@ -65,6 +81,22 @@ def patches(decomposed: bool) -> Iterator[Patch]:
 def _no_decompositions(thread: int) -> Callable[[object], object]:
     """For the thread that exports; what else runs in this process collects its own."""
     return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
+
+
+def _no_code(thread: int) -> Callable[[fx.GraphModule], object]:
+    """As above: no graph of an export runs."""
+    return lambda module: None if threading.get_ident() == thread else _recompile(module)
+
+
+def _converted(model: ir.Model, target_version: int, fallback: bool | None = None) -> None:
+    """To another version of ONNX's ops, where the model does not have that one yet."""
+    if model.functions or model.opset_imports.get("") != target_version:
+        _convert_version(model, target_version, fallback)
+
+
+def _domain_alone(function: Any) -> Any:
+    """What the registry asks of an op's function."""
+    return SimpleNamespace(domain=function.opset.domain)
 
 
 def _promoted(interpreter: Any, node: fx.Node) -> Any:

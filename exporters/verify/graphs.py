@@ -13,7 +13,7 @@ import torch
 
 from edgefl.contract.program import Function
 from edgefl.wire.errors import ExportError
-from exporters.onnx.model import REWRITTEN
+from exporters.onnx import REWRITTEN
 from exporters.verify.rounding import Array, Rounding, distance
 
 # Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.

@@ -135,7 +135,7 @@ def test_the_file_reads_images_only_and_holds_the_weights(data: Dataset) -> None
 def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
     spec = smallest()
     module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
-    rows = torch.from_numpy(data.read(data.test_x[:4]))
+    rows = {"x": torch.from_numpy(data.read(data.test_x[:4]))}
     assert deploy(module, spec.sample, rows).model == deploy(module, spec.sample, rows).model
 
 
@@ -231,13 +231,13 @@ def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fi
 
 
 def test_a_file_that_differs_from_its_module_is_refused(data: Dataset) -> None:
-    spec, rows = smallest(), torch.from_numpy(data.read(data.test_x[:4]))
+    spec, rows = smallest(), {"x": torch.from_numpy(data.read(data.test_x[:4]))}
     module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
     model = deploy(module, spec.sample, rows).model
     other = copy.deepcopy(module)
     other.get_parameter("head.dense.bias").add_(0.1)
     with pytest.raises(ExportError, match=r"logits of the exported model differ from torch by 0\.1"):
-        _compared(other, model, [row[None] for row in rows])
+        _compared(other, model, [{"x": row[None]} for row in rows["x"]])
 
 
 def test_what_computes_the_same_may_take_the_module_s_place(data: Dataset) -> None:

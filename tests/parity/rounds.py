@@ -28,6 +28,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.tensors import Array
 from exporters.bundle.build import Label, Prefix, build_bundle
 from exporters.bundle.formats import format_of
@@ -158,7 +159,7 @@ def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
     weights = {name: tensor.clone() for name, tensor in tier.spec.weights.items()}
     others = {name: torch.from_numpy(array) for name, array in fitted.others.items()}
     rows = simulation.multi_step_forward(tier.forward, weights, x, others) if tier.forward else x
-    parts = prefixed("batch.0", {"x": rows, **others, "y": y})
+    parts = prefixed("batch.0", {"x": rows, SAMPLE: x, **others, "y": y})
     batches = Batches(seed, len(fitted), tier.bundle.manifest.batch)
 
     def feed(_: Function, step: int) -> dict[str, Tensor]:

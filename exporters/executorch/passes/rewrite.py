@@ -8,9 +8,9 @@ from torch import fx
 
 from exporters.capture.nodes import copy_of
 from exporters.capture.trace import Captured
-from exporters.executorch.passes.finite import VARIANCE
 from exporters.executorch.passes.layout import transpositions_moved
-from exporters.executorch.passes.selects import selections_multiplied
+from exporters.executorch.passes.steps import step
+from exporters.selections.multiply import selections_multiplied
 
 
 def rewritten(captured: Captured) -> Captured:
@@ -19,10 +19,8 @@ def rewritten(captured: Captured) -> Captured:
     Values count as contiguous whatever strides the trace gave them, as they are in ExecuTorch.
     """
     graph, _ = copy_of(captured.module.graph)
-    for name, node in zip(captured.inputs, graph.find_nodes(op="placeholder"), strict=True):
-        node.meta[VARIANCE] = name.endswith(".running_var")
     module = fx.GraphModule(captured.module, graph)
-    selections_multiplied(module)
+    selections_multiplied(module, tuple(captured.inputs), step)
     transpositions_moved(module.graph)
     module.recompile()
     return replace(captured, module=module)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions import pooling as plain
-from exporters.decompositions.convolution import per_axis
 from exporters.decompositions.rule import Rules
 from exporters.executorch.rules.activation import step
 from exporters.executorch.rules.dense import Moves
@@ -34,9 +33,7 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y = max over each window, with its place in the plane, which nothing is left of unless somebody reads it."""
-    kernel, stride, padding, dilation = (
-        per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
-    )
+    kernel, stride, padding, dilation = plain.moves_of(2, kernel, stride, padding, dilation)
     if not _covered(x, kernel, padding, ceil_mode):
         return plain.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
     moves = _moves(stride, dilation)
@@ -59,9 +56,7 @@ def max_pool2d_backward(
     indices: Tensor,
 ) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
-    kernel, stride, padding, dilation = (
-        per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0], dilation or [1])
-    )
+    kernel, stride, padding, dilation = plain.moves_of(2, kernel, stride, padding, dilation)
     if not _covered(x, kernel, padding, ceil_mode):
         return plain.max_pool2d_backward(grad, x, kernel, stride, padding, dilation, ceil_mode, indices)
     moves = _moves(stride, dilation)
@@ -80,7 +75,7 @@ def avg_pool2d(
     divisor: int | None = None,
 ) -> Tensor:
     """y = sum over each window / its size."""
-    kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
+    kernel, stride, padding, _ = plain.moves_of(2, kernel, stride, padding)
     if not _covered(x, kernel, padding, ceil_mode):
         return plain.avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
     parts = windows_of(x.permute(_LAST), kernel, _moves(stride, [1, 1]))
@@ -98,7 +93,7 @@ def avg_pool2d_backward(
     divisor: int | None,
 ) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that hold q."""
-    kernel, stride, padding = (per_axis(list(v), 2) for v in (kernel, stride or kernel, padding or [0]))
+    kernel, stride, padding, _ = plain.moves_of(2, kernel, stride, padding)
     if not _covered(x, kernel, padding, ceil_mode):
         return plain.avg_pool2d_backward(
             grad, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor

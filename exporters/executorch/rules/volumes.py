@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.convolution import per_axis
-from exporters.decompositions.pooling import end_padding
+from exporters.decompositions.pooling import end_padding, moves_of
 from exporters.decompositions.rule import DECLINED, Rules
 from exporters.executorch.rules import convolution as flat
 from exporters.executorch.rules.dense import Moves
@@ -155,8 +155,17 @@ class _Pool:
     ends: list[int]
 
     @classmethod
-    def of(cls, x: Tensor, *moves: Sequence[int], ceil_mode: bool) -> _Pool:
-        kernel, stride, padding, dilation = (per_axis(list(each), 3) for each in moves)
+    def of(
+        cls,
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int] | None,
+        padding: Sequence[int] | None,
+        dilation: Sequence[int] | None,
+        *,
+        ceil_mode: bool,
+    ) -> _Pool:
+        kernel, stride, padding, dilation = moves_of(3, kernel, stride, padding, dilation)
         axes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
         return cls(kernel, stride, padding, dilation, [end_padding(*axis, ceil_mode) for axis in axes])
 
@@ -197,7 +206,7 @@ def max_pool3d(
     """y = max over each window, with its place in the volume, which nothing is left of unless somebody reads it."""
     if x.dim() != 5:
         return DECLINED
-    pool = _Pool.of(x, kernel, stride or kernel, padding or [0], dilation or [1], ceil_mode=ceil_mode)
+    pool = _Pool.of(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     volume = x.shape[2:]
     places = torch.arange(volume.numel()).view(1, 1, *volume).expand(x.shape).contiguous()
     best, where = first_maximum(pool.windows(pool.padded(x, -math.inf)), pool.windows(pool.padded(places, 0)))
@@ -220,7 +229,7 @@ def max_pool3d_backward(
     """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
     if x.dim() != 5:
         return DECLINED
-    pool = _Pool.of(x, kernel, stride or kernel, padding, dilation, ceil_mode=ceil_mode)
+    pool = _Pool.of(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     padded = pool.padded(x, -math.inf)
     shares = rows_of(shared(planes_of(grad).permute(_LAST), pool.windows(padded)), pool.kernel[2])
     size, tall = padded.shape[3:], pool.kernel[1]

@@ -29,11 +29,3 @@ class Emitter:
 
 def shape_of(node: Any) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
-
-
-def argument(node: fx.Node, name: str) -> Any:
-    """An argument by its name in the schema, or its default."""
-    for index, item in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if item.name == name:
-            return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)
-    raise KeyError(name)

@@ -9,9 +9,9 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
-from exporters.capture.nodes import int_argument
+from exporters.capture.nodes import argument, int_argument
 from exporters.executorch.xnnpack.builder import Builder
-from exporters.executorch.xnnpack.emitter import Emitter, argument, shape_of
+from exporters.executorch.xnnpack.emitter import Emitter, shape_of
 
 _aten = torch.ops.aten
 

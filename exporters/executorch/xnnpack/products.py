@@ -8,8 +8,9 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
+from exporters.capture.nodes import argument
 from exporters.executorch.xnnpack.builder import Builder, Value
-from exporters.executorch.xnnpack.emitter import TRANSPOSE, Emitter, argument, shape_of
+from exporters.executorch.xnnpack.emitter import TRANSPOSE, Emitter, shape_of
 from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten

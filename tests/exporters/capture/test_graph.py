@@ -68,13 +68,20 @@ CASES: dict[str, Callable[[], Function]] = {
 }
 
 
+def looks(value: object) -> str:
+    """Of several results each has a node of its own, where it is used."""
+    if not isinstance(value, Tensor):
+        return ""
+    return str((tuple(value.shape), value.stride(), value.storage_offset(), value.dtype))
+
+
 def nodes(module: fx.GraphModule) -> list[tuple[str, str, str, str]]:
     return [
         (
             node.name,
             node.op,
             str(node.target),
-            str(node.meta.get("val")) if node.op == "call_function" else "",
+            looks(node.meta.get("val")) if node.op == "call_function" else "",
         )
         for node in module.graph.nodes
     ]
@@ -131,3 +138,62 @@ def test_what_a_function_computed_on_the_way_is_let_go_of() -> None:
         return (result,)
 
     graph_of(forgetful, (torch.ones(3),), {}, fake=False)
+
+
+def test_writes_to_nothing_and_gradients_of_nothing_leave_the_rest() -> None:
+    """Of a window as large as the picture, shifted by 0: ``mask[-2:-0] = 1``."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        mask = x.new_zeros(2, 4)
+        for start, stop in ((0, -2), (-2, 0), (0, None)):
+            mask[start:stop, 1:] = 3.0
+            mask[1:][start:stop, -1:0] = 5.0
+        return mask.view(2, 2, 2) + x.sum(), torch.func.grad(lambda x: (x * x[:0].sum() + x).sum())(x)
+
+    x = torch.tensor([1.0, 2.0])
+    for table in ({}, core_table(), executorch_table()):
+        first = graph_of(fn, (x,), {}, fake=False)
+        second = graph_of(torch.func.functionalize(first), (x,), table, fake=True)
+        torch.testing.assert_close(second(x), fn(x))
+
+
+def test_one_value_behind_a_mask_is_chosen_and_not_scattered() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        whole, columns, rows = x.clone(), x.clone(), x.clone()
+        whole[x.abs() > 1] = 0
+        columns[:, x[0] > 0] = -1e9
+        rows[x[:, 0] < 0] = 2.5
+        return whole, columns, rows
+
+    x = torch.tensor([[0.5, -2.0, 3.0], [-1.0, 1.5, -0.25]])
+    for table in (core_table(), executorch_table()):
+        first = graph_of(fn, (x,), {}, fake=False)
+        second = graph_of(torch.func.functionalize(first), (x,), table, fake=True)
+        torch.testing.assert_close(second(x), fn(x))
+        assert not any("index_put" in str(node.target) for node in second.graph.nodes)
+
+
+def test_a_result_without_values_is_that_of_the_type_that_numbers_have_now() -> None:
+    whole = torch.ones(3, dtype=torch.int64)
+
+    def halves(x: Tensor) -> tuple[Tensor]:
+        return (x / 2,)
+
+    seen = []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        seen.append(graph_of(halves, (whole,), {}, fake=True).graph.output_node().args[0][0])
+    torch.set_default_dtype(torch.float32)
+
+    assert [node.meta["val"].dtype for node in seen] == [torch.float64, torch.float32]
+
+
+def test_a_result_without_values_is_as_large_as_a_processor_makes_it() -> None:
+    """In inference batch norm saves no statistics on a processor; a device of no values says that it does."""
+
+    def normed(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return torch.ops.aten._native_batch_norm_legit_no_training(x, weight, weight, weight, weight, 0.1, 1e-5)
+
+    x, weight = torch.ones(2, 3, 4, 4), torch.ones(3)
+    seen = graph_of(normed, (x, weight), {}, fake=True).graph.output_node().args[0]
+    assert [node.meta["val"].shape for node in seen] == [result.shape for result in normed(x, weight)]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.draws.steering import Steered
+from exporters.decompositions.indexing import index_put
 from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
 
 TOKENS = Labels((4, 5))  # twenty indices in [0, 4): each occurs several times
@@ -120,3 +121,11 @@ MORE = (
 @every(CASES, MORE)
 def test_embedding_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)
+
+
+def test_one_value_stands_where_the_index_has_its_mask() -> None:
+    x, indices = torch.arange(9.0).view(3, 3), [torch.tensor([True, False, True]), None]
+
+    found = index_put(x, indices, torch.tensor(2.0))
+
+    assert torch.equal(found, torch.ops.aten.index_put(x, indices, torch.tensor(2.0)))

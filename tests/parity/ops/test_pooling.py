@@ -94,6 +94,13 @@ CASES: Family = {
         "global": Case(nn.AdaptiveAvgPool3d(1), (2, 2, 4, 5, 6)),
         "uneven": Case(nn.AdaptiveAvgPool3d((3, 2, 4)), (2, 2, 4, 5, 6)),
     },
+    "AdaptiveMaxPool3d": {
+        "global": Case(nn.AdaptiveMaxPool3d(1), (2, 2, 4, 5, 6)),
+        "even": Case(nn.AdaptiveMaxPool3d((2, 5, 3)), (2, 2, 4, 5, 6)),
+        "uneven": Case(nn.AdaptiveMaxPool3d((3, 2, 4), return_indices=True), (2, 2, 4, 5, 6)),
+        "ties, enlarged": Case(nn.Sequential(nn.ReLU(), nn.AdaptiveMaxPool3d((5, 3, 7))), (2, 2, 4, 3, 6)),
+        "unbatched": Case(nn.AdaptiveMaxPool3d((3, None, 4)), (2, 4, 5, 6)),
+    },
     "LPPool2d": {"": Case(nn.Sequential(nn.Softplus(), nn.LPPool2d(2, 2)), EVEN)},
 }
 
@@ -114,6 +121,7 @@ MORE = (
     "AdaptiveMaxPool2d, uneven",
     "AdaptiveMaxPool2d, enlarged",
     "AdaptiveMaxPool2d, large",
+    "AdaptiveMaxPool3d, ties, enlarged",
 )
 
 

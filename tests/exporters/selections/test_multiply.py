@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -19,9 +21,12 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as kinds
 from exporters.executorch import capture_for
 from exporters.executorch.check.programs import load, verify
-from exporters.executorch.passes.selects import selections_multiplied
+from exporters.executorch.passes.steps import step
 from exporters.executorch.program.write import to_executorch
 from exporters.executorch.rules import table
+from exporters.onnx import capture_for as capture_for_onnx
+from exporters.onnx.model import to_onnx
+from exporters.selections.multiply import selections_multiplied
 from tests.exporters.examples import small_net, step_of
 from tests.pairs import by_default, slow
 
@@ -68,14 +73,33 @@ SHARPEST = (
 )
 
 
+Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+
+
+def _on_onnx(function: Function) -> Run:
+    model = to_onnx(capture_for_onnx(function))
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return lambda arrays: session.run(None, dict(arrays))
+
+
+def _on_executorch(function: Function) -> Run:
+    return load(function, to_executorch(capture_for(function)).model)
+
+
+ENGINES = {"onnx": _on_onnx, "executorch": _on_executorch}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", by_default(CASES, SHARPEST))
-def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infinite(name: str) -> None:
+def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infinite(
+    name: str, engine: str
+) -> None:
     function = gradient(CASES[name])
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
     x[0, 0, 0, :4] = torch.tensor([0.0, -0.0, -1.0, 1e-30])
     expected = function({"batch.0.x": x})["metric.grad"]
 
-    found = load(function, to_executorch(capture_for(function)).model)({"batch.0.x": x.numpy()})[1]
+    found = ENGINES[engine](function)({"batch.0.x": x.numpy()})[1]
 
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
@@ -96,10 +120,12 @@ def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infin
 def test_no_gradient_of_an_ordinary_network_needs_a_selection(net: nn.Module) -> None:
     function = step_of(net, (3, 8, 8))
     captured = capture_for(function)
+    on_onnx = capture_for_onnx(function)
 
     losses = [node for node in captured.module.graph.nodes if node.target is _aten._log_softmax.default]
     images = [node for node in captured.module.graph.nodes if node.target in SELECTIONS and _is_large(node)]
-    assert losses and not images
+    selected = on_onnx.module.graph.find_nodes(op="call_function", target=_aten.where.self)
+    assert losses and not images and not any(map(_is_large, selected))
     assert verify(function, to_executorch(captured).model, 1).worst < 1e-4
 
 
@@ -112,7 +138,8 @@ def _traced(function: object, *example: Tensor) -> fx.GraphModule:
     module = make_fx(function, tracing_mode="fake", decomposition_table=table())(*example)  # type: ignore[arg-type]
     output = module.graph.output_node()
     output.args = ((output.args[0],),)
-    selections_multiplied(module)
+    names = [f"batch.{number}" for number in range(len(example))]
+    selections_multiplied(module, names, step)
     module.recompile()
     return module
 
@@ -192,22 +219,22 @@ GUARDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _run(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """fn(x) as an ExecuTorch program."""
+def _run(fn: Callable[[Tensor], Tensor], x: Tensor, engine: str) -> Tensor:
+    """fn(x) as an artifact."""
     ports = {"batch.0.x": TensorSpec(tuple(x.shape))}
     function = Function("example", lambda t: {"metric.y": fn(t["batch.0.x"])}, ports)
-    found = load(function, to_executorch(capture_for(function)).model)({"batch.0.x": x.numpy()})
-    return torch.from_numpy(found[0])
+    return torch.from_numpy(ENGINES[engine](function)({"batch.0.x": x.numpy()})[0])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", GUARDS)
-def test_what_a_selection_guards_against_does_not_come_through(name: str) -> None:
+def test_what_a_selection_guards_against_does_not_come_through(name: str, engine: str) -> None:
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     x[0, 0], x[1, 0], x[2], x[:, 1] = 0.0, 3.0, x[2].abs() + 0.1, 1.5
     expected = GUARDS[name](x)
 
     assert expected.isfinite().all()
-    torch.testing.assert_close(_run(GUARDS[name], x), expected)
+    torch.testing.assert_close(_run(GUARDS[name], x, engine), expected)
 
 
 def test_a_logarithm_near_zero_of_a_weight_is_guarded_too() -> None:
@@ -225,10 +252,11 @@ def test_a_logarithm_near_zero_of_a_weight_is_guarded_too() -> None:
     torch.testing.assert_close(torch.from_numpy(found[0]), fn({"state.weights.w": w})["metric.y"])
 
 
-def test_a_selection_of_what_is_finite_drops_what_is_not() -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_selection_of_what_is_finite_drops_what_is_not(engine: str) -> None:
     x = torch.tensor([[math.inf, -math.inf, math.nan, 1.0, -3e38, 0.0]])
 
-    found = _run(lambda x: torch.where(x.abs() <= torch.finfo(torch.float32).max, x, 0.0), x)
+    found = _run(lambda x: torch.where(x.abs() <= torch.finfo(torch.float32).max, x, 0.0), x, engine)
 
     assert found.tolist() == [[0.0, 0.0, 0.0, 1.0, x[0, 4].item(), 0.0]]
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+import edgefl.models.layers.cells  # noqa: F401 - defines ops
+from exporters.capture.nodes import argument
 from exporters.capture.ordering import AFTER
-from exporters.executorch.xnnpack.emitter import argument
 
 _aten = torch.ops.aten
 
@@ -305,7 +306,14 @@ _RULES: dict[Any, Rule] = {
             _aten.gelu.default,
             _aten.leaky_relu.default,
             _aten.mm.default,
+            _aten._native_batch_norm_legit.no_stats,
+            _aten._native_batch_norm_legit_no_training.default,
             _aten.native_group_norm.default,
+            _aten.native_layer_norm.default,
+            torch.ops.edgefl.gru_cells.default,
+            torch.ops.edgefl.gru_cells_backward.default,
+            torch.ops.edgefl.lstm_cells.default,
+            torch.ops.edgefl.lstm_cells_backward.default,
             _aten.neg.default,
             _aten.round.default,
             _aten.rsub.Scalar,
