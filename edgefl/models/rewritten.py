@@ -60,5 +60,16 @@ def _own(offsets: Tensor, length: int, last: bool) -> Tensor:
     return (place >= offsets[:-1, None]) & (place < offsets[1:, None])
 
 
-RULES: Mapping[str, Callable[..., Any]] = {"embedding_bag": embedding_bag}
+def rrelu(
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """Outside of training nothing is drawn: the slope is the middle one."""
+    return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {"embedding_bag": embedding_bag, "rrelu": rrelu}
 """By the name of a function in ``torch.nn.functional``."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
+from edgefl.models.swapped import Swap
 from edgefl.models.user_code import blamed
+from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import ModelError
 
 
@@ -52,7 +55,7 @@ class ModelSpec:
     @property
     def others(self) -> Mapping[str, TensorSpec]:
         """One sample of each input beside the first, by name."""
-        return given(self.module)
+        return {name: sample for name, sample in given(self.module).items() if name != SAMPLE}
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -156,10 +159,19 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
     return copy.deepcopy(module, memo).to("meta")
 
 
+def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    _autocast_init(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+
+_autocast_init = torch.autocast.__init__
+_autocast = Swap((torch.autocast, "__init__", _autocast_anywhere))
+
+
 @contextmanager
 def without_values() -> Iterator[None]:
-    """For runs of modules on the meta device: tensors that their code makes without naming a device are there too."""
-    with torch.no_grad(), torch.device("meta"), Steered():
+    """For runs of modules on the meta device: tensors that their code makes without naming a device are there too, and
+    ``torch.autocast(x.device.type)`` is accepted."""
+    with torch.no_grad(), torch.device("meta"), Steered(), _autocast():
         yield
 
 

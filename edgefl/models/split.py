@@ -171,12 +171,12 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output:
     drawing = {path_of(node) for node in draws(traced.graph)}
     if "" in drawing:
         return _whole(module, sample, output)
-    fine = autocut.lending(Flow(traced))
+    fine = autocut.lending(autocut.rereading(Flow(traced), sample))
     blocks = autocut.blocks(fine)
     opened = autocut.opened(fine, autocut.chosen(fine, blocks)) - drawing
     # Traced once more with all closed that no cut lies in: it stays what its author wrote.
     flow = _flow(module, sample, opened, output)
-    flow = replace(flow, lent=fine.lent)
+    flow = replace(flow, lent=fine.lent, again=fine.again)
     cuts = autocut.chosen(flow, blocks)
     if units is not None:
         cuts = _merged(flow, cuts, units)

@@ -90,3 +90,14 @@ def is_user_code(path: Path) -> bool:
     """Whether ``path`` is a file, and neither of edgefl, of torch nor of Python's library."""
     standard = _STANDARD in path.parents and "site-packages" not in path.parts
     return path.is_file() and not standard and not any(room in path.resolve().parents for room in _OURS)
+
+
+def place() -> str:
+    """Where the user's code is that runs now, in brackets; empty if none does."""
+    frames = reversed(list(traceback.walk_stack(None)))
+    places = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in frames
+        if is_user_code(Path(frame.f_code.co_filename))
+    ]
+    return f" (at {places[-1]})" if places else ""

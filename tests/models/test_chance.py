@@ -12,6 +12,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
+from edgefl.wire.errors import ModelError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
 from tests.models.plain import Dropping
@@ -97,3 +98,40 @@ def test_one_activation_for_all_layers_is_applied_behind_each() -> None:
     assert torch.equal(
         split(layers, sample=SAMPLE, classes=5).module(x), F.relu(layers[2](F.relu(layers[0](x))))
     )
+
+
+class Calm(nn.Module):
+    """Functions that draw in training alone, told that they do not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.rrelu(self.first(x), training=False)
+        x = F.alpha_dropout(F.dropout(x, 0.5, training=False), 0.5, training=False)
+        x = F.rrelu(F.feature_alpha_dropout(self.second(x), 0.5, training=False))
+        return self.head(F.dropout1d(x.unsqueeze(1), 0.5, training=False).squeeze(1))
+
+
+class Gumbel(Calm):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(F.gumbel_softmax(self.first(x))))
+
+
+def test_functions_that_are_told_not_to_train_draw_nothing() -> None:
+    torch.manual_seed(0)
+    net, x = Calm(), torch.randn(3, 6)
+    spec = split(net, sample=SAMPLE, classes=5)
+
+    assert spec.units == ("first", "second", "head")
+    assert _noise(spec) == []
+    assert torch.equal(_dropped(spec, x, 1), net.train()(x))
+    step = sgd(Objective(spec.module, spec.sample), batch=4).phases[0].function
+    assert not [name for name in capture(step).inputs if name.startswith("noise.")]
+    to_onnx(capture(step))
+
+
+def test_what_always_draws_is_still_refused() -> None:
+    with pytest.raises(ModelError, match=r"exponential.* draws random numbers in inference"):
+        split(Gumbel(), sample=SAMPLE, classes=5)

@@ -152,3 +152,52 @@ def test_lazy_layers_get_their_shapes_from_the_sample() -> None:
 
     assert spec.module.state_dict()["4.weight"].shape == (3, 12)
     assert isinstance(module[4], nn.LazyLinear), "the module itself is left as it was"
+
+
+class Island(nn.Module):
+    """Computes in full precision whatever the device is, as libraries do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return x.float().softmax(-1)
+
+
+def test_an_island_of_full_precision_is_none_of_a_device_s_business() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Island(), nn.Linear(4, 3)), torch.randn(5, 4)
+    spec = split(model, sample=TensorSpec((4,)), classes=3)
+
+    torch.testing.assert_close(spec.module(x), model(x))
+    with torch.autocast("cpu", enabled=False):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+class Config:
+    _experts_implementation = "grouped_mm"
+
+
+class Experts(nn.Module):
+    """A mixture of experts as transformers has it: rows by their expert, or each row's weights."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config, self._is_expert_parallel = config, False
+        self.weight = nn.Parameter(torch.randn(3, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = x[:, :3].argmax(1)
+        if self.config._experts_implementation == "batched_mm":
+            return torch.bmm(self.weight[best], x.unsqueeze(-1)).squeeze(-1)
+        out = torch.zeros_like(x)
+        for number, weight in enumerate(self.weight):
+            rows = (best == number).nonzero().squeeze(1)
+            out = out.index_add(0, rows, x[rows] @ weight.t())
+        return out
+
+
+def test_experts_of_transformers_read_weights_by_row() -> None:
+    config = Config()
+    model, x = nn.Sequential(nn.Linear(4, 4), Experts(config), nn.Linear(4, 3)), torch.randn(9, 4)
+    spec = split(model, sample=TensorSpec((4,)), classes=3)
+
+    torch.testing.assert_close(spec.module(x), model(x))
+    assert config._experts_implementation == "grouped_mm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -93,11 +94,74 @@ class Hooked(Net):
         return x
 
 
-@pytest.mark.parametrize("net", [OfNewForm, OfOldForm, OfBoth, Checkpointed])
+class HookedIfItLearns(Net):
+    def bent(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(torch.neg)
+        return x
+
+
+class HookedLater(Net):
+    """What a guard sees is made by operations, not by a layer; and a tuple holds it."""
+
+    def bent(self, x: Tensor) -> Tensor:
+        first, _second = (x / 2).chunk(2, dim=-1)
+        if self.training and first.requires_grad and torch.is_grad_enabled():
+            first.register_hook(torch.neg)
+        return torch.cat((first, first), dim=-1)
+
+
+class HookedNowhere(Net):
+    """Neither what is cut off from the weights nor the samples require a gradient."""
+
+    def bent(self, x: Tensor) -> Tensor:
+        for each in (x.detach(), x.data):
+            if each.requires_grad:
+                each.register_hook(torch.neg)
+        with torch.no_grad():
+            y = self.b(x)
+        if y.requires_grad:
+            y.register_hook(torch.neg)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(torch.neg)
+        return super().forward(x)
+
+
+class Twisted(nn.Linear):
+    """A layer that no cut opens may have a hook."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: 3 * grad)
+        return y
+
+
+class HookedInside(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = Twisted(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+@pytest.mark.parametrize("net", [OfNewForm, OfOldForm, OfBoth, Checkpointed, HookedNowhere])
 def test_the_gradient_of_the_units_is_that_of_the_module(net: type[Net]) -> None:
+    assert_same_gradient(net, None)
+
+
+def test_a_hook_in_a_submodule_that_stays_closed_is_kept() -> None:
+    assert_same_gradient(HookedInside, ("a", "b"))
+
+
+def assert_same_gradient(net: type[Net], cuts: Sequence[str] | None) -> None:
     torch.manual_seed(0)
     module = net()
-    spec = split(module, sample=SAMPLE, classes=3)
+    spec = split(module, cuts, sample=SAMPLE, classes=3)
     x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1])
 
     _, _, found, _ = gradient(
@@ -110,9 +174,10 @@ def test_the_gradient_of_the_units_is_that_of_the_module(net: type[Net]) -> None
         torch.testing.assert_close(found[spec.global_names[name]], parameter.grad)
 
 
-def test_a_hook_on_a_tensor_is_refused_with_its_line() -> None:
+@pytest.mark.parametrize("net", [Hooked, HookedIfItLearns, HookedLater])
+def test_a_hook_on_a_tensor_is_refused_with_its_line(net: type[Net]) -> None:
     with pytest.raises(ModelError, match=r"register_hook.*test_own_gradients\.py:\d+"):
-        split(Hooked(), sample=SAMPLE, classes=3)
+        split(net(), sample=SAMPLE, classes=3)
 
 
 def test_both_forms_are_exported_and_agree_with_torch() -> None:

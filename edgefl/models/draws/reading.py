@@ -13,7 +13,7 @@ its author wrote::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -24,6 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.caches import forgotten
+from edgefl.models.draws.chance import refused
 from edgefl.models.draws.rules import RULES, Draw
 from edgefl.models.draws.steering import Steered, of_python
 from edgefl.wire.errors import ModelError
@@ -101,13 +103,16 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
         before = of_python()
-        with suppress(Exception), _paths(module, running), Reading(draw):
-            torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
+        try:
+            with _paths(module, running), forgotten(module), Reading(draw):
+                torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
+        except ModelError as error:
+            if error.details.get("chance"):
+                raise
+        except Exception:  # whoever runs the module next meets it
+            pass
     if of_python() != before:
-        raise ModelError(
-            "the model draws by Python's or numpy's generator while it trains: a graph would have the same numbers in every "
-            "step. Draw with torch, such as torch.rand"
-        )
+        raise refused()
     return ports
 
 

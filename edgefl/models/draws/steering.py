@@ -9,10 +9,9 @@ mask, because the code then applies it.
 from __future__ import annotations
 
 import random
-import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -22,8 +21,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from edgefl.models.draws.chance import Chance, middled, refused, tell_path
+from edgefl.models.draws.known import Known
+from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
-from edgefl.models.user_code import is_user_code
 
 # The middle of what a draw may be: it lies on the likelier side of every threshold.
 _MIDDLE = 0.5
@@ -38,34 +39,52 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 class Steered(TorchFunctionMode):
     """While it is on, a comparison of one drawn number steers Python as most draws would, and ``mask.all()`` is false
     where nothing tells its value. Functions without a form are rewritten (:mod:`edgefl.models.rewritten`), and torch's
-    transformer layers do in inference what they do in training: their fused kernels and nested tensors have no graph."""
+    transformer layers do in inference what they do in training: their fused kernels and nested tensors have no graph.
+    Packed sequences are padded ones (:mod:`edgefl.models.packed`), and what is made of constants has its value
+    (:mod:`edgefl.models.draws.known`)."""
 
     def __init__(self) -> None:
         super().__init__()
         self._drawn: Any = WeakTensorKeyDictionary()
         self._answers: Any = WeakTensorKeyDictionary()
-        self._fused: list[bool] = []
+        self._entered: list[ExitStack] = []
+        self._known = Known()
 
     def __enter__(self) -> Self:
-        self._fused.append(torch.backends.mha.get_fastpath_enabled())
+        self._entered.append(ExitStack())
+        self._entered[-1].enter_context(padded())
+        self._entered[-1].enter_context(middled())
+        self._entered[-1].callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        torch.backends.mha.set_fastpath_enabled(self._fused.pop())
+        self._entered.pop().close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if any(_by_chance(each) for each in (*args, *kwargs.values())):
+            raise refused()
+        if (value := self._known.answer(name, args)) is not NotImplemented:
+            return value
         if name == "__bool__" and args[0] in self._answers:
             return self._answer(args[0])
+        args = self._known.numbers(name, args)
         if name in REWRITTEN and func is getattr(F, name):
             rewritten = REWRITTEN[name](*args, **kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
+        if name in ("cpu", "to") and args[0].is_meta and _to_cpu(name, args, kwargs):
+            # It has no values to take there.
+            dtypes = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)]
+            return args[0].to(*dtypes) if dtypes else args[0]
         result = self._called(func, name, args, kwargs)
+        self._known.note(func, name, args, kwargs, result)
         if isinstance(result, Tensor) and all(type(size) is int and size == 1 for size in result.shape):
             self._note(name, args, result)
         return result
@@ -87,12 +106,13 @@ class Steered(TorchFunctionMode):
         answer = self._answers[asked]
         if answer is None:
             return _value(asked)
-        warnings.warn(
-            f"a random number steers Python{place()}, such as to leave out a layer now and then; a graph takes the same "
-            f"path in every step, and this one takes that where the condition is {answer}",
-            stacklevel=2,
-        )
+        tell_path(answer)
         return bool(answer)
+
+
+def _to_cpu(name: str, args: Any, kwargs: Any) -> bool:
+    where = args[1] if len(args) > 1 else kwargs.get("device")
+    return name == "cpu" or (isinstance(where, str | torch.device) and torch.device(where).type == "cpu")
 
 
 def _value(asked: Tensor) -> bool:
@@ -105,15 +125,9 @@ def _value(asked: Tensor) -> bool:
         return False
 
 
-def place() -> str:
-    """Where the user's code is that runs now, in brackets; empty if none does."""
-    frames = reversed(list(traceback.walk_stack(None)))
-    places = [
-        f"{frame.f_code.co_filename}:{line}"
-        for frame, line in frames
-        if is_user_code(Path(frame.f_code.co_filename))
-    ]
-    return f" (at {places[-1]})" if places else ""
+def _by_chance(value: Any) -> bool:
+    """Whether an argument is a number of Python's or numpy's generator, or a list with one."""
+    return type(value) is Chance or (isinstance(value, list | tuple) and any(map(_by_chance, value)))
 
 
 def without_masking(module: nn.Module) -> None:
@@ -128,6 +142,15 @@ def without_masking(module: nn.Module) -> None:
                 "a graph would hide the same in every step",
                 stacklevel=2,
             )
+
+
+def without_dispatch(module: nn.Module) -> None:
+    """Let mixtures of experts in ``module`` read the weights of each row's experts, in place: how many rows an expert has
+    depends on values, and the ways that gather an expert's rows first have no graph."""
+    for part in module.modules():
+        config: Any = part.__dict__.get("config")
+        if getattr(config, "_experts_implementation", None) and hasattr(part, "_is_expert_parallel"):
+            config._experts_implementation = "batched_mm"  # transformers' name for that
 
 
 def of_python() -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.plain import path_of, paths_of
 from edgefl.models.graph.units import Stretch
@@ -45,6 +46,16 @@ def lending(flow: Flow) -> Flow:
     parted = replace(flow, lent=tied)
     together, apart = (1 + len(chosen(each, blocks(each))) for each in (flow, parted))
     return parted if apart > 2 * together else flow
+
+
+def rereading(flow: Flow, sample: TensorSpec) -> Flow:
+    """``flow``, or where that more than doubles its units, ``flow`` with cuts behind which units read the sample again:
+    a classifier of a decoder looks up at its end where each text's padding begins."""
+    if not any(flow.traced.source in tensors for tensors in flow.crossing):
+        return flow
+    again = replace(flow, again=sample)
+    once, twice = (1 + len(chosen(each, blocks(each))) for each in (flow, again))
+    return again if twice > 2 * once else flow
 
 
 def _tied(flow: Flow) -> frozenset[str]:

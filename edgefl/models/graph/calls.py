@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._pytree import SequenceKey
+from torch.utils._pytree import GetAttrKey, SequenceKey
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from edgefl.models.draws.steering import Steered
 from edgefl.models.own_gradients import Applied, Kind
+from edgefl.models.packed import Padded
 from edgefl.models.user_code import defined_at
 from edgefl.wire.errors import ModelError
 
@@ -39,7 +42,8 @@ class Slot:
 
 @dataclass
 class Recorder:
-    """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode."""
+    """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode;
+    tensors that require a gradient in training, which those of a trace do not show."""
 
     calls: list[Call] = field(default_factory=list)
     applied: Counter[str] = field(default_factory=Counter)
@@ -47,6 +51,7 @@ class Recorder:
     returned: Any = None
     inside: bool = False
     asked_mode: bool = False
+    learned: Any = field(default_factory=WeakTensorKeyDictionary)
 
 
 recorders: list[Recorder] = []
@@ -71,6 +76,21 @@ def _(tensors: list[Tensor], index: int) -> list[Tensor]:
 
 
 OPERATOR = torch.ops.edgefl.closed.default
+
+
+def learned(values: Any) -> None:
+    """Tensors in ``values`` require a gradient in training."""
+    if recorders and torch.is_grad_enabled():
+        for leaf in pytree.tree_leaves(values):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                recorders[-1].learned[leaf] = True
+
+
+def requires_gradient(values: Any) -> bool:
+    """Whether a tensor in ``values`` does, in training."""
+    known = recorders[-1].learned if recorders else {}
+    tensors = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+    return any(tensor.requires_grad or tensor in known for tensor in tensors)
 
 
 @contextmanager
@@ -157,9 +177,10 @@ def _recording(
             args, kwargs = pytree.tree_unflatten(filled, spec)
             state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             # Rebound statistics must not stay behind; functional_call puts the module's own back.
-            return torch.func.functional_call(
-                _Shell(module, original), {f"module.{k}": v for k, v in state.items()}, args, kwargs
-            )
+            with Steered():  # a mode is off while it handles the call of the operator
+                return torch.func.functional_call(
+                    _Shell(module, original), {f"module.{k}": v for k, v in state.items()}, args, kwargs
+                )
 
         recorder.running.append(run)
         recorder.calls.append(Call(path, _slots(leaves, spec), ()))
@@ -167,7 +188,10 @@ def _recording(
         outputs = _closed_call(tensors, index)
         if not _is_plain_result(recorder.returned):
             return original(*args, **kwargs)
-        return _returned(recorder, index, outputs)
+        result = _returned(recorder, index, outputs)
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            learned(result)
+        return result
 
     return forward
 
@@ -189,7 +213,7 @@ def _is_plain(leaf: object) -> bool:
 
 
 def _is_plain_result(value: Any) -> bool:
-    if type(value) in (tuple, list):
+    if type(value) in (tuple, list, Padded):
         return all(map(_is_plain_result, value))
     return value is None or isinstance(value, Tensor)
 
@@ -205,13 +229,14 @@ def _returned(recorder: Recorder, index: int, found: list[Tensor]) -> Any:
     """What the closed submodule returned, built of the operator's results; notes where each one lies."""
     flat, spec = pytree.tree_flatten_with_path(recorder.returned)
     tensors = iter(found)
-    places = tuple(
-        tuple(key.idx for key in keys if isinstance(key, SequenceKey))
-        for keys, leaf in flat
-        if isinstance(leaf, Tensor)
-    )
+    places = tuple(tuple(map(_place, keys)) for keys, leaf in flat if isinstance(leaf, Tensor))
     call = recorder.calls[index]
     recorder.calls[index] = Call(call.path, call.arguments, places)
     return pytree.tree_unflatten(
         [next(tensors) if isinstance(leaf, Tensor) else leaf for _, leaf in flat], spec
     )
+
+
+def _place(key: object) -> int:
+    assert isinstance(key, SequenceKey | GetAttrKey)
+    return key.idx if isinstance(key, SequenceKey) else Padded._fields.index(key.name)

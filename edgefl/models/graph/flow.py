@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.tracing import Traced
 from edgefl.models.layers.given import Given
 
@@ -30,11 +31,13 @@ class Flow:
     others (positions, masks of ones, products of weights alone, inputs beside the first and what is made of them) are
     computed in every unit that needs them. So is the batch size, from the unit's own input.
 
-    ``lent`` names weights that a cut may part: units on both sides of it read them.
+    ``lent`` names weights that a cut may part: units on both sides of it read them. ``again``: one sample, where units after
+    the first may read it once more; None: where they do, the input crosses like any tensor.
     """
 
     traced: Traced
     lent: frozenset[str] = frozenset()
+    again: TensorSpec | None = None
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -111,7 +114,7 @@ class Flow:
             last |= {node: place for reached in self.upstream(step) for node in self._read(reached)}
         last[self.traced.result] = len(self.steps)
         crossings: list[tuple[fx.Node, ...]] = []
-        alive = [self.traced.source]
+        alive = [] if self.again else [self.traced.source]
         for place, step in enumerate(self.steps):
             alive = [node for node in [*alive, step] if last.get(node, -1) > place]
             crossings.append(tuple(alive))

@@ -83,7 +83,16 @@ def _draws(node: fx.Node) -> bool:
     if node.target is torch.ops.aten.scaled_dot_product_attention.default:
         return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
     random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return random and node.target is not torch.ops.aten.dropout.default
+    return random and node.target is not torch.ops.aten.dropout.default and _in_training(node)
+
+
+def _in_training(node: fx.Node) -> bool:
+    """Whether an operation that draws in training alone, as ``aten.rrelu`` and ``aten.alpha_dropout``, is told to."""
+    target = cast(torch._ops.OpOverload, node.target)
+    declared = [argument.name for argument in target._schema.arguments]
+    given = {**dict(zip(declared, node.args, strict=False)), **node.kwargs}
+    # Where it is not given, `training` is false.
+    return all(given.get(name, False) for name in ("train", "training") if name in declared)
 
 
 def free_fillings(graph: fx.Graph, source: fx.Node) -> None:

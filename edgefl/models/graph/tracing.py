@@ -27,12 +27,25 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.draws.steering import Steered, place
-from edgefl.models.graph.calls import OPERATOR, Call, Recorder, applying, closing, observed, recorders
+from edgefl.models.caches import forgotten
+from edgefl.models.draws.chance import refused
+from edgefl.models.draws.steering import Steered, of_python
+from edgefl.models.graph.calls import (
+    OPERATOR,
+    Call,
+    Recorder,
+    applying,
+    closing,
+    learned,
+    observed,
+    recorders,
+    requires_gradient,
+)
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
 from edgefl.models.own_gradients import differentiable
-from edgefl.models.user_code import NO_VALUES, blamed
+from edgefl.models.user_code import NO_VALUES, blamed, place
+from edgefl.system.collecting import collecting_later
 from edgefl.wire.errors import ModelError
 
 # Two rows: torch takes a size of one for a constant.
@@ -44,6 +57,9 @@ _NOISY = tuple(
     for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 )
 # Layers that gather their weights into a list each time they are called, as nn.RNN does: no state is lost.
+_ASKED = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+# What ends the way of a gradient.
+_ENDS = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 _ASSIGNED = r"The tensor attributes? .* assigned during export"
 
 
@@ -125,20 +141,30 @@ def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> E
     inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
     dynamic = None if sketched else ({0: Dim("batch")},) * len(inputs)
     what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
-    with _told(what), _quiet(), _Unhooked():
-        return torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
+    before = of_python()
+    with _told(what), _quiet(), collecting_later(), forgotten(root), _Unhooked():
+        program = torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
+    if of_python() != before:
+        raise refused()
+    return program
 
 
 class _Unhooked(Steered):
-    """Refuses hooks on tensors, which change gradients where no graph sees it."""
+    """Refuses hooks on tensors, which change gradients where no graph sees it. Code that asks whether a tensor requires a
+    gradient is told what it is in training: what weights that are trained had a part in does."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _ASKED:
+            return requires_gradient(args)
         if func is Tensor.register_hook and not (recorders and recorders[-1].inside):
             raise ModelError(
                 f"register_hook changes a gradient where no graph sees it{place()}; write a torch.autograd.Function, or put "
                 "it into a submodule that no cut opens"
             )
-        return super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        if func not in _ENDS and requires_gradient((args, kwargs or {})):
+            learned(result)
+        return result
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from edgefl.models.graph.calls import Call, Slot
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.plain import arguments, path_of, told_by
+from edgefl.models.layers.given import Given
+from edgefl.wire.bundle.manifest import SAMPLE
 
 
 class Constant(nn.Module):
@@ -99,8 +101,16 @@ class _Builder:
         self._x = self._graph.placeholder("x")
         self._copies: dict[fx.Node, Any] = {stretch.source: self._x}
         self._targets: dict[str, object] = {}
+        self._sample()
         self._names = _parameters(stretch)
         self._device: fx.Node | None = None
+
+    def _sample(self) -> None:
+        """The model's input, where this unit reads it again."""
+        source, again = self._traced.source, self._stretch.flow.again
+        read = {inner for node in self._stretch.nodes for inner in self._stretch.flow.needs(node)}
+        if again is not None and source is not self._stretch.source and source in read:
+            self._copies[source] = self._module(f"given_{SAMPLE}", Given(SAMPLE, again), (self._x,), {})
 
     def module(self) -> nn.Module:
         for node in self._stretch.nodes:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.bundle.manifest import PARTS
+from edgefl.wire.bundle.manifest import PARTS, SAMPLE
 from edgefl.wire.errors import ModelError
 
 
@@ -99,6 +99,14 @@ def given(module: nn.Module) -> Mapping[str, TensorSpec]:
 def placed(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensors:
     """``inputs`` by name as the tensors of ``module`` that stand for them, for ``functional_call``."""
     return {f"{path}.value": inputs[part.name] for path, part in _layers(module) if part.name in inputs}
+
+
+def called(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """What ``module`` gives for the rows ``x`` of ``inputs`` and those of its other inputs, all by name."""
+    tensors = placed(module, {SAMPLE: inputs["x"], **inputs})
+    # Tied names would be swapped twice, and the second swap would stay.
+    result = torch.func.functional_call(module, tensors, (inputs["x"],), tie_weights=False)
+    return cast(Tensor, result)
 
 
 def _layers(module: nn.Module) -> Iterable[tuple[str, Given]]:

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers import recurrence
+from edgefl.models.packed import Padded
 from edgefl.wire.errors import ModelError
 
 State = tuple[Tensor, Tensor]
 States = tuple[Tensor, ...]
+
+# Added to a gate's input, it opens or closes the gate for good: a sigmoid's result is exactly 1 or 0.
+_SHUT = 1e4
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Kind:
 
     ``run`` takes a sequence (T, B, E), the weights (two, or four with biases) of one layer in one direction, the
     tensors of the first state (B, H), and whether to go backwards; it returns the hidden states (T, B, H) and the
-    tensors of the last state.
+    tensors of the last state. ``standing``: what is added to the input of each gate where a sequence has ended, so that
+    the state (an LSTM's c, a GRU's h) stays as it is.
     """
 
     gates: int
     carried: int
+    standing: tuple[float, ...]
     run: Callable[[Tensor, Sequence[Tensor], States, bool], States]
 
 
@@ -46,8 +52,8 @@ def _gru(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> 
     return recurrence.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
 
 
-LSTM = Kind(gates=4, carried=2, run=_lstm)
-GRU = Kind(gates=3, carried=1, run=_gru)
+LSTM = Kind(gates=4, carried=2, standing=(-_SHUT, _SHUT, 0.0, 0.0), run=_lstm)
+GRU = Kind(gates=3, carried=1, standing=(0.0, _SHUT, 0.0), run=_gru)
 
 
 class Stack(nn.Module):
@@ -121,24 +127,61 @@ class Stack(nn.Module):
                 f"{shape}; pad packed sequences, give one sequence a batch dimension, or change the features",
                 found=shape,
             )
-        if state is None:
-            zeros = x.new_zeros(self.layers * len(self.ends), x.shape[0], self.hidden)
-            state = (zeros,) * self.kind.carried
-        first = zip(*(part.unbind() for part in state), strict=True)
-        sequence, last = x.transpose(0, 1), []
-        for layer in range(self.layers):
-            sequence = sequence if layer == 0 else self.drops[layer - 1](sequence)
-            results = [self._direction(sequence, layer, end, next(first)) for end in self.ends]
-            last += [result[1:] for result in results]
-            states = [result[0] for result in results]
-            sequence = states[0] if len(states) == 1 else torch.cat(states, dim=2)
-        final = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        sequence, final = self._layers(x.transpose(0, 1), state, self._direction)
         # Contiguous, because torch gives a dense layer that reads a view two ops instead of one.
         return sequence.transpose(0, 1).contiguous(), final
 
+    def run_padded(self, x: Padded, state: States | None = None) -> tuple[Padded, States]:
+        """As :meth:`run` for sequences (T, B, E) that end where their lengths say: states are those at the ends."""
+
+        def direction(sequence: Tensor, layer: int, end: str, first: States) -> States:
+            return self._ending(Padded(sequence, x.lengths), layer, end, first, given=state is not None)
+
+        sequence, final = self._layers(x.padded, state, direction)
+        return Padded(sequence, x.lengths), final
+
+    def _layers(
+        self, sequence: Tensor, state: States | None, run: Callable[[Tensor, int, str, States], States]
+    ) -> tuple[Tensor, States]:
+        if state is None:
+            zeros = sequence.new_zeros(self.layers * len(self.ends), sequence.shape[1], self.hidden)
+            state = (zeros,) * self.kind.carried
+        first = zip(*(part.unbind() for part in state), strict=True)
+        last = []
+        for layer in range(self.layers):
+            sequence = sequence if layer == 0 else self.drops[layer - 1](sequence)
+            results = [run(sequence, layer, end, next(first)) for end in self.ends]
+            last += [result[1:] for result in results]
+            states = [result[0] for result in results]
+            sequence = states[0] if len(states) == 1 else torch.cat(states, dim=2)
+        return sequence, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+
     def _direction(self, sequence: Tensor, layer: int, end: str, first: States) -> States:
-        weights = [getattr(self, f"{tensor}_l{layer}{end}") for tensor in self.tensors]
-        return self.kind.run(sequence, weights, first, end == "_reverse")
+        return self.kind.run(sequence, self._weights(layer, end), first, end == "_reverse")
+
+    def _weights(self, layer: int, end: str) -> list[Tensor]:
+        return [getattr(self, f"{tensor}_l{layer}{end}") for tensor in self.tensors]
+
+    def _ending(self, x: Padded, layer: int, end: str, first: States, *, given: bool) -> States:
+        """One direction over sequences of different lengths. Backwards, padding comes first: a first state of zeros stays
+        so there, and another one needs sequences that are turned around."""
+        weights = self._weights(layer, end)
+        if not end or not given:
+            return self._heeding(x, weights, first, reverse=bool(end))
+        turned = Padded(x.padded.gather(0, _turned(x, x.padded)), x.lengths)
+        states, *last = self._heeding(turned, weights, first, reverse=False)
+        return states.gather(0, _turned(x, states)), *last
+
+    def _heeding(self, x: Padded, weights: Sequence[Tensor], first: States, *, reverse: bool) -> States:
+        """A further input says where a sequence has ended, and opens or shuts the gates there. An LSTM's h does not stand
+        still by that: it follows o."""
+        kernel, *others = weights
+        column = torch.cat([kernel.new_full((self.hidden, 1), each) for each in self.kind.standing])
+        entries = torch.cat((x.padded, x.behind.unsqueeze(-1).to(x.padded.dtype)), dim=2)
+        states, *last = self.kind.run(entries, [torch.cat((kernel, column), dim=1), *others], first, reverse)
+        if self.kind.carried > 1 and not reverse:
+            last[0] = Padded(states, x.lengths).last
+        return states, *last
 
     def extra_repr(self) -> str:
         return f"{self.features}, {self.hidden}, layers={self.layers}, directions={len(self.ends)}"
@@ -210,13 +253,25 @@ class TorchStack(Stack):
     def flatten_parameters(self) -> None:
         """Nothing to do: there is no copy for cuDNN."""
 
-    def forward(self, x: Tensor, state: Tensor | States | None = None) -> tuple[Tensor, Tensor | States]:
-        """Torch's arguments and results, but for packed sequences and for inputs without a batch dimension."""
+    def forward(
+        self, x: Tensor | Padded, state: Tensor | States | None = None
+    ) -> tuple[Tensor | Padded, Tensor | States]:
+        """Torch's arguments and results, but for inputs without a batch dimension; packed sequences are :class:`Padded`."""
+        if isinstance(x, Padded):
+            ended, last = self.run_padded(x, (state,) if isinstance(state, Tensor) else state)
+            return ended, last if len(last) > 1 else last[0]
         turn = isinstance(x, Tensor) and x.dim() == 3 and not self.batch_first
         out, last = self.run(
             x.transpose(0, 1) if turn else x, (state,) if isinstance(state, Tensor) else state
         )
         return out if self.batch_first else out.transpose(0, 1), last if len(last) > 1 else last[0]
+
+
+def _turned(x: Padded, entries: Tensor) -> Tensor:
+    """Where each entry of ``entries`` (T, B, F) comes from if every sequence is turned around, its padding left alone."""
+    steps = torch.arange(entries.shape[0], device=entries.device).unsqueeze(1)
+    places = torch.where(x.behind, steps, x.lengths - 1 - steps)
+    return places.unsqueeze(-1).expand(entries.shape)
 
 
 class LstmDirection(nn.Module):

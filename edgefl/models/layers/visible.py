@@ -12,7 +12,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.draws.steering import without_masking
+from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.recurrent import TorchStack
 from edgefl.models.layers.surrounded import Surrounded
@@ -38,6 +38,7 @@ def visible(module: nn.Module) -> nn.Module:
     _check_copyable(module)
     copied = copy.deepcopy(module)
     without_masking(copied)
+    without_dispatch(copied)
     _train_by_own_rules(copied)
     tied = _pairs(copied)
     module = _Replacing(module.training).replaced("", copied)

@@ -81,7 +81,7 @@ class OfRounds(Protocol):
 
 @runtime_checkable
 class Measured(Protocol):
-    """A loss that names its metrics (:mod:`edgefl.models.losses.metrics`)."""
+    """A loss that names its metrics (:mod:`edgefl.wire.metrics`)."""
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
         """Names of metrics for one sample's output ``out``, the one that people are shown first; () for none but the

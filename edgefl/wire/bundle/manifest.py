@@ -28,8 +28,12 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 """What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
 
-PARTS = ("x", "y", "mask")
-"""What every batch may have: samples, their labels, and which rows count. Other parts are inputs beside x."""
+SAMPLE = "sample"
+"""The part of a batch that is the sample itself where x is what frozen units left of it."""
+
+PARTS = ("x", "y", "mask", SAMPLE)
+"""What every batch may have: what flows through the units, labels, which rows count, and the samples once more. Other parts
+are inputs beside x."""
 
 Draws = Literal["walk", "draw", "length"]
 """How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
@@ -67,7 +71,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
     ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
     state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
-    old one.
+    old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
+    first. Empty: unknown.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_budget: int = 0
     planned_bytes: int = 0
     in_place: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)

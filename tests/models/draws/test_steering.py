@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import Steered
@@ -19,6 +22,7 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
 from exporters.capture.trace import capture
+from tests.pairs import slow
 
 ROWS = TensorSpec((6,))
 
@@ -132,6 +136,76 @@ def test_numbers_of_python_and_numpy_are_refused() -> None:
         objective = _step(nn.Sequential(Python(draw)))
         with pytest.raises(ModelError, match=r"Python's or numpy's generator.*torch\.rand"):
             objective.noise(3)
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        lambda c: torch.tensor([math.cos(c), -math.sin(c)]),
+        lambda c: -c,
+        abs,
+        lambda c: c**2,
+        lambda c: c % 1,
+        lambda c: [1, 2, 3][c],
+        lambda c: "yes" if c else "no",
+        lambda c: c == 0.5,
+        lambda c: torch.ones(3) * c,
+        lambda c: c * torch.ones(3),
+        lambda c: np.ones(3) * c,
+        lambda c: f"{c:.2f}",
+        lambda c: F.interpolate(torch.ones(1, 1, 4, 4), scale_factor=(c, c)),
+    ],
+)
+def test_nothing_but_comparisons_is_made_of_a_number_of_python_s(computed: Callable[[Any], object]) -> None:
+    with Steered(), pytest.raises(ModelError, match="Python's or numpy's generator"):
+        computed(2 * random.uniform(-0.3, 0.3) + np.float64(1))
+
+
+def test_a_type_that_comes_with_a_place_is_heeded_without_values() -> None:
+    x = torch.ones(3, dtype=torch.int64, device="meta")
+    with Steered():
+        assert x.to("cpu", torch.float32).dtype is torch.float32
+        assert x.to(device="cpu", dtype=torch.float64).dtype is torch.float64
+        assert x.cpu() is x
+
+
+class Layers(nn.Module):
+    """Blocks that are left out now and then, as Python's chance says."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.blocks, self.head, self.draw = (
+            nn.ModuleList(nn.Linear(6, 6) for _ in "abc"),
+            nn.Linear(6, 4),
+            draw,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.training and self.draw() < 0.3:
+                continue
+            x = x + block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    ["1 - np.random.random()", *map(slow, ("random.random()", "np.random.rand()", "random.uniform(0, 1)"))],
+)
+def test_python_s_chance_takes_the_likelier_path_each_time_and_people_are_told(draw: str) -> None:
+    module, x = Layers(lambda: eval(draw)), torch.randn(5, 6)
+    for _ in range(4):
+        with pytest.warns(
+            UserWarning, match=r"random number steers Python \(at .*test_steering\.py.*is False"
+        ):
+            spec = split(module, sample=ROWS, classes=4)
+        torch.testing.assert_close(spec.module.train()(x), module.eval()(x))
+        module.train()
+
+
+def test_a_choice_that_python_draws_is_refused_where_it_steers_a_trace() -> None:
+    with pytest.raises(ModelError, match=r"Python's or numpy's generator"):
+        split(Layers(lambda: random.randint(0, 9) / 10), sample=ROWS, classes=4)
 
 
 def test_spec_augment_is_switched_off_in_the_copy_and_people_are_told() -> None:

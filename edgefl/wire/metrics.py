@@ -1,8 +1,7 @@
 """Numbers that tell people how good a model is, from sums that add up over rows, batches and devices.
 
-A loss names its metrics (:class:`~edgefl.models.losses.loss.Measured`); evaluations give sums
-(:func:`~edgefl.models.losses.loss.sums_of`), and what is shown is made of these at the very end: a mean of F1s would not
-be the F1 of all.
+A loss names its metrics (``Measured`` in ``edgefl.models.losses.loss``); evaluations give sums (``sums_of`` there), on a
+device too, and what is shown is made of these at the very end: a mean of F1s would not be the F1 of all.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from torch import Tensor
 
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array
@@ -20,9 +18,12 @@ Sums = Mapping[str, Array]
 """float64 by name: () or one per class."""
 
 
-def added(total: Mapping[str, Array], sums: Mapping[str, Tensor]) -> dict[str, Array]:
+LOSS = "loss"
+
+
+def added(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
     """``total`` and the sums of one more batch, in float64."""
-    new = {name: each.detach().double().cpu().numpy() for name, each in sums.items()}
+    new = {name: np.asarray(each, np.float64) for name, each in sums.items()}
     return {name: total[name] + each if name in total else each for name, each in new.items()}
 
 
@@ -35,7 +36,7 @@ def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise ModelError(f"no metric {unknown[0]!r}; there are: {', '.join(METRICS)}", unknown=unknown)
-    return {name: METRICS[name](sums) for name in names} | {"loss": mean_loss(sums)}
+    return {name: METRICS[name](sums) for name in names} | {LOSS: mean_loss(sums)}
 
 
 def mean_loss(sums: Sums) -> float:

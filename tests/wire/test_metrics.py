@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.tensors import TensorSpec
+from edgefl.contract.tensors import TensorSpec, arrays
 from edgefl.models.losses import (
     BinaryCrossEntropy,
     CausalLM,
@@ -23,8 +23,8 @@ from edgefl.models.losses import (
     SequenceCrossEntropy,
 )
 from edgefl.models.losses.loss import metrics_of, sums_of
-from edgefl.models.losses.metrics import Sums, added, measured
 from edgefl.wire.errors import ModelError
+from edgefl.wire.metrics import Sums, added, measured
 
 ROWS = 60
 
@@ -59,8 +59,8 @@ def in_two_batches(loss: Loss, out: Tensor, y: Tensor) -> Sums:
     rest = torch.cat((torch.arange(SPLIT, ROWS), fill))
     mask = torch.ones(len(rest))
     mask[-GARBAGE:] = 0.0
-    sums = added({}, sums_of(loss, out[:SPLIT], y[:SPLIT], torch.ones(SPLIT)))
-    return added(sums, sums_of(loss, out[rest], y[rest], mask))
+    sums = added({}, arrays(sums_of(loss, out[:SPLIT], y[:SPLIT], torch.ones(SPLIT))))
+    return added(sums, arrays(sums_of(loss, out[rest], y[rest], mask)))
 
 
 def values(loss: Loss, out: Tensor, y: Tensor) -> dict[str, float]:

@@ -1,0 +1,107 @@
+"""Numbers that a model's code draws by Python's or numpy's generator, to steer itself: a layer left out now and then.
+
+A graph takes the same path in every step, so inside of :data:`middled` such a number is the middle of what it may be, and a
+comparison with it takes the likelier side and says so. Anything else that is done with it is refused: a graph would hold the
+same number forever.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from edgefl.models.swapped import Swap, heeding
+from edgefl.models.user_code import place
+from edgefl.wire.errors import ModelError
+
+
+def tell_path(answer: bool) -> None:
+    """Warn that a random number steers Python, and that the graph has what follows if the condition is ``answer``."""
+    warnings.warn(
+        f"a random number steers Python{place()}, such as to leave out a layer now and then; a graph takes the same "
+        f"path in every step, and this one takes that where the condition is {answer}",
+        stacklevel=3,
+    )
+
+
+def refused() -> ModelError:
+    """The error for a number of Python's or numpy's that is computed with."""
+    return ModelError(
+        f"the model draws by Python's or numpy's generator while it trains{place()}: a graph would have the same numbers in "
+        "every step. Draw with torch, such as torch.rand",
+        chance=True,
+    )
+
+
+class Chance:
+    """A drawn number: to compare, also after sums and products with numbers, and to be refused as anything else."""
+
+    __slots__ = ("_value",)
+    __array_ufunc__ = None  # numpy's numbers leave what is done with it to it
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+
+def _never(self: Chance, *others: Any) -> Any:
+    raise refused()
+
+
+def _comparison(compare: Callable[[float, Any], bool]) -> Callable[[Chance, Any], Any]:
+    def compared(self: Chance, other: Any) -> Any:
+        if not isinstance(other, int | float | np.number):
+            raise refused()
+        answer = bool(compare(self._value, other))
+        tell_path(answer)
+        return answer
+
+    return compared
+
+
+def _arithmetic(
+    compute: Callable[[Any, Any], float], *, turned: bool = False
+) -> Callable[[Chance, Any], Any]:
+    def computed(self: Chance, other: Any) -> Any:
+        if not isinstance(other, int | float | np.number):
+            raise refused()
+        return Chance(compute(other, self._value) if turned else compute(self._value, other))
+
+    return computed
+
+
+_NEVER = (
+    "float int index bool complex trunc round floor ceil neg pos abs eq ne hash array format "
+    "pow rpow mod rmod floordiv rfloordiv divmod rdivmod matmul rmatmul"
+)
+for _name in _NEVER.split():
+    setattr(Chance, f"__{_name}__", _never)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Chance, f"__{_name}__", _comparison(getattr(operator, _name)))
+for _name in ("add", "sub", "mul", "truediv"):
+    setattr(Chance, f"__{_name}__", _arithmetic(getattr(operator, _name)))
+    setattr(Chance, f"__r{_name}__", _arithmetic(getattr(operator, _name), turned=True))
+
+
+def _middle(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, whose middle is told where it is asked for one number."""
+
+    def drawn(*arguments: Any, **named: Any) -> Any:
+        ranged = original.__name__ == "uniform" and len(arguments) == 2
+        if named or (arguments and not ranged):
+            return original(*arguments, **named)
+        return Chance(sum(arguments) / 2 if ranged else 0.5)
+
+    return heeding(lambda: middled, original, drawn)
+
+
+_SOURCES = (
+    *((random, name) for name in ("random", "uniform")),
+    *((np.random, name) for name in ("rand", "random", "random_sample", "uniform")),
+)
+middled = Swap(*((room, name, _middle(getattr(room, name))) for room, name in _SOURCES))
+"""Inside, this thread draws :class:`Chance` where Python's or numpy's generator would give one uniform number."""

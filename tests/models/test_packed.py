@@ -1,0 +1,136 @@
+"""Packed sequences, as a graph has them, compute what torch's do."""
+
+from __future__ import annotations
+
+import threading
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import rnn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws.steering import Steered
+from edgefl.models.layers.recurrent import LSTM, TorchStack
+from edgefl.models.layers.visible import visible
+from edgefl.models.packed import Padded, padded
+from edgefl.models.split import split
+
+E, H, T = 5, 4, 7
+LENGTHS = torch.tensor([3, 7, 1, 6])
+
+
+class Ends(nn.Module):
+    """All that people take from a packed sequence."""
+
+    def __init__(self, layer: nn.Module, *, batch_first: bool = True, given: bool = False) -> None:
+        super().__init__()
+        self.layer, self.batch_first, self.given = layer, batch_first, given
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        rows = self.layer.num_layers * (1 + self.layer.bidirectional)
+        first: Any = torch.linspace(-1, 1, rows * len(lengths) * H, dtype=x.dtype).view(rows, -1, H)
+        cell = isinstance(self.layer, nn.LSTM) or getattr(self.layer, "kind", None) is LSTM
+        first = (first, first.cos()) if cell else first
+        entries = x if self.batch_first else x.transpose(0, 1)
+        packed = pack_padded_sequence(entries, lengths.cpu(), self.batch_first, enforce_sorted=False)
+        out, last = self.layer(packed, first) if self.given else self.layer(packed)
+        whole, ends = pad_packed_sequence(out, self.batch_first, padding_value=0.5, total_length=T + 1)
+        return (whole, ends.to(x.dtype), *(last if isinstance(last, tuple) else (last,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "both", "given"),
+    list(product((nn.LSTM, nn.GRU), (1, 2), (False, True), (False, True))),
+)
+def test_outputs_last_states_and_every_gradient_equal_torch_s(
+    kind: Any, layers: int, both: bool, given: bool
+) -> None:
+    torch.manual_seed(layers)
+    theirs = kind(E, H, layers, batch_first=True, bidirectional=both).double()
+    ours = TorchStack(theirs)
+    x = torch.randn(4, T, E, dtype=torch.float64, requires_grad=True)
+
+    wanted = Ends(theirs, given=given)(x, LENGTHS)
+    with Steered():
+        found = Ends(ours, given=given)(x, LENGTHS)
+
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    scores = [sum((each * each.cos()).sum() for each in results) for results in (found, wanted)]
+    gradients = [torch.autograd.grad(score, [x, *theirs.parameters()]) for score in scores]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-12)
+
+
+def test_time_may_come_first() -> None:
+    layer = nn.GRU(E, H)
+    x = torch.randn(4, T, E)
+
+    wanted = Ends(layer, batch_first=False)(x, LENGTHS)
+    with Steered():
+        found = Ends(TorchStack(layer), batch_first=False)(x, LENGTHS)
+
+    torch.testing.assert_close(found, wanted)
+
+
+def test_packing_is_torch_s_again_outside_and_in_other_threads() -> None:
+    made: list[Any] = []
+
+    def pack() -> None:
+        made.append(rnn.pack_padded_sequence(torch.randn(7, 4, E), LENGTHS, enforce_sorted=False))
+
+    with padded():
+        pack()
+        thread = threading.Thread(target=pack)
+        thread.start()
+        thread.join()
+    pack()
+
+    assert [type(each) for each in made] == [Padded, PackedSequence, PackedSequence]
+    assert torch.equal(pad_packed_sequence(made[2])[1], LENGTHS)
+
+
+def test_people_are_told_where_sequences_are_longer_than_torch_s() -> None:
+    with (
+        padded(),
+        pytest.warns(UserWarning, match="cuts them to the longest of each batch: give total_length"),
+    ):
+        pad_packed_sequence(rnn.pack_padded_sequence(torch.randn(7, 4, E), LENGTHS, enforce_sorted=False))
+
+
+class Texts(nn.Module):
+    """Lengths are counted, and the cut may lie behind the recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(9, E), nn.LSTM(E, H, batch_first=True, bidirectional=True)
+        self.hidden, self.head = nn.Linear(2 * H, H), nn.Linear(H, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = (tokens > 0).sum(1).clamp(min=1)
+        packed = pack_padded_sequence(
+            self.embedding(tokens), lengths.to("cpu"), batch_first=True, enforce_sorted=False
+        )
+        _, (state, _) = self.lstm(packed)
+        return self.head(torch.relu(self.hidden(torch.cat((state[0], state[1]), dim=1))))
+
+
+def test_a_model_is_cut_and_its_units_heed_the_lengths() -> None:
+    model = Texts()
+    spec = split(model, sample=TensorSpec((T,), torch.int64, 9), classes=3)
+    x = torch.randint(1, 9, (4, T)) * (torch.arange(T) < LENGTHS.unsqueeze(1))
+
+    assert len(spec.units) > 1
+    torch.testing.assert_close(spec.module(x), model(x))
+    assert not torch.allclose(spec.module(x), spec.module(x.clamp(min=1)))
+
+
+def test_a_module_keeps_its_packing_when_its_layers_are_replaced() -> None:
+    model = Texts()
+    x = torch.tensor([[1, 2, 3, 0, 0, 0, 0], [4, 5, 6, 7, 8, 1, 2]])
+
+    with Steered():
+        found = visible(model)(x)
+    torch.testing.assert_close(found, model(x))
