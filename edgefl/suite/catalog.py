@@ -1,4 +1,4 @@
-"""All architectures of the suite."""
+"""All architectures of the suite, and those that are held out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from edgefl.suite.architecture import LIBRARIES, Architecture, Library
 from edgefl.suite.decoders import DECODERS
 from edgefl.suite.encoders import ENCODERS
 from edgefl.suite.hearing import HEARING
+from edgefl.suite.held_out.catalog import HELD_OUT
 from edgefl.suite.image_libraries import TIMM, TORCHVISION
 from edgefl.suite.plain import PLAIN
 from edgefl.suite.seeing import SEEING
@@ -25,10 +26,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 )
 
 
-def chosen(only: Sequence[str] = (), libraries: Sequence[Library] = ()) -> list[Architecture]:
+def chosen(
+    only: Sequence[str] = (), libraries: Sequence[Library] = (), *, held_out: bool = False
+) -> list[Architecture]:
     """Those of the ``libraries`` (none: all) whose name, class or ``library/name`` matches one of the patterns ``only``, as
-    of file names and in any case (none: all). ConfigError for a pattern that none matches."""
-    among = [each for each in ARCHITECTURES if each.library in (libraries or LIBRARIES)]
+    of file names and in any case (none: all); of the suite, or of the ``held_out`` ones. ConfigError for a pattern that
+    none matches."""
+    suite = HELD_OUT if held_out else ARCHITECTURES
+    among = [each for each in suite if each.library in (libraries or LIBRARIES)]
     for pattern in only:
         if not any(_matches(each, pattern) for each in among):
             raise ConfigError(
@@ -39,8 +44,8 @@ def chosen(only: Sequence[str] = (), libraries: Sequence[Library] = ()) -> list[
 
 
 def named(path: str) -> Architecture:
-    """The one of this ``library/name``; ConfigError if there is none."""
-    for each in ARCHITECTURES:
+    """The one of this ``library/name``, in the suite or held out; ConfigError if there is none."""
+    for each in (*ARCHITECTURES, *HELD_OUT):
         if each.path == path:
             return each
     raise ConfigError(f"there is no architecture {path!r}", path=path)

@@ -11,21 +11,21 @@ from edgefl.suite.architecture import CLASSES, IMAGE, LARGE_IMAGE, Architecture,
 VIDEO = TensorSpec((3, 4, 16, 16))
 
 
-def _torchvision(
+def torchvision(
     name: str, function: str, sample: TensorSpec = IMAGE, *, loss: str = "", **options: Any
 ) -> Architecture:
     make = called("torchvision", f"models.{function}", num_classes=CLASSES, **options)
     return Architecture("torchvision", name, function.rpartition(".")[2], make, sample, loss=loss)
 
 
-def _timm(name: str, model: str, sample: TensorSpec = IMAGE, **options: Any) -> Architecture:
+def timm(name: str, model: str, sample: TensorSpec = IMAGE, **options: Any) -> Architecture:
     make = called("timm", "create_model", model, pretrained=False, num_classes=CLASSES, **options)
     return Architecture("timm", name, model, make, sample)
 
 
-def _timm_class(name: str, kind: str, **options: Any) -> Architecture:
+def timm_class(name: str, kind: str, sample: TensorSpec = IMAGE, **options: Any) -> Architecture:
     make = called("timm", f"models.{kind}", num_classes=CLASSES, **options)
-    return Architecture("timm", name, kind.rpartition(".")[2], make, IMAGE)
+    return Architecture("timm", name, kind.rpartition(".")[2], make, sample)
 
 
 _SIZED: dict[str, Any] = {
@@ -46,40 +46,40 @@ _WINDOWS: dict[str, Any] = {
 }
 
 TORCHVISION = (
-    _torchvision("AlexNet", "alexnet", LARGE_IMAGE),
-    _torchvision("VGG-11", "vgg11"),
-    _torchvision("SqueezeNet 1.1", "squeezenet1_1"),
-    _torchvision("ShuffleNet v2", "shufflenet_v2_x0_5"),
-    _torchvision("MobileNet v2", "mobilenet_v2"),
-    _torchvision("MobileNet v3", "mobilenet_v3_small"),
-    _torchvision("MNASNet", "mnasnet0_5"),
-    _torchvision("ResNet-18", "resnet18"),
-    _torchvision("RegNet", "regnet_x_400mf"),
-    _torchvision("EfficientNet", "efficientnet_b0"),
-    _torchvision("DenseNet", "densenet.DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16),
-    _torchvision("GoogLeNet", "googlenet", LARGE_IMAGE),
-    _torchvision("Vision Transformer", "vision_transformer.VisionTransformer", **_SIZED),
-    _torchvision("Swin", "swin_transformer.SwinTransformer", **_WINDOWS),
-    _torchvision(
+    torchvision("AlexNet", "alexnet", LARGE_IMAGE),
+    torchvision("VGG-11", "vgg11"),
+    torchvision("SqueezeNet 1.1", "squeezenet1_1"),
+    torchvision("ShuffleNet v2", "shufflenet_v2_x0_5"),
+    torchvision("MobileNet v2", "mobilenet_v2"),
+    torchvision("MobileNet v3", "mobilenet_v3_small"),
+    torchvision("MNASNet", "mnasnet0_5"),
+    torchvision("ResNet-18", "resnet18"),
+    torchvision("RegNet", "regnet_x_400mf"),
+    torchvision("EfficientNet", "efficientnet_b0"),
+    torchvision("DenseNet", "densenet.DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16),
+    torchvision("GoogLeNet", "googlenet", LARGE_IMAGE),
+    torchvision("Vision Transformer", "vision_transformer.VisionTransformer", **_SIZED),
+    torchvision("Swin", "swin_transformer.SwinTransformer", **_WINDOWS),
+    torchvision(
         "LR-ASPP, pixels",
         "segmentation.lraspp_mobilenet_v3_large",
         loss="cross_entropy",
         weights_backbone=None,  # else it is fetched
     ),
-    _torchvision("ResNet 3D", "video.r3d_18", VIDEO),
+    torchvision("ResNet 3D", "video.r3d_18", VIDEO),
 )
 
 TIMM = (
-    _timm_class("MLP-Mixer", "mlp_mixer.MlpMixer", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
-    _timm("ResMLP", "resmlp_12_224", img_size=32),
-    _timm("GhostNet", "ghostnet_050"),
-    _timm("LCNet", "lcnet_050"),
-    _timm("EdgeNeXt", "edgenext_xx_small", LARGE_IMAGE, depths=(1, 1, 2, 1)),
-    _timm("MobileOne", "mobileone_s0", LARGE_IMAGE),
-    _timm("RepVGG", "repvgg_a0"),
-    _timm_class("ConvMixer", "convmixer.ConvMixer", dim=32, depth=2),
-    _timm("XCiT", "xcit_nano_12_p16_224", img_size=32, depth=2),
-    _timm("CaiT", "cait_xxs24_224", img_size=32, depth=2, embed_dim=32, num_heads=2),
-    _timm("ReXNet", "rexnet_100"),
-    _timm("CoaT", "coat_lite_tiny", img_size=64, sample=LARGE_IMAGE),
+    timm_class("MLP-Mixer", "mlp_mixer.MlpMixer", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    timm("ResMLP", "resmlp_12_224", img_size=32),
+    timm("GhostNet", "ghostnet_050"),
+    timm("LCNet", "lcnet_050"),
+    timm("EdgeNeXt", "edgenext_xx_small", LARGE_IMAGE, depths=(1, 1, 2, 1)),
+    timm("MobileOne", "mobileone_s0", LARGE_IMAGE),
+    timm("RepVGG", "repvgg_a0"),
+    timm_class("ConvMixer", "convmixer.ConvMixer", dim=32, depth=2),
+    timm("XCiT", "xcit_nano_12_p16_224", img_size=32, depth=2),
+    timm("CaiT", "cait_xxs24_224", img_size=32, depth=2, embed_dim=32, num_heads=2),
+    timm("ReXNet", "rexnet_100"),
+    timm("CoaT", "coat_lite_tiny", img_size=64, sample=LARGE_IMAGE),
 )

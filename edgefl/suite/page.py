@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from edgefl.suite.architecture import LIBRARIES, Library
-from edgefl.suite.catalog import ARCHITECTURES
+from edgefl.suite.catalog import chosen
 from edgefl.suite.rows import ENGINES, EngineResult, SuiteRow
 
 NAMES = {"onnx": "ONNX Runtime", "executorch": "ExecuTorch"}
@@ -22,13 +23,46 @@ _LONGEST = 300
 """Characters of a reason."""
 
 
-def page(rows: Mapping[str, SuiteRow], absent: Mapping[Library, int], command: str) -> str:
+@dataclass(frozen=True)
+class Text:
+    """What differs between the pages. ``benchmarks``: where that page is, seen from this one."""
+
+    title: str
+    about: str
+    list: str
+    benchmarks: str
+
+
+SUITE = Text(
+    "Architectures",
+    """\
+Models that were not written for edgefl, each as it comes: small, with the library's own dropout, stochastic depth, tied
+weights, caches and outputs. Nothing of a module was edited, and no option was given but sizes and the loss. Each was traced,
+cut into units, exported with its training, run by each engine, and compared with torch.""",
+    "suite",
+    "benchmarks.md",
+)
+HELD_OUT = Text(
+    "Architectures held out",
+    """\
+The list was written down before any of its models was tried: none of them had a part in how edgefl was built. On that first
+try 76 of 96 could be trained on ONNX Runtime and 73 on ExecuTorch (one failed by a mistake in the list). What others would
+meet too was mended, and rows that had failed were made again: the table has these. Each model comes as in
+[the suite](../models.md): small, nothing edited, no option but sizes and the loss.""",
+    "list",
+    "../benchmarks.md",
+)
+
+
+def page(
+    rows: Mapping[str, SuiteRow], absent: Mapping[Library, int], command: str, *, held_out: bool = False
+) -> str:
     """The page as Markdown: ``rows`` by ``library/name``, the libraries that were not installed with how many architectures
-    that leaves out, and the command that wrote it."""
-    places = {each.path: place for place, each in enumerate(ARCHITECTURES)}
+    that leaves out, and the command that wrote it; of the suite, or of the architectures ``held_out``."""
+    places = {each.path: place for place, each in enumerate(chosen(held_out=held_out))}
     ordered = [rows[path] for path in sorted(rows, key=lambda path: places.get(path, len(places)))]
     parts = [
-        _head(ordered, absent, command),
+        _head(ordered, absent, command, HELD_OUT if held_out else SUITE, len(places)),
         *(_table(name, ordered) for name in LIBRARIES),
         _failures(ordered),
     ]
@@ -42,7 +76,9 @@ def share(rows: Sequence[SuiteRow], engine: str) -> str:
     return f"{able} of {len(asked)} ({able / len(asked):.0%})" if asked else "not tried"
 
 
-def _head(rows: Sequence[SuiteRow], absent: Mapping[Library, int], command: str) -> str:
+def _head(
+    rows: Sequence[SuiteRow], absent: Mapping[Library, int], command: str, text: Text, count: int
+) -> str:
     shares = "; ".join(f"**{NAMES[each]}: {share(rows, each)}**" for each in ENGINES)
     versions = {name: number for row in rows for name, number in row.versions.items()}
     told = ", ".join(f"{name} {number}" for name, number in versions.items())
@@ -54,15 +90,13 @@ def _head(rows: Sequence[SuiteRow], absent: Mapping[Library, int], command: str)
     )
     busy = [row.load for row in rows if row.load is None or row.load > BUSY]
     others = f"\n{_BUSY.format(rows=len(busy))}" if busy else ""
-    return f"""# Architectures
+    return f"""# {text.title}
 
 <!-- Written by `{command}`: change the suite, not this page. -->
 
-Models that were not written for edgefl, each as it comes: small, with the library's own dropout, stochastic depth, tied
-weights, caches and outputs. Nothing of a module was edited, and no option was given but sizes and the loss. Each was traced,
-cut into units, exported with its training, run by each engine, and compared with torch.
+{text.about}
 
-Trained as they come: {shares}. {len(rows)} of the suite's {len(ARCHITECTURES)} architectures have been tried.
+Trained as they come: {shares}. {len(rows)} of the {text.list}'s {count} architectures have been tried.
 
 ```sh
 {command}
@@ -71,7 +105,7 @@ Trained as they come: {shares}. {len(rows)} of the suite's {len(ARCHITECTURES)} 
 Each model is compared twice: its units with the module as it came, in inference, and every output of each exported graph
 with torch, of which the largest error stands here, relative to the output's largest value. Times are the median of a few
 steps on one thread with a batch of {batches}, forward, backward and SGD. They are of tiny models, where calls cost as much
-as sums do: [benchmarks](benchmarks.md#a-training-step-beside-torch) have those of models at their real size.
+as sums do: [benchmarks]({text.benchmarks}#a-training-step-beside-torch) have those of models at their real size.
 
 Measured on: {processors}. Versions: {told}.{missing}{others}"""
 

@@ -22,7 +22,7 @@ RATING = {"user": TensorSpec((), torch.int64, 40), "item": TensorSpec((), torch.
 GRAPH = {"nodes": TensorSpec((10, 5)), "adjacency": TensorSpec((10, 10), torch.int64, 2)}
 
 
-def _plain(
+def plain(
     name: str,
     kind: type[nn.Module],
     sample: TensorSpec | Mapping[str, TensorSpec],
@@ -34,20 +34,20 @@ def _plain(
 
 
 PLAIN = (
-    _plain("LSTM tagger", written.Tagger, WORDS, VOCABULARY, CLASSES, loss="sequence_cross_entropy"),
-    _plain("GRU over a sensor", written.GruClassifier, SERIES, 3, CLASSES),
-    _plain("TCN", written.TCN, SERIES, 3, CLASSES),
-    _plain("U-Net, pixels", written.UNet, IMAGE, CLASSES, loss="cross_entropy"),
-    _plain("VAE", written.VAE, IMAGE, classes=1, loss="squared_error"),
-    _plain("DLRM", written.DLRM, TABLE, 6, 50, 3, classes=2),
-    _plain("Siamese", written.Siamese, PAIR, classes=2),
-    _plain("Two towers", written.TwoTower, RATING, 40, 60, classes=1, loss="squared_error"),
-    _plain("DS-CNN", written.DSCNN, TensorSpec((1, 49, 10)), CLASSES),
-    _plain("nn.TransformerEncoder", written.TextTransformer, WORDS, VOCABULARY, CLASSES),
-    _plain("Text CNN", written.KimCNN, WORDS, VOCABULARY, CLASSES),
-    _plain("GCN", written.GCN, GRAPH, 5, CLASSES),
-    _plain(
+    plain("LSTM tagger", written.Tagger, WORDS, VOCABULARY, CLASSES, loss="sequence_cross_entropy"),
+    plain("GRU over a sensor", written.GruClassifier, SERIES, 3, CLASSES),
+    plain("TCN", written.TCN, SERIES, 3, CLASSES),
+    plain("U-Net, pixels", written.UNet, IMAGE, CLASSES, loss="cross_entropy"),
+    plain("VAE", written.VAE, IMAGE, classes=1, loss="squared_error"),
+    plain("DLRM", written.DLRM, TABLE, 6, 50, 3, classes=2),
+    plain("Siamese", written.Siamese, PAIR, classes=2),
+    plain("Two towers", written.TwoTower, RATING, 40, 60, classes=1, loss="squared_error"),
+    plain("DS-CNN", written.DSCNN, TensorSpec((1, 49, 10)), CLASSES),
+    plain("nn.TransformerEncoder", written.TextTransformer, WORDS, VOCABULARY, CLASSES),
+    plain("Text CNN", written.KimCNN, WORDS, VOCABULARY, CLASSES),
+    plain("GCN", written.GCN, GRAPH, 5, CLASSES),
+    plain(
         "CRNN with CTC", written.CRNN, TensorSpec((1, 8, 32)), SYMBOLS, classes=SYMBOLS, loss="ctc:length=4"
     ),
-    _plain("3D CNN", written.VideoCNN, TensorSpec((3, 4, 12, 12)), CLASSES),
+    plain("3D CNN", written.VideoCNN, TensorSpec((3, 4, 12, 12)), CLASSES),
 )

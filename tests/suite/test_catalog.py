@@ -9,6 +9,8 @@ import pytest
 
 from edgefl.suite.architecture import LIBRARIES
 from edgefl.suite.catalog import ARCHITECTURES, chosen, named
+from edgefl.suite.held_out.catalog import HELD_OUT
+from edgefl.suite.held_out.plain import PLAIN as OTHERS_CODE
 from edgefl.suite.plain import PLAIN
 from edgefl.wire.errors import ConfigError
 
@@ -47,6 +49,15 @@ def test_a_pattern_that_matches_nothing_is_told_with_what_there_is() -> None:
         named("plain/none")
 
 
-@pytest.mark.parametrize("architecture", PLAIN, ids=lambda each: each.name)
+def test_those_held_out_are_others() -> None:
+    paths = {each.path for each in HELD_OUT}
+
+    assert len(paths) == len(HELD_OUT) and paths.isdisjoint(each.path for each in ARCHITECTURES)
+    assert {each.library for each in HELD_OUT} == set(LIBRARIES)
+    assert {each.path for each in chosen(held_out=True)} == paths
+    assert named("timm/EVA-02") in HELD_OUT
+
+
+@pytest.mark.parametrize("architecture", [*PLAIN, *OTHERS_CODE], ids=lambda each: each.name)
 def test_plain_code_is_what_it_is_said_to_be(architecture) -> None:  # type: ignore[no-untyped-def]
     assert type(architecture.make()).__name__ == architecture.kind

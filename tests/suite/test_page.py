@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from edgefl.suite.architecture import Library
 from edgefl.suite.page import page, share
@@ -76,10 +77,16 @@ def test_times_of_a_machine_with_other_work_are_called_that() -> None:
     assert "other work" not in pages(row("TCN", onnx=ABLE))
 
 
-def test_the_page_in_the_documents_is_that_of_the_rows_beside_it() -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "held_out"),
+    [("models.md", "architectures.jsonl", False), ("models/held_out.md", "held_out.jsonl", True)],
+)
+def test_the_page_in_the_documents_is_that_of_the_rows_beside_it(
+    name: str, rows: str, held_out: bool
+) -> None:
     docs = Path(__file__).parents[2] / "docs"
-    text = (docs / "models.md").read_text()
+    text = (docs / name).read_text()
     (command,) = re.findall(r"```sh\n(.+)\n```", text)
     told = re.sub(r"\n.+ was not installed: .+", "", text)
 
-    assert page(read(docs / "models" / "architectures.jsonl"), {}, command) == told
+    assert page(read(docs / "models" / rows), {}, command, held_out=held_out) == told

@@ -43,6 +43,7 @@ def test_an_architecture_is_tried_in_a_process_and_its_row_is_kept(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_ended_and_says_where_it_was() -> None:
     row = tried(named("plain/DS-CNN"), SuiteSettings(limit_s=0.1))
 

@@ -1,0 +1,1 @@
+"""Architectures that were written down before any of them was tried: what a stranger's model meets."""
