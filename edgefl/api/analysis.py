@@ -117,7 +117,8 @@ def personalize(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Personalized:
-    """Adapt the model of a finished run to each of its devices' data: accuracy before and after, over all users.
+    """Adapt the model of a finished run to each of its devices' data: the metrics of its task before and after, over all
+    users.
 
     Args:
         run: a run or its folder.

@@ -11,11 +11,10 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.output import Output, giving
-from edgefl.models.layers.given import Given, joined, placed
+from edgefl.models.layers.given import Given, called, joined
 from edgefl.models.losses.loss import batch_mean
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import innermost
@@ -82,7 +81,7 @@ def _reading(module: nn.Module, first: str, spec: ModelSpec, others: Mapping[str
 @torch.no_grad()
 def _difference(module: nn.Module, spec: ModelSpec, x: Tensor, others: Mapping[str, Tensor]) -> float:
     units = copy.deepcopy(spec.module).eval()
-    found = functional_call(units, placed(units, others), (x,))
+    found = called(units, {"x": x, **others})
     wanted: Tensor = module.eval()(x)
     if found.shape != wanted.shape:
         return float("inf")

@@ -37,10 +37,10 @@ def deploy(
     samples: int = 0,
     compact: bool = False,
 ) -> Deployment:
-    """Cut a submodel out of a trained model, as one ONNX file: weights inside, images in, logits out. Its ``save`` writes
+    """Cut a submodel out of a trained model, as one ONNX file: weights inside, samples in, logits out. Its ``save`` writes
     it.
 
-    The size need not have been trained. The file is compared with torch on test images; its ``facts`` say what it is, how
+    The size need not have been trained. The file is compared with torch on test samples; its ``facts`` say what it is, how
     to feed it, and its accuracy beside the whole model's.
 
     Args:
@@ -53,8 +53,8 @@ def deploy(
         data: folder with the dataset's standard files; by default as the federation says.
         bn_eval: batch norm: the submodel's own statistics ``frozen`` in; for comparison those of each ``batch``, or the
             ``moving`` ones.
-        batch: images that go through at a time.
-        samples: training images for the statistics; 0: all.
+        batch: samples that go through at a time.
+        samples: training samples for the statistics; 0: all.
         compact: without the channels that the cut has emptied; computes the same.
 
     Raises:

@@ -34,9 +34,9 @@ from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import EdgeflError, ModelError
 from exporters.artifact import Artifact
-from exporters.capture.trace import capture
 from exporters.memory.predict import predicted_alone
 from exporters.memory.usage import rewritable
+from exporters.onnx import capture_for
 from exporters.onnx.model import to_onnx
 
 GAMMAS = FOUR_SIZES
@@ -245,13 +245,13 @@ def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
     """The finer chunks where running them is expected to need more than the ``training`` bytes, as in `edgefl plan`."""
     if size.finer is None:
         return size
-    forward = max(predicted_alone(capture(function)) for function in _forwards(size.of(spec)))
+    forward = max(predicted_alone(capture_for(function)) for function in _forwards(size.of(spec)))
     return size.finer if forward > training else size
 
 
 def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings) -> Run:
     """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
-    captured = capture(function)
+    captured = capture_for(function)
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     again = any(role_of(name) == "batch" for name in function.inputs)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:

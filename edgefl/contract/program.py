@@ -55,6 +55,7 @@ class Function:
     Outputs need no declaration: they are what ``fn`` returns, in that order.
     ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid. ``fixed``: what
     it closes over are numbers that no training changes, such as a filter bank, so that they may be constants of any size.
+    ``metrics``: of an evaluation, what its sums make (:mod:`edgefl.wire.metrics`), the one that people are shown first.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Function:
     inputs: Mapping[str, TensorSpec]
     label_range: int = 2
     fixed: bool = False
+    metrics: tuple[str, ...] = ()
 
     def __call__(self, tensors: Tensors) -> Tensors:
         return self.fn(tensors)

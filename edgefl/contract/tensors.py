@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from edgefl.wire.tensors import Arrays
+
 Tensors = dict[str, Tensor]
 _Value = TypeVar("_Value")
 
@@ -49,6 +51,11 @@ def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
     """The tensors below ``prefix``, with the prefix removed: ``select(t, "state.weights")``."""
     start = prefix + "."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Their values, in the memory of the processor."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def prefixed(prefix: str, named: Mapping[str, _Value]) -> dict[str, _Value]:

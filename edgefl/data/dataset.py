@@ -257,6 +257,11 @@ class Dataset:
         floats += self.shift
         return floats
 
+    def train_batch(self, rows: Array) -> dict[str, Array]:
+        """``rows`` of the training set by the parts of a batch, as :meth:`test_batch`."""
+        others = {name: other.train[rows] for name, other in self.others.items()}
+        return {"x": self.read(self.train_x[rows]), **others, "y": self.train_y[rows]}
+
     def test_batch(self, rows: Array) -> dict[str, Array]:
         """``rows`` of the test set by the parts of a batch: ``x`` as a model reads it, the inputs beside it, ``y``."""
         others = {name: other.test[rows] for name, other in self.others.items()}

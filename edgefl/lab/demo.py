@@ -12,7 +12,7 @@ SGD_RATE = 0.05
 META = frozenset({"per_fedavg", "fedavg_update", "fedavg_matched"})
 """Programs whose own rate is the paper's, for a thousand rounds."""
 
-ROUNDS = 12
+ROUNDS = 10
 STEPS = 20
 """Local steps of a round: twice those of a file, for a round of so small a model is mostly its messages, and FedBAT learns
 step sizes in half of them (fedbat.md 9)."""

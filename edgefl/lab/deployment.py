@@ -11,9 +11,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edgefl.config import Federation, TierTable
+from edgefl.contract.tensors import Tensors
 from edgefl.data.dataset import Dataset
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
@@ -70,9 +71,9 @@ class Workshop:
     """What every submodel of one trained model is made from: the same data and rules, so that they can be compared.
 
     ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, from one pass over the
-    ``samples`` training images (0: all); moving statistics (model.bn = "global") fit the sizes that were trained,
+    ``samples`` training samples (0: all); moving statistics (model.bn = "global") fit the sizes that were trained,
     so only the whole model keeps them. ``moving``: them in every size, for comparison. ``batch``: those of whatever batch
-    comes, which depend on its size and classes (fiarse.md A11). ``batch`` images go through the artifact at a time.
+    comes, which depend on its size and classes (fiarse.md A11). ``batch`` samples go through the artifact at a time.
     ConfigError if these do not go together.
     """
 
@@ -105,14 +106,14 @@ class Workshop:
     def deployment(
         self, submodel: Submodel, smaller: Callable[[nn.Sequential], nn.Sequential] = lambda module: module
     ) -> Deployment:
-        """The artifact of ``submodel``, checked on test images, and its facts.
+        """The artifact of ``submodel``, checked on test samples, and its facts.
 
         ``smaller`` may replace the finished module by one that computes the same. ModelError if the weights are not
         the model's, ExportError if the artifact does not agree with torch.
         """
         finished, source = self._finished(submodel)
         module = smaller(finished)
-        rows = self._floats(self.dataset.test_x[:CHECKED_ROWS])
+        rows = self._test(np.arange(min(CHECKED_ROWS, len(self.dataset.test_y))))
         artifact = deploy(module, self.spec.sample, rows, batch=self.batch)
         facts = self._facts(submodel, module, artifact) | {
             "batch_norm": source,
@@ -133,14 +134,11 @@ class Workshop:
 
     def score(self, module: nn.Sequential) -> float:
         """:attr:`metric` on the test set. Where the batch has a say, in full batches of the artifact's size."""
-        x, y = self.dataset.test_x, self.dataset.test_y
-        step, last = ROWS, len(y)
+        count = len(self.dataset.test_y)
+        step, last = ROWS, count
         if self.bn_eval == "batch":
-            step, last = self.batch, max(1, len(y) - self.batch + 1)
-        batches = (
-            (self._floats(x[at : at + step]), torch.from_numpy(y[at : at + step]))
-            for at in range(0, last, step)
-        )
+            step, last = self.batch, max(1, count - self.batch + 1)
+        batches = (self._test(np.arange(at, min(at + step, count))) for at in range(0, last, step))
         return scores(module, self.spec.loss, batches)[self.metric]
 
     def _finished(self, submodel: Submodel) -> tuple[nn.Sequential, str]:
@@ -160,15 +158,34 @@ class Workshop:
             np.array_equal(tensor.numpy(), self.weights[name]) for name, tensor in state.items()
         )
 
-    def _training(self) -> Iterator[Tensor]:
+    def _training(self) -> Iterator[Tensors]:
         count = len(self.dataset.train_y)
         # Shuffled: a training set may be sorted by class, and each batch's statistics count alike.
         rows = np.random.default_rng(0).permutation(count)[: self.samples or count]
         for at in np.array_split(rows, -(-len(rows) // ROWS)) if len(rows) else ():
-            yield self._floats(self.dataset.train_x[at])
+            yield self._tensors(self.dataset.train_batch(at))
 
-    def _floats(self, x: Array) -> Tensor:
-        return torch.from_numpy(self.dataset.read(x))
+    def _test(self, rows: Array) -> Tensors:
+        return self._tensors(self.dataset.test_batch(rows))
+
+    def _tensors(self, parts: Mapping[str, Array]) -> Tensors:
+        """A batch, its labels in the shape that the loss reads."""
+        labels = parts["y"].reshape(len(parts["y"]), *self.spec.label.shape)
+        return {name: torch.from_numpy(array) for name, array in {**parts, "y": labels}.items()}
+
+    def _inputs(self, artifact: Artifact) -> list[dict[str, Any]]:
+        """How to feed the artifact, input by input; the numbers of the first are ``x * scale + shift`` of the data's."""
+        specs = {INPUT: self.spec.sample, **self.spec.others}
+        scaled = {INPUT: {"scale": float(self.dataset.scale), "shift": float(self.dataset.shift)}}
+        return [
+            {
+                "name": name,
+                "dtype": str(specs[name].dtype).removeprefix("torch."),
+                "shape": [artifact.batch, *specs[name].shape],
+                **scaled.get(name, {}),
+            }
+            for name in artifact.inputs
+        ]
 
     def _facts(self, submodel: Submodel, module: nn.Sequential, artifact: Artifact) -> dict[str, Any]:
         values = list(module.parameters())
@@ -180,13 +197,7 @@ class Workshop:
             "macs": sum(macs_by_weight(module, self.spec.sample).values()),
             "bytes": len(artifact.model),
             "sha256": hashlib.sha256(artifact.model).hexdigest(),
-            "input": {
-                "name": INPUT,
-                "dtype": str(self.spec.sample.dtype).removeprefix("torch."),
-                "shape": [artifact.batch, *self.spec.sample.shape],
-                "scale": float(self.dataset.scale),
-                "shift": float(self.dataset.shift),
-            },
+            "inputs": self._inputs(artifact),
             "output": {"name": OUTPUT, "classes": self.spec.classes},
             "data": self.dataset.name,
             "max_rel_error": artifact.max_rel_error,

@@ -13,12 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.caches import forgotten
 from edgefl.models.draws.reading import Reading, drawn
 from edgefl.models.draws.steering import Steered
 from edgefl.models.exit_loss import divergence
 from edgefl.models.layers.given import given, placed
 from edgefl.models.losses.classes import CROSS_ENTROPY
-from edgefl.models.losses.loss import Loss, OfClasses, OfRounds, batch_mean, sums_of, without_absent
+from edgefl.models.losses.loss import (
+    Loss,
+    OfClasses,
+    OfRounds,
+    batch_mean,
+    metrics_of,
+    sums_of,
+    without_absent,
+)
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.objective.carrier import Carrier, Whole
 from edgefl.wire.errors import ModelError
@@ -183,7 +192,16 @@ class Objective:
 
     @cached_property
     def _label(self) -> TensorSpec:
-        return self.loss.label(output_spec(self.suffix, self.boundary))
+        return self.loss.label(self._out)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics of the task, the one that people are shown first; () where there is but the loss."""
+        return metrics_of(self.loss, self._out)
+
+    @cached_property
+    def _out(self) -> TensorSpec:
+        return output_spec(self.suffix, self.boundary)
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
         """The uniform tensors that the carrier and the suffix read in training, by name."""
@@ -284,4 +302,5 @@ class Objective:
         mode = self._modes[training]
         tensors |= placed(mode, others or {})
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
-        return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))
+        with forgotten(mode):
+            return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))

@@ -7,6 +7,7 @@ import torch
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
+from edgefl.wire.metrics import LOSS
 
 SCALAR = TensorSpec(())
 
@@ -47,7 +48,8 @@ def evaluate(objective: Objective, batch: int) -> Function:
         return prefixed("metric", objective.evaluate(weights, batch["x"], batch["y"], mask, gates, batch))
 
     ports = prefixed("weights", objective.carrier.payload) | batch_ports(objective, batch)
-    return Function("evaluate", fn, ports | {"batch.0.mask": TensorSpec((batch,))})
+    ports |= {"batch.0.mask": TensorSpec((batch,))}
+    return Function("evaluate", fn, ports, metrics=(*objective.metrics, LOSS))
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:

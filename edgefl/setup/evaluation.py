@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from edgefl.contract.program import Program
-from edgefl.contract.tensors import prefixed, select
+from edgefl.contract.tensors import arrays, prefixed, select
 from edgefl.data.dataset import Dataset
 from edgefl.data.text.unigram import unigram_perplexity
 from edgefl.models.losses.catalog import TokenLabels
-from edgefl.models.losses.metrics import added, measured
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
+from edgefl.wire.bundle.manifest import SAMPLE
+from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array, Arrays
 
 EVALUATION_BATCH = 500
@@ -39,9 +40,10 @@ def evaluation(
         sums: dict[str, Array] = {}
         for rows in batches:
             read = dataset.test_batch(rows) | {"mask": np.ones(len(rows), np.float32)}
+            read[SAMPLE] = read["x"]
             read["y"] = read["y"].reshape(len(rows), *label)
             batch = {part: torch.from_numpy(array).to(where) for part, array in read.items()}
-            sums = added(sums, select(program.evaluate(named | prefixed("batch.0", batch)), "metric"))
+            sums = added(sums, arrays(select(program.evaluate(named | prefixed("batch.0", batch)), "metric")))
         return measured(spec.metrics, sums)
 
     return evaluate

@@ -23,6 +23,7 @@ from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import Feed, Samples, run_round
+from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import ConfigError
 
 SELECTION, NOISE = 1 << 20, 1 << 21
@@ -41,7 +42,7 @@ class Client:
     @property
     def samples(self) -> Samples:
         """By the parts of a batch."""
-        return {"x": self.x, **self.others, "y": self.y}
+        return {"x": self.x, SAMPLE: self.x, **self.others, "y": self.y}
 
 
 @dataclass(frozen=True)

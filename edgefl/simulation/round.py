@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of, select
+from edgefl.wire.bundle.manifest import SAMPLE
 
 # (step function, step over all phases) -> its batch.* and noise.* inputs.
 Feed = Callable[[Function, int], Tensors]
@@ -39,14 +40,14 @@ def multi_step_forward(
     chunk's batch; the last group is filled by wrap-around (rows 0, 1, ...), which matters for static batch norm. ``others``
     are the inputs beside x, by name.
     """
-    record = x
+    record, beside = x, {SAMPLE: x, **(others or {})}
     for chunk in chunks:
         named = _weights_of(chunk, weights)
         size = chunk.inputs["batch.0.x"].shape[0]
         groups = torch.arange(-(-len(x) // size) * size).remainder(len(x)).view(-1, size)
         read = {
             "x": record,
-            **{name: each for name, each in (others or {}).items() if f"batch.0.{name}" in chunk.inputs},
+            **{name: each for name, each in beside.items() if f"batch.0.{name}" in chunk.inputs},
         }
         outputs = [chunk(named | prefixed("batch.0", _rows(read, rows)))["record.x"] for rows in groups]
         record = torch.cat(outputs)[: len(x)]

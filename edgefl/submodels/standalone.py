@@ -6,14 +6,15 @@ import copy
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.contract.tensors import Tensors, TensorSpec, arrays
+from edgefl.models.layers.given import called
 from edgefl.models.losses.loss import Loss, metrics_of, sums_of
-from edgefl.models.losses.metrics import added, measured
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ModelError
+from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array
 
 FIRST_ROUND = 1
@@ -36,13 +37,14 @@ def standalone(submodel: Submodel, weights: Mapping[str, Array]) -> nn.Sequentia
 
 
 @torch.inference_mode()
-def scores(module: nn.Sequential, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """The metrics of ``loss`` and the loss itself, by name, over the rows (x, y) of all ``batches``; {} without any."""
+def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dict[str, float]:
+    """The metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``, which hold inputs by name,
+    the first as ``x``, and labels ``y``; {} without any."""
     sums: dict[str, Array] = {}
     names: tuple[str, ...] = ()
-    for x, y in batches:
-        out = module(x)
-        sums = added(sums, sums_of(loss, out, y, torch.ones(len(y), device=y.device)))
+    for batch in batches:
+        out, y = called(module, batch), batch["y"]
+        sums = added(sums, arrays(sums_of(loss, out, y, torch.ones(len(y), device=y.device))))
         names = metrics_of(loss, TensorSpec(tuple(out.shape[1:]), out.dtype))
     return measured(names, sums) if sums else {}
 

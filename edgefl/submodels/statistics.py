@@ -16,7 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from edgefl.contract.tensors import Tensors
 from edgefl.models.layers.explicit import BatchNorm, BnMode
+from edgefl.models.layers.given import called
 from edgefl.wire.errors import DataError
 
 _Sum = TypeVar("_Sum", int, Tensor)
@@ -66,8 +68,9 @@ def by_batch(module: nn.Sequential) -> nn.Sequential:
 
 
 @torch.no_grad()
-def collect(module: nn.Sequential, batches: Iterable[Tensor], *, moving: bool = False) -> Statistics:
-    """One pass of ``module``, with its own values, over training ``batches``; dropout is off, nothing is changed.
+def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> Statistics:
+    """One pass of ``module``, with its own values, over training ``batches`` of its inputs by name, the first as ``x``;
+    dropout is off, nothing is changed.
 
     Of the static batch norms; with ``moving`` of those with moving statistics too, which then have no say. Each layer
     normalises with the statistics of its batch, as in training, and all batches weigh the same: the cumulative average
@@ -79,7 +82,7 @@ def collect(module: nn.Sequential, batches: Iterable[Tensor], *, moving: bool = 
         norm.register_forward_pre_hook(_noting(path, seen))
     total, empty = Statistics({}, {}, {}), True
     for batch in batches:
-        bare(batch)
+        called(bare, batch)
         total, empty = reduce(add, seen, total), False
         seen.clear()
     if empty:

@@ -105,6 +105,7 @@ def test_it_trains_beside_our_agent_and_its_updates_are_equal_in_every_bit(
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_round_that_it_cannot_do_goes_on_without_it(tmp_path: Path, mosquitto: BrokerProcess) -> None:
     patched = '[downlink]\nencoding = "int8"\ncompression = "none"'  # weights of the second round are a patch
     run = trained(tmp_path / "patched", str(mosquitto.address), small=True, downlink=patched)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgefl.contract.tensors import Tensors
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.losses import CROSS_ENTROPY
 from edgefl.models.spec import ModelSpec
@@ -40,9 +41,13 @@ def trained(spec: ModelSpec) -> Arrays:
     }
 
 
-def batches(count: int, rows: int = 8, seed: int = 0) -> list[Tensor]:
+def batches(count: int, rows: int = 8, seed: int = 0) -> list[Tensors]:
     generator = torch.Generator().manual_seed(seed)
-    return [1 + 2 * torch.randn((rows, 1, 8, 8), generator=generator) for _ in range(count)]
+    return [{"x": 1 + 2 * torch.randn((rows, 1, 8, 8), generator=generator)} for _ in range(count)]
+
+
+def images(seed: int = 0) -> Tensor:
+    return batches(1, seed=seed)[0]["x"]
 
 
 def with_torch_norms(module: nn.Sequential) -> nn.Sequential:
@@ -59,7 +64,7 @@ def test_they_are_the_cumulative_averages_of_torch() -> None:
     module = standalone(OutputSide(small(), 0), trained(small()))
     reference = with_torch_norms(module).train()
     for batch in batches(5):
-        reference(batch)
+        reference(batch["x"])
 
     made = frozen(module, collect(module, batches(5)))
 
@@ -68,7 +73,7 @@ def test_they_are_the_cumulative_averages_of_torch() -> None:
         found, right = made.get_submodule(path), reference.get_submodule(path)
         torch.testing.assert_close(found.running_mean, right.running_mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(found.running_var, right.running_var, rtol=1e-4, atol=1e-5)
-    x = batches(1, seed=9)[0]
+    x = images(seed=9)
     torch.testing.assert_close(made(x), reference.eval()(x), rtol=1e-4, atol=1e-4)
 
 
@@ -79,14 +84,14 @@ def test_the_sums_of_clients_are_those_of_all_their_batches() -> None:
 
     together, apart = collect(module, every), sum(collect(module, own) for own in clients)
 
-    x = batches(1, seed=9)[0]
+    x = images(seed=9)
     assert apart != 0 and apart.passes == together.passes  # type: ignore[union-attr]
     torch.testing.assert_close(frozen(module, apart)(x), frozen(module, together)(x))  # type: ignore[arg-type]
 
 
 def test_frozen_statistics_make_an_image_s_logits_its_own() -> None:
     module = standalone(OutputSide(small(), 0), trained(small()))
-    x = batches(1)[0]
+    x = images()
     made = frozen(module, collect(module, batches(3)))
 
     torch.testing.assert_close(made(x[:1]), made(x)[:1])
@@ -152,7 +157,7 @@ def test_by_batch_moving_norms_normalise_like_static_ones() -> None:
     weights = trained(small("global"))
     shared = {name: array for name, array in weights.items() if "running" not in name}
     module = by_batch(standalone(OutputSide(small("global"), 0), weights))
-    x = batches(1)[0]
+    x = images()
     assert torch.equal(module(x), standalone(OutputSide(small(), 0), shared)(x))
 
 
@@ -178,7 +183,7 @@ def test_statistics_of_another_model_are_refused() -> None:
 def test_a_submodel_of_any_size_computes_what_its_devices_compute(kind: str, gamma: float) -> None:
     spec, weights = small(), trained(small())
     submodel = catalog.build(spec, kind, gamma=gamma)
-    x = batches(1)[0]
+    x = images()
 
     objective = Objective.of(submodel)
     local = {
@@ -216,7 +221,7 @@ def test_a_width_slice_is_the_leading_block() -> None:
 def test_the_flags_of_training_do_not_reach_inference() -> None:
     spec, weights = build_model("cnn", size=8, classes=5), None
     weights = trained(spec)
-    x = batches(1)[0]
+    x = images()
     plain = standalone(catalog.build(spec, "width", gamma=0.25), weights)(x)
     for flags in ({"scaler": True}, {"ordered": True, "widths": [0.25, 0.5]}):
         assert torch.equal(standalone(catalog.build(spec, "width", gamma=0.25, **flags), weights)(x), plain)
@@ -224,7 +229,7 @@ def test_the_flags_of_training_do_not_reach_inference() -> None:
 
 def test_a_frozen_input_side_makes_no_difference_to_inference() -> None:
     spec, weights = small(), trained(small())
-    x = batches(1)[0]
+    x = images()
     whole, weak = (standalone(OutputSide(spec, cut), weights) for cut in (0, 3))
     assert torch.equal(whole(x), weak(x))
 
@@ -251,6 +256,7 @@ def test_scores_are_means_over_all_rows() -> None:
     module = nn.Sequential(nn.Identity())
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     y = torch.tensor([0, 0, 0])
-    found = scores(module, CROSS_ENTROPY, [(logits[:2], y[:2]), (logits[2:], y[2:])])
+    batches = [{"x": logits[rows], "y": y[rows]} for rows in (slice(2), slice(2, 3))]
+    found = scores(module, CROSS_ENTROPY, batches)
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, y)))

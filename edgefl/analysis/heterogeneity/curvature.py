@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.losses import Batch, Losses, batches
+from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shard, batches
 from edgefl.analysis.heterogeneity.spectrum import extremes, largest_magnitude
 
 PROBES = 4
@@ -44,8 +44,7 @@ class Examined:
     """A user whose Hessian is examined: its number, samples, and gradient at the losses' weights."""
 
     number: int
-    x: Tensor
-    y: Tensor
+    shard: Shard
     gradient: Tensor
 
 
@@ -76,13 +75,13 @@ def curvature_report(
         if (distance := float(step.norm())) > 0.0:
             there = _hessian(losses, user, at - step)
             rho = max(rho, largest_magnitude(_change(own, there), at) / distance)
-        noise = max(noise, hessian_variance(losses, batches((user.x, user.y), user.number)))
+        noise = max(noise, hessian_variance(losses, batches(user.shard, user.number)))
     return CurvatureReport(tuple(user.number for user in users), tuple(spectra), apart, rho, noise)
 
 
 def _hessian(losses: Losses, user: Examined, at: Tensor) -> Operator:
     """v -> H_i(at) v, on all the user's samples in one batch."""
-    whole = Batch(0, user.x, user.y)
+    whole = Batch(0, *user.shard)
     return lambda vector: losses.product(at, vector, whole)
 
 

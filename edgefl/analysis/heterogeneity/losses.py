@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.data.dataset import Array, Dataset
 from edgefl.objective.derivatives import difference, gradient, product
 from edgefl.objective.objective import Objective
+from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import DataError, ModelError
 
 BATCH, FEWEST = 128, 8
@@ -22,8 +24,17 @@ BATCH, FEWEST = 128, 8
 REACH = 1e-2
 """Length of the step of a central difference (per_fedavg.md 2.8)."""
 
-Shard = tuple[Tensor, Tensor]
-"""A user's samples x (m, *sample) and labels y (m, *label)."""
+
+class Shard(NamedTuple):
+    """A user's samples x (m, *sample), labels y (m, *label), and the inputs beside x by name."""
+
+    x: Tensor
+    y: Tensor
+    others: Mapping[str, Tensor] = {}
+
+    def rows(self, at: slice) -> Shard:
+        """Some of the samples."""
+        return Shard(self.x[at], self.y[at], {name: each[at] for name, each in self.others.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +48,10 @@ class Shards(Sequence[Shard]):
         return len(self.rows)
 
     def __getitem__(self, user):  # type: ignore[no-untyped-def]
-        own = self.rows[user]
-        x = self.dataset.read(self.dataset.train_x[own])
-        return torch.from_numpy(x), torch.from_numpy(self.dataset.train_y[own])
+        parts = {
+            name: torch.from_numpy(each) for name, each in self.dataset.train_batch(self.rows[user]).items()
+        }
+        return Shard(parts.pop("x"), parts.pop("y"), parts)
 
 
 def shuffled(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list[Array]:
@@ -56,6 +68,7 @@ class Batch:
     number: int
     x: Tensor
     y: Tensor
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -64,16 +77,19 @@ class Batch:
 
 def batches(shard: Shard, user: int) -> list[Batch]:
     """``shard`` in at least two parts of nearly equal size. DataError for a user with a single sample."""
-    x, y = shard
-    if len(x) < 2:
+    samples = len(shard.x)
+    if samples < 2:
         raise DataError(
-            f"user {user} has {len(x)} samples, and differences between users cannot be told from noise with fewer than "
+            f"user {user} has {samples} samples, and differences between users cannot be told from noise with fewer than "
             "two: use more samples, or fewer devices",
             user=user,
         )
-    count = max(-(-len(x) // BATCH), min(FEWEST, len(x) // 2), 2)
-    parts = zip(torch.tensor_split(x, count), torch.tensor_split(y, count), strict=True)
-    return [Batch(number, *part) for number, part in enumerate(parts)]
+    count = max(-(-samples // BATCH), min(FEWEST, samples // 2), 2)
+    parts = torch.arange(samples).tensor_split(count)
+    return [
+        Batch(number, *shard.rows(slice(int(rows[0]), int(rows[-1]) + 1)))
+        for number, rows in enumerate(parts)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +131,8 @@ class Losses:
         return result
 
     def _given(self, batch: Batch) -> Tensors:
-        return {"batch.0.x": batch.x, "batch.0.y": batch.y, **dict(self._noise(batch))}
+        parts = {"x": batch.x, SAMPLE: batch.x, "y": batch.y, **batch.others}
+        return {**prefixed("batch.0", parts), **dict(self._noise(batch))}
 
     def _noise(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """Dropout drops the same entries of a batch at every point, so that points can be compared."""

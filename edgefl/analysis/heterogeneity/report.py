@@ -77,16 +77,16 @@ def examine(
     gradients, adaptations, examined = Gradients(), Adaptations(), []
     for user in range(users):
         told(f"gradients of user {user + 1} of {users}")
-        x, y = shards[user]
-        parts = batches((x, y), user)
+        shard = shards[user]
+        parts = batches(shard, user)
         gradient = user_gradient(losses, losses.start, parts)
         gradients.add(gradient)
         adaptations.add(adapted(losses, gradient.mean, parts, setting.alpha))
         if user in chosen:
-            examined.append(Examined(user, x[:CURVED_ROWS], y[:CURVED_ROWS], gradient.mean))
+            examined.append(Examined(user, shard.rows(slice(CURVED_ROWS)), gradient.mean))
     curvature = curvature_report(losses, examined, setting.alpha, told)
     told("distances between inputs")
-    inputs = [shards[user][0].flatten(1).numpy() for user in range(users)]
+    inputs = [shards[user].x.flatten(1).numpy() for user in range(users)]
     return HeterogeneityReport(
         setting=setting,
         counts=counts,

@@ -1,4 +1,4 @@
-"""Accuracy of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
+"""The metrics of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ from torch import Tensor
 
 from device_runtime.data import support
 from device_runtime.data.support import Shards, checked_protocol
-from edgefl.analysis.personal.report import PersonalReport, Point, UserReport, summed_up
+from device_runtime.personal.point import Point, point_of
+from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
 from edgefl.contract.program import Function, Program
 from edgefl.contract.ranges import at_least_zero
-from edgefl.contract.tensors import Tensors, prefixed, role_of, select
+from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
 from edgefl.programs.personal.adaptation import ALPHA
 from edgefl.simulation.round import multi_step_forward
+from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
 
 STEPS = (0, 1, 2, 5, 10)
@@ -42,8 +45,8 @@ EVALUATION_ROWS = 500
 CLASS_COUNTS = "data.class_counts"
 """How often each class occurs in what a user adapts to."""
 
-Rows = tuple[Tensor, Tensor]
-"""Samples as the trained part reads them, and their labels."""
+Rows = Mapping[str, Tensor]
+"""Samples as the trained part reads them (``x``), their labels (``y``), and the inputs beside x by name."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class User:
-    """A user's samples x (n, *sample), labels y (n, *label), and which of them are its train and its test shard.
+    """A user's samples x (n, *sample), labels y (n, *label), and which of them are its train and its test shard. ``others``
+    are the inputs beside x by name, (n, *its sample).
 
     ``number`` decides its random streams. ``group`` may name a class of users, whose mean is then reported too.
     DataError where the shards have rows in common or outside of the samples.
@@ -93,6 +97,7 @@ class User:
     shards: Shards
     name: str = ""
     group: str = ""
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows = np.concatenate([self.shards.train, self.shards.test])
@@ -114,11 +119,13 @@ class User:
         test: tuple[Tensor, Tensor],
         name: str = "",
         group: str = "",
+        others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> User:
-        """A user with samples in two places, (x, y) each."""
+        """A user with samples in two places, (x, y) each, and ``others`` in the same two."""
         size, every = len(train[1]), len(train[1]) + len(test[1])
         x, y = torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]])
-        return cls(number, x, y, Shards(np.arange(size), np.arange(size, every)), name, group)
+        more = {name: torch.cat(both) for name, both in (others or {}).items()}
+        return cls(number, x, y, Shards(np.arange(size), np.arange(size, every)), name, group, more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,9 +153,13 @@ class Adapter:
         return self.program.personalize
 
     def rows(self, user: User, at: Array) -> Rows:
-        """What the trained part reads of the samples ``at``, and their labels."""
-        x, y = user.x[torch.from_numpy(at)], user.y[torch.from_numpy(at)]
-        return (multi_step_forward(self.prefix, self.weights, x) if self.prefix else x), y
+        """What the trained part reads of the samples ``at``, and their labels, by the parts of a batch."""
+        rows = torch.from_numpy(at)
+        x, others = user.x[rows], {name: each[rows] for name, each in user.others.items()}
+        others |= {SAMPLE: x}
+        if self.prefix:
+            x = multi_step_forward(self.prefix, self.weights, x, others)
+        return {"x": x, "y": user.y[rows], **others}
 
 
 def evaluate_users(
@@ -206,9 +217,9 @@ class _Batches:
 
     def feeds(self, weights: Tensors, step: int) -> Tensors:
         """The inputs of step number ``step`` from 0, beside ``weights``."""
-        ports, (x, y) = self.adapter.step.inputs, self.support
+        ports, y = self.adapter.step.inputs, self.support["y"]
         at = torch.from_numpy(self._positions(step))
-        inputs = weights | {"batch.0.x": x[at], "batch.0.y": y[at]}
+        inputs = weights | {f"batch.0.{part}": each[at] for part, each in self.support.items()}
         dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
         noise = [name for name in ports if role_of(name) == "noise"]
         for name, spec in ports.items():
@@ -236,7 +247,7 @@ class _Batches:
                 batch=wanted,
             )
         key = {"seed": self.setting.seed, "user": self.user}
-        return support.batch_rows(len(self.support[1]), wanted, step, clip=not fixed, **key)
+        return support.batch_rows(len(self.support["y"]), wanted, step, clip=not fixed, **key)
 
     def _scalar(self, name: str) -> float:
         known = {**self.adapter.program.hyper, ALPHA: self.setting.alpha}
@@ -251,20 +262,14 @@ class _Batches:
 
 def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> Point:
     """Means over all rows of ``judged``, taken in groups of about equal size."""
-    x, y = judged
-    loss = correct = 0.0
+    count, sums = len(judged["y"]), dict[str, Array]()
     own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}
     dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)
-    for rows in torch.arange(len(y)).tensor_split(math.ceil(len(y) / EVALUATION_ROWS)):
-        batch = {
-            "batch.0.x": x[rows],
-            "batch.0.y": y[rows],
-            "batch.0.mask": torch.ones(len(rows), dtype=dtype),
-        }
-        metrics = evaluate(own | batch)
-        loss += float(metrics["metric.loss_sum"])
-        correct += float(metrics["metric.correct"])
-    return Point(steps, loss / len(y), correct / len(y))
+    for rows in torch.arange(count).tensor_split(math.ceil(count / EVALUATION_ROWS)):
+        batch = {part: each[rows] for part, each in judged.items()}
+        batch |= {"mask": torch.ones(len(rows), dtype=dtype)}
+        sums = added(sums, arrays(select(evaluate(own | prefixed("batch.0", batch)), "metric")))
+    return point_of(steps, evaluate.metrics, sums)
 
 
 def _stepped(outputs: Tensors) -> Tensors:

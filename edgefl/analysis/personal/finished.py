@@ -81,16 +81,22 @@ class Finished:
                 "shard would be of other classes. Name the folder that the run's dataset came from by `data`",
                 device=name,
             )
+        test = self.dataset.test_batch(rows)
         return User.of(
             number,
-            train=(self._floats(own.x), torch.from_numpy(own.y)),
-            test=(self._floats(self.dataset.test_x[rows]), torch.from_numpy(self.dataset.test_y[rows])),
+            train=(torch.from_numpy(self.dataset.read(own.x)), self._labels(own.y)),
+            test=(torch.from_numpy(test["x"]), self._labels(test["y"])),
             name=name,
             group=tier_name(name),
+            others={
+                other: (torch.from_numpy(own.others[other]), torch.from_numpy(test[other]))
+                for other in self.dataset.others
+            },
         )
 
-    def _floats(self, x: Array) -> torch.Tensor:
-        return torch.from_numpy(self.dataset.read(x))
+    def _labels(self, y: Array) -> torch.Tensor:
+        """In the shape that the loss reads."""
+        return torch.from_numpy(y.reshape(len(y), *self.spec.label.shape))
 
     def adapter(self, tier: str) -> Adapter:
         """The tier's submodel of the model, to adapt. A program that does not personalize gets the plain step."""

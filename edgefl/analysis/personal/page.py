@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from edgefl.analysis.charts.svg import COUNT, SHARE, line_chart
+from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
 from edgefl.analysis.personal.report import PersonalReport
+from edgefl.wire.metric_text import SHARES, number
 
 _STYLE = (
     "body{font:15px system-ui,sans-serif;max-width:860px;margin:2rem auto;padding:0 1rem}"
@@ -44,13 +45,14 @@ def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:
     columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
     names = next(iter(columns.values()))
     return [
-        {"accuracy": name} | {column: numbers[name] for column, numbers in columns.items()} for name in names
+        {reports[0].metric: name} | {column: numbers[name] for column, numbers in columns.items()}
+        for name in names
     ]
 
 
 def _numbers(report: PersonalReport) -> dict[str, str]:
     after = "1 step" if report.steps == 1 else f"{report.steps} steps"
-    accuracies: dict[str, float | None] = {
+    values: dict[str, float | None] = {
         "before": report.before,
         f"after {after}": report.mean,
         "std over users": report.std,
@@ -58,23 +60,28 @@ def _numbers(report: PersonalReport) -> dict[str, str]:
         "mean by samples": report.weighted,
         **{f"group {group}": value for group, value in report.groups.items()},
         "own majority class": report.majority,
-        "the same by samples": report.majority_weighted,
+        "own majority class, by samples": report.majority_weighted,
     }
-    return {name: "-" if value is None else f"{value:.2%}" for name, value in accuracies.items()}
+    return {
+        name: "-" if value is None else number(report.metric, value, 2)
+        for name, value in values.items()
+        if value is not None or "majority" not in name
+    }
 
 
 def user_rows(report: PersonalReport) -> list[dict[str, str]]:
     """A line for each user, those that fare worst first."""
-    ordered = sorted(report.users, key=lambda user: user.after(report.steps).accuracy)
+    shares, metric = report.metric in SHARES, report.metric
+    ordered = sorted(report.users, key=lambda user: user.value(report.steps), reverse=not shares)
     return [
         {
             "user": user.name,
             "samples": str(user.samples),
             "support": str(user.support),
             "query": str(user.query),
-            "before": f"{user.before:.2%}",
-            "after": f"{user.after(report.steps).accuracy:.2%}",
-            "own majority": "-" if user.majority is None else f"{user.majority:.2%}",
+            "before": number(metric, user.before, 2),
+            "after": number(metric, user.value(report.steps), 2),
+            **({} if user.majority is None else {"own majority": f"{user.majority:.2%}"}),
         }
         for user in ordered
     ]
@@ -82,29 +89,35 @@ def user_rows(report: PersonalReport) -> list[dict[str, str]]:
 
 def _curve(reports: Sequence[PersonalReport]) -> str:
     lines: dict[str, list[tuple[float, float]]] = {
-        report.protocol: [(float(point.steps), point.accuracy) for point in report.curve]
+        report.protocol: [(float(point.steps), point.value(report.metric)) for point in report.curve]
         for report in reports
     }
-    return line_chart(
-        lines, title="Mean accuracy over users", x="steps", y="accuracy", x_span=COUNT, y_span=SHARE
-    )
+    metric = reports[0].metric
+    title = f"Mean {metric} over users"
+    return line_chart(lines, title=title, x="steps", y=metric, x_span=COUNT, y_span=_span(metric))
+
+
+def _span(metric: str) -> Span:
+    return SHARE if metric in SHARES else FREE
 
 
 def _users(report: PersonalReport) -> str:
-    """Users in the order of their accuracy, before and after: who gains, and who is left behind."""
+    """Users in the order of their metric, before and after: who gains, and who is left behind."""
 
     def ranked(values: Sequence[float]) -> list[tuple[float, float]]:
         return [(float(rank), value) for rank, value in enumerate(sorted(values), 1)]
 
     lines = {
         "before": ranked([user.before for user in report.users]),
-        "after": ranked([user.after(report.steps).accuracy for user in report.users]),
+        "after": ranked([user.value(report.steps) for user in report.users]),
     }
     own = [user.majority for user in report.users if user.majority is not None]
-    if own:
+    if own and report.metric == "accuracy":
         lines["own majority"] = ranked(own)
-    title = f"Users by accuracy, {report.protocol}"
-    return line_chart(lines, title=title, x="users", y="accuracy", x_span=COUNT, y_span=SHARE)
+    title = f"Users by {report.metric}, {report.protocol}"
+    return line_chart(
+        lines, title=title, x="users", y=report.metric, x_span=COUNT, y_span=_span(report.metric)
+    )
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:

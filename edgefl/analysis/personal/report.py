@@ -8,24 +8,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from device_runtime.data import support
+from device_runtime.personal.point import Point
 from edgefl.wire.errors import DataError
+from edgefl.wire.metric_text import SHARES
 
 DECILE = 0.1
 
 
 @dataclass(frozen=True)
-class Point:
-    """Mean loss and accuracy after ``steps`` steps."""
-
-    steps: int
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class UserReport:
     """One user. ``samples`` is what it weighs in the weighted mean (its train shard, else its test shard), ``support`` and
-    ``query`` are numbers of rows, ``majority`` is the accuracy of its own most frequent class, where labels are classes."""
+    ``query`` are numbers of rows, ``majority`` is the accuracy of its own most frequent class, where each label is one."""
 
     number: int
     name: str
@@ -41,9 +34,18 @@ class UserReport:
         return next(point for point in self.curve if point.steps == steps)
 
     @property
+    def metric(self) -> str:
+        """What people are shown first: a metric of the task, or the loss."""
+        return self.curve[0].metric
+
+    @property
     def before(self) -> float:
-        """Accuracy without a step."""
-        return self.curve[0].accuracy
+        """:attr:`metric` without a step."""
+        return self.curve[0].value(self.metric)
+
+    def value(self, steps: int) -> float:
+        """:attr:`metric` after ``steps``."""
+        return self.after(steps).value(self.metric)
 
 
 class Evaluated(Protocol):
@@ -63,11 +65,12 @@ class Evaluated(Protocol):
 
 @dataclass(frozen=True)
 class PersonalReport:
-    """All users under one protocol; accuracies from 0 to 1, all users alike unless it says otherwise.
+    """All users under one protocol, by the ``metric`` of their task, all users alike unless it says otherwise.
 
     ``mean`` is the headline: after ``steps`` steps; ``before`` that without one. ``std`` is over users, of the population;
     ``worst_decile`` the mean of the tenth of the users (at least one) that fare worst, ``weighted`` the mean by samples.
-    ``majority`` is what each user's own most frequent class reaches, the level below which a method has learned nothing.
+    ``majority`` is the accuracy of each user's own most frequent class, the level below which a method has learned nothing;
+    None for other metrics.
     ``groups`` has the means of groups of users. ``left_out`` names users that could not be evaluated, and why.
     ``leaks``: samples that judge were adapted to.
     """
@@ -79,6 +82,7 @@ class PersonalReport:
     batch: int
     steps: int
     seed: int
+    metric: str
     mean: float
     before: float
     std: float
@@ -99,10 +103,11 @@ def summed_up(
     if not users:
         reasons = "; ".join(f"{name}: {why}" for name, why in (left_out or {}).items())
         raise DataError(f"there is no user to evaluate{': ' if reasons else ''}{reasons}", left_out=left_out)
-    after = [user.after(setting.headline).accuracy for user in users]
+    metric = users[0].metric
+    after = [user.value(setting.headline) for user in users]
     samples = [user.samples for user in users]
     majority = [user.majority for user in users if user.majority is not None]
-    known = len(majority) == len(users)
+    known = len(majority) == len(users) and metric == "accuracy"
     return PersonalReport(
         protocol=setting.protocol,
         leaks=any(user.leaks for user in users),
@@ -111,10 +116,11 @@ def summed_up(
         batch=setting.batch,
         steps=setting.headline,
         seed=setting.seed,
+        metric=metric,
         mean=mean(after),
         before=mean([user.before for user in users]),
         std=math.sqrt(mean([(value - mean(after)) ** 2 for value in after])),
-        worst_decile=worst_decile(after),
+        worst_decile=worst_decile(after, more_is_better=metric in SHARES),
         weighted=mean(after, samples),
         majority=mean(majority) if known else None,
         majority_weighted=mean(majority, samples) if known else None,
@@ -134,10 +140,14 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> flo
     return math.fsum(value * share for value, share in zip(values, shares, strict=True)) / math.fsum(shares)
 
 
-def worst_decile(values: Sequence[float]) -> float:
-    """The mean of the lowest tenth, rounded up to whole users."""
-    return mean(sorted(values)[: math.ceil(len(values) * DECILE - 1e-9)])
+def worst_decile(values: Sequence[float], *, more_is_better: bool = True) -> float:
+    """The mean of the worst tenth, rounded up to whole users."""
+    return mean(sorted(values, reverse=not more_is_better)[: math.ceil(len(values) * DECILE - 1e-9)])
 
 
 def _mean_point(points: Sequence[Point]) -> Point:
-    return Point(points[0].steps, mean([p.loss for p in points]), mean([p.accuracy for p in points]))
+    return Point(
+        steps=points[0].steps,
+        loss=mean([point.loss for point in points]),
+        metrics={name: mean([point.metrics[name] for point in points]) for name in points[0].metrics},
+    )

@@ -32,8 +32,9 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.update.size import update_size
 from exporters.artifact import Artifact
-from exporters.capture.trace import Captured, capture
+from exporters.capture.trace import Captured
 from exporters.memory.usage import rewritable
+from exporters.onnx import capture_for
 from exporters.onnx.model import to_onnx
 
 __all__ = ["CODECS", "EncodeRow", "EncodeSettings", "build", "measure"]
@@ -169,7 +170,7 @@ def _sgd(spec: ModelSpec, batch: int) -> tuple[CodedModel, Exported]:
 
 
 def _exported(function: Function) -> Exported:
-    captured = capture(function)
+    captured = capture_for(function)
     return captured, to_onnx(captured)
 
 

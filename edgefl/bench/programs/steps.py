@@ -26,8 +26,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import EdgeflError
 from exporters.artifact import Artifact
-from exporters.capture.trace import capture
 from exporters.memory.usage import rewritable
+from exporters.onnx import capture_for
 from exporters.onnx.model import to_onnx
 
 _SEED = 0
@@ -104,7 +104,7 @@ def _of(function: Function, known: Tensors) -> Tensors:
 
 def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
     """The files that :mod:`edgefl.bench.programs.device` runs a graph from."""
-    captured = capture(function)
+    captured = capture_for(function)
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     write_graph(folder, captured, artifact, "onnx", name=name)
     inputs = _of(function, known)

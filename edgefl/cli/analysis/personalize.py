@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.files import write_text
+from edgefl.wire.metric_text import number
 
 if TYPE_CHECKING:
     from edgefl.analysis.personal.report import PersonalReport
@@ -18,7 +19,8 @@ Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 _WORST = 10
 
 _HELP = """
-Adapt the model of a finished run to each of its devices' data, and report accuracy before and after, over all users.
+Adapt the model of a finished run to each of its devices' data, and report the metric of its task before and after, over all
+users: accuracy, perplexity, the mean absolute error, or the loss.
 
 Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
 and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new) and
@@ -97,19 +99,26 @@ def numbers(text: str) -> tuple[int, ...]:
         ) from error
 
 
+def _curve(metric: str, made: list[PersonalReport]) -> list[dict[str, object]]:
+    """A line for each number of steps, a column for each protocol."""
+    return [
+        {"steps": point.steps}
+        | {report.protocol: number(metric, report.curve[place].value(metric), 2) for report in made}
+        for place, point in enumerate(made[0].curve)
+    ]
+
+
 def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
     from edgefl.analysis.personal.page import summary, user_rows
+    from edgefl.wire.metrics import LOSS
 
     first = made[0]
     caption = f"{len(first.users)} users, steps of {first.alpha:g}, batches of {first.batch}"
     print_table(title, summary(made), caption)
     for report in made:
         console.print(f"{report.protocol}: {report.note}", markup=False, highlight=False)
-    curve = [
-        {"steps": point.steps} | {report.protocol: f"{report.curve[place].accuracy:.2%}" for report in made}
-        for place, point in enumerate(first.curve)
-    ]
-    print_table("Mean accuracy over users", curve)
+    for metric in (*first.curve[0].metrics, LOSS):
+        print_table(f"Mean {metric} over users", _curve(metric, made))
     rows = user_rows(first)
     print_table(
         f"Users, {first.protocol}",

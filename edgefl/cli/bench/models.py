@@ -34,6 +34,8 @@ Examples:
   edgefl bench models --only 'bert*' --only transformers/Mamba --engine onnx --json
 
   edgefl bench models --library plain --out suite.jsonl --again
+
+  edgefl bench models --held-out --only 'timm/*'
 """
 
 
@@ -49,6 +51,10 @@ def models(
     library: Annotated[
         list[Library] | None, typer.Option(help="may be repeated; default: those that are installed")
     ] = None,
+    held_out: Annotated[
+        bool,
+        typer.Option("--held-out", help="others: a list that was written before any of them was tried"),
+    ] = False,
     engine: Annotated[list[Engine] | None, typer.Option(help="may be repeated; default: both")] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
     seconds: Annotated[float, typer.Option(min=1, help="most of one architecture, on all engines")] = 300.0,
@@ -72,7 +78,7 @@ def models(
 
     engines: list[Target] = [each.value for each in engine] if engine else list(ENGINES)
     libraries = [cast(LibraryName, each.value) for each in library or ()]
-    architectures = chosen(only or (), libraries)
+    architectures = chosen(only or (), libraries, held_out=held_out)
     absent = left_out(architectures)
     for name, count in absent.items():
         errors.print(f"{name} is not installed: {count} architectures are left out", highlight=False)
@@ -103,7 +109,8 @@ def models(
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     if page:
-        page.write_text(written(rows, absent, _command(library, out, page)), encoding="utf-8")
+        command = _command(library, out, page, held_out=held_out)
+        page.write_text(written(rows, absent, command, held_out=held_out), encoding="utf-8")
     shown = [rows[each.path] for each in architectures if each.path in rows]
     if as_json:
         print_rows("models", shown, as_json)
@@ -116,10 +123,13 @@ def _tell(tell: Callable[[str], None], place: str, text: str) -> None:
     tell(f"{place}, {text}")
 
 
-def _command(library: list[Library] | None, out: Path | None, page: Path) -> str:
+def _command(library: list[Library] | None, out: Path | None, page: Path, *, held_out: bool) -> str:
     """How the page was made, for those who make it again."""
     libraries = [f"--library {each.value}" for each in library or ()]
-    return " ".join(("edgefl bench models", *libraries, f"--out {out or 'suite.jsonl'}", f"--page {page}"))
+    suite = ("--held-out",) if held_out else ()
+    return " ".join(
+        ("edgefl bench models", *suite, *libraries, f"--out {out or 'suite.jsonl'}", f"--page {page}")
+    )
 
 
 def _line(row: SuiteRow) -> str:

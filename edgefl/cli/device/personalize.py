@@ -13,6 +13,7 @@ import typer
 from edgefl.cli.options import BadRows, Engine
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.metric_text import number
 
 if TYPE_CHECKING:
     from device_runtime.config import Policy
@@ -178,7 +179,8 @@ def _write(path: Path, content: bytes) -> None:
 
 def _show(report: Adapted, out: Path | None) -> None:
     rows = [
-        {"steps": point.steps, "loss": round(point.loss, 4), "accuracy": f"{point.accuracy:.2%}"}
+        {"steps": point.steps, **{name: number(name, value, 2) for name, value in point.metrics.items()}}
+        | {"loss": round(point.loss, 4)}
         for point in report.curve
     ]
     what = f"{report.model} as tier {report.tier} has it, version {report.model_version[:12]}, steps of {report.alpha:g}"
@@ -188,11 +190,12 @@ def _show(report: Adapted, out: Path | None) -> None:
         f"{report.protocol}: {report.note}",
         f"{report.support} samples to adapt to, {report.query} that judge, batches of {report.batch}"
         + (" with repetitions, as there are fewer samples" if report.repeated else ""),
-        f"{report.before.accuracy:.2%} before, {report.after.accuracy:.2%} after {report.after.steps} of these steps"
+        f"{report.metric} {number(report.metric, report.before.value(report.metric), 2)} before, "
+        f"{number(report.metric, report.after.value(report.metric), 2)} after {report.after.steps} of these steps"
         + (
             ""
             if report.majority is None
-            else f"; its most frequent class alone reaches {report.majority:.2%}"
+            else f"; its most frequent class alone reaches an accuracy of {report.majority:.2%}"
         ),
     ]
     if out is not None:

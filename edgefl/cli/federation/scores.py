@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_SHARES = frozenset({"accuracy", "f1", "iou"})
-"""Metrics from 0 to 1, which people read as percent."""
+from edgefl.wire.metric_text import number
 
 
 def shown(name: str, value: float, digits: int = 1) -> str:
     """``accuracy 81.2%``, ``perplexity 34.7``, ``mae 0.213``."""
     return f"{name} {number(name, value, digits)}"
-
-
-def number(name: str, value: float, digits: int = 1) -> str:
-    """The value alone: ``81.2%``, ``34.7``."""
-    return f"{value:.{digits}%}" if name in _SHARES else f"{value:.4g}"
 
 
 def headline(told: Mapping[str, Any]) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.federation.scores import number
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
+from edgefl.wire.metric_text import number
 
 if TYPE_CHECKING:
     from edgefl.lab.deployment import BnEval
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
 
 _HELP = """
-Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, images in, logits out.
+Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, samples in, logits out.
 
 The size need not have been trained. Batch norm gets statistics of this very submodel, from one pass over the training
 data, frozen in; the whole model keeps its moving statistics, if it has any (model.bn = "global"). The file is compared
-with torch on test images; beside it a JSON file of the same name says what it is. Its accuracy is printed beside the
+with torch on test samples; beside it a JSON file of the same name says what it is. Its accuracy is printed beside the
 whole model's.
 
 Examples:
@@ -64,9 +64,9 @@ def deploy(
             help="batch norm: the submodel's own statistics; for comparison those of each batch, or the moving ones"
         ),
     ] = BnEvals.frozen,
-    batch: Annotated[int, typer.Option(min=1, help="images that go through at a time")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="samples that go through at a time")] = 1,
     samples: Annotated[
-        int, typer.Option(min=0, help="training images for the statistics; 0: all of them")
+        int, typer.Option(min=0, help="training samples for the statistics; 0: all of them")
     ] = 0,
     compact: Annotated[
         bool,

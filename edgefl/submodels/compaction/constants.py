@@ -15,6 +15,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
+from edgefl.models.layers.given import Given
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.tied import entangled
 from edgefl.submodels.compaction.ops import (
@@ -40,7 +41,8 @@ _known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
 def as_graphs(spec: ModelSpec) -> nn.Sequential:
     """The units of ``spec`` in inference as graphs of ATen operations, under the same names; traced once per model.
 
-    A unit that cannot be traced stays as it is, as does one with tied weights: all of it is needed.
+    A unit that cannot be traced stays as it is, as does one with tied weights: all of it is needed. Inputs beside the first
+    stay layers.
     """
     if spec not in _known:
         units, whole = copy.deepcopy(spec.module).eval().named_children(), entangled(spec.module)
@@ -53,7 +55,7 @@ def as_graphs(spec: ModelSpec) -> nn.Sequential:
 
 def _as_graph(unit: nn.Module, sample: TensorSpec) -> nn.Module:
     try:
-        traced = trace(unit, sample, lambda _path, _module: False)
+        traced = trace(unit, sample, lambda _path, module: isinstance(module, Given))
     except ModelError:
         return unit
     flow = Flow(traced)

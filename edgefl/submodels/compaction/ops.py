@@ -37,7 +37,7 @@ LINEAR = _named(
 )  # fmt: skip
 """Sums of inputs with positive factors: what an output needs is where its derivative is positive."""
 
-MAXIMA = _named("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d")
+MAXIMA = _named("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 """Of a channel, over positions."""
 
 

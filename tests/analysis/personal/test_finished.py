@@ -50,7 +50,7 @@ def test_steps_on_a_users_own_classes_help_every_tier(leave: Leave) -> None:
 
     assert [user.name for user in report.users] == [f"strong-{k}" for k in range(4)] + ["half-0", "half-1"]
     assert set(report.groups) == {"strong", "half"}
-    assert report.curve[-1].accuracy > report.before + 0.2
+    assert report.curve[-1].value("accuracy") > report.before + 0.2
     assert report.left_out == {}
 
 
@@ -78,7 +78,7 @@ def test_a_program_that_does_not_personalize_gets_the_plain_step(leave: Leave) -
 
     report = finished.report(Setting(0.3, (10,), 8))
 
-    assert report.curve[-1].accuracy > report.before
+    assert report.curve[-1].value("accuracy") > report.before
 
 
 def test_a_user_whose_test_shard_is_too_small_is_named_and_left_out(leave: Leave) -> None:
@@ -104,7 +104,16 @@ def test_the_command_prints_every_protocol_and_the_trivial_level(leave: Leave) -
     done = runner().invoke(app, ["personalize", str(leave()), *SHORT, "--alpha", "0.3"])
 
     assert done.exit_code == 0, done.output
-    for word in ("train_support:", "split_test:", "paper literal (leaks)", "LEAKS", "own majority class"):
+    for word in (
+        "Mean accuracy",
+        "Mean f1",
+        "Mean loss",
+        "train_support:",
+        "split_test:",
+        "paper literal (leaks)",
+        "LEAKS",
+        "own majority class",
+    ):
         assert word in " ".join(done.stdout.split())
 
 

@@ -9,11 +9,33 @@ import pytest
 import torch
 
 from device_runtime.data.support import Shards
+from device_runtime.personal.point import Point
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_users
-from edgefl.analysis.personal.report import PersonalReport, Point, UserReport, summed_up, worst_decile
+from edgefl.analysis.personal.page import summary, user_rows
+from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up, worst_decile
 from edgefl.data.groups import groups
 from edgefl.wire.errors import ConfigError, DataError
 from tests.analysis.personal.users import BATCH, users_of, whole
+
+
+def point(steps: int, loss: float, value: float, metric: str = "accuracy") -> Point:
+    return Point(steps=steps, loss=loss, metrics={metric: value})
+
+
+def test_less_is_better_of_perplexity_and_constant_answers_are_not_compared() -> None:
+    plain = _report([0.2, 0.8], [30, 10])
+    users = [
+        replace(user, curve=(point(0, 5.0, 148.4, "perplexity"), point(1, 4.0, after, "perplexity")))
+        for user, after in zip(plain.users, (20.0, 54.6), strict=True)
+    ]
+
+    report = summed_up(Setting(0.1, (0, 1)), users)
+
+    assert (report.metric, report.worst_decile, report.majority) == ("perplexity", 54.6, None)
+    assert [row["after"] for row in user_rows(report)] == ["54.6", "20"]
+    rows = summary([report])
+    assert rows[0] == {"perplexity": "before", "train_support": "148.4"}
+    assert not any("majority" in row["perplexity"] for row in rows)
 
 
 def _report(accuracies: list[float], samples: list[int]) -> PersonalReport:
@@ -27,7 +49,7 @@ def _report(accuracies: list[float], samples: list[int]) -> PersonalReport:
             query=5,
             leaks=False,
             majority=0.5,
-            curve=(Point(0, 2.0, 0.1), Point(1, 1.0, value)),
+            curve=(point(0, 2.0, 0.1), point(1, 1.0, value)),
         )
         for number, (value, count) in enumerate(zip(accuracies, samples, strict=True))
     ]
@@ -42,7 +64,8 @@ def test_the_headline_counts_users_alike_and_the_weighted_mean_their_samples() -
     assert report.std == pytest.approx(0.3)
     assert report.before == pytest.approx(0.1)
     assert report.groups == {"A": pytest.approx(0.8), "B": pytest.approx(0.2)}
-    assert report.curve == (Point(0, 2.0, pytest.approx(0.1)), Point(1, 1.0, pytest.approx(0.5)))
+    assert [(each.steps, each.loss) for each in report.curve] == [(0, 2.0), (1, 1.0)]
+    assert [each.value("accuracy") for each in report.curve] == pytest.approx([0.1, 0.5])
 
 
 @pytest.mark.parametrize(("users", "expected"), [(1, 0.0), (10, 0.0), (11, 0.5), (20, 0.5), (30, 1.0)])
@@ -85,7 +108,7 @@ def test_the_curve_has_no_step_the_headline_and_what_was_asked_for() -> None:
     )
 
     assert [point.steps for point in report.curve] == [0, 2, 4]
-    assert report.mean == report.curve[1].accuracy
+    assert report.mean == report.curve[1].value("accuracy")
 
 
 def test_a_longer_curve_leaves_its_earlier_points_as_they_are() -> None:

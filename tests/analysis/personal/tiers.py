@@ -11,6 +11,7 @@ import torch
 
 from device_runtime.round.job import Job
 from edgefl.analysis.personal.evaluate import Adapter
+from edgefl.api.model import sample_spec
 from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
 from edgefl.programs.submodels.frozen_forward import chunk_forward
@@ -19,7 +20,6 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, Prefix, build_bundle
 from exporters.bundle.formats import format_of
 from tests.analysis.personal.users import personal
@@ -90,7 +90,13 @@ def tier_of(
     model: str, kind: str = "output_side", *, chunk: int = CHUNK, form: str = "onnx", **options: Any
 ) -> Tier:
     """A tier of the small ``model``, exported once in the format ``form``."""
-    spec = tiny(model)
+    return made(tiny(model), kind, chunk=chunk, form=form, **options)
+
+
+def made(
+    spec: ModelSpec, kind: str = "output_side", *, chunk: int = CHUNK, form: str = "onnx", **options: Any
+) -> Tier:
+    """A tier of any model."""
     submodel = build(spec, kind, **options)
     program = personal(submodel, BATCH)
     prefix = tuple(
@@ -100,8 +106,8 @@ def tier_of(
         program,
         prefix,
         submodel.units or ("tier/submodel",),
-        label=Label(model, "tier"),
-        data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
+        label=Label(spec.name, "tier"),
+        data=sample_spec(spec, None),
         chunk_bytes=chunk,
         format=format_of(form),
     )

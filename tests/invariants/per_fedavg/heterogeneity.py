@@ -17,7 +17,7 @@ D = 3
 def quadratic_users(matrices: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Shard]:
     """Users with eight samples of one quadratic each: no noise."""
     return [
-        (sample(a, b).expand(8, -1, -1), torch.zeros(8, dtype=torch.int64))
+        Shard(sample(a, b).expand(8, -1, -1), torch.zeros(8, dtype=torch.int64))
         for a, b in zip(matrices, offsets, strict=True)
     ]
 
@@ -34,7 +34,7 @@ def sharing_inputs(shares: Sequence[Sequence[int]], inside: int, each: int, seed
     """Users with exactly the same inputs of each class, each class as many times as ``shares`` (users, classes) says."""
     pools = [normal((each, inside), 100 * seed + c) + c for c in range(len(shares[0]))]
     return [
-        (
+        Shard(
             torch.cat([pool.repeat(times, 1) for pool, times in zip(pools, row, strict=True)]),
             torch.cat([torch.full((each * times,), c) for c, times in enumerate(row)]),
         )
@@ -46,9 +46,9 @@ def largest_norms(losses: Losses, shards: Sequence[Shard]) -> tuple[float, float
     """B and L of single samples: the largest norm of a gradient, and of a (dense) Hessian."""
     gradients, hessians = [], []
     eye = torch.eye(len(losses.start), dtype=torch.float64)
-    for x, y in shards:
-        for row in range(len(x)):
-            one = Batch(0, x[row : row + 1], y[row : row + 1])
+    for shard in shards:
+        for row in range(len(shard.x)):
+            one = Batch(0, *shard.rows(slice(row, row + 1)))
             gradients.append(float(losses.gradient(losses.start, one).norm()))
             dense = torch.stack([losses.product(losses.start, column, one) for column in eye])
             hessians.append(float(torch.linalg.matrix_norm(dense, 2)))

@@ -100,10 +100,10 @@ def test_29_w1_between_labels_equals_tv_for_the_0_1_metric_and_counts_steps_on_a
 
 def test_30_identical_users_have_no_dissimilarity_of_any_kind() -> None:
     losses = losses_at(elu_net(), 1)
-    shard = (normal((12, 5), 4), torch.arange(12) % 3)
+    shard = Shard(normal((12, 5), 4), torch.arange(12) % 3)
     found = gradients_of(losses, [shard] * 5)
     assert found.plug_in == 0.0 and found.unbiased == 0.0 and found.mean_norm2 > 0.0
-    examined = [Examined(user, *shard, losses.gradient(losses.start, Batch(0, *shard))) for user in range(2)]
+    examined = [Examined(user, shard, losses.gradient(losses.start, Batch(0, *shard))) for user in range(2)]
     assert curvature_report(losses, examined, 0.0).gamma_h2 < 1e-20
 
 
@@ -115,11 +115,11 @@ def test_30_label_distances_bound_dissimilarity_where_users_share_the_inputs_of_
     squares = label_report(np.array(shares)).mean_tv2
     found = gradients_of(losses, shards)
     assert 0 < found.plug_in <= 4 * B**2 * squares
-    users = [Examined(n, x, y, losses.start) for n, (x, y) in enumerate(shards)]
+    users = [Examined(n, shard, losses.start) for n, shard in enumerate(shards)]
     hessians = curvature_report(losses, users, 0.0)
     assert 0 < hessians.gamma_h2 <= 4 * L**2 * squares
     # The inputs in place of the classes' proportions: then labels say nothing, and the bound does not hold.
-    moved = [(shards[0][0] + 5.0 * user, shards[0][1]) for user in range(3)]
+    moved = [shards[0]._replace(x=shards[0].x + 5.0 * user) for user in range(3)]
     assert gradients_of(losses, moved).plug_in > 0.0 == label_report(np.ones((3, 3))).mean_tv2
 
 
@@ -130,7 +130,7 @@ def test_30_split_halves_are_unbiased_for_alike_users_and_the_plug_in_is_not() -
         shards = []
         for _ in range(4):
             x = normal((8, D), generator)
-            shards.append((x, (x[:, :1] + normal((8, 1), generator) > 0).double()))
+            shards.append(Shard(x, (x[:, :1] + normal((8, 1), generator) > 0).double()))
         found.append(gradients_of(losses, shards))
     unbiased, plug_in, floor = (
         np.array([getattr(one, name) for one in found]) for name in ("unbiased", "plug_in", "noise_floor")
@@ -196,7 +196,7 @@ def test_curvature_on_quadratics_is_that_of_the_matrices() -> None:
     matrices, offsets = [positive(D, n) for n in range(3)], [normal((D,), 20 + n) for n in range(3)]
     losses = quadratic_losses(normal((D,), 5))
     users = [
-        Examined(n, *shard, losses.gradient(losses.start, Batch(0, *shard)))
+        Examined(n, shard, losses.gradient(losses.start, Batch(0, *shard)))
         for n, shard in enumerate(quadratic_users(matrices, offsets))
     ]
     found = curvature_report(losses, users, 0.2)
@@ -264,7 +264,7 @@ def test_distances_of_inputs_stand_out_of_chance_only_where_users_differ() -> No
 
 def test_a_user_with_one_sample_is_named() -> None:
     with pytest.raises(DataError, match="user 3 has 1 samples"):
-        batches((torch.zeros(1, 2), torch.zeros(1)), 3)
+        batches(Shard(torch.zeros(1, 2), torch.zeros(1)), 3)
 
 
 @pytest.mark.parametrize("name", ["resnet8", "lstm_lm", "fafed_mnist", "vit"])
