@@ -59,7 +59,7 @@ class LabelSpec:
                 f"the model takes integers from 0 to {classes - 1}{beside}",
                 classes=classes,
             )
-        return y
+        return y.astype(np.int64) if y.dtype == np.uint64 else y  # beside signed numbers those become floats
 
     @property
     def floats(self) -> bool:

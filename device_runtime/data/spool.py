@@ -52,8 +52,9 @@ class Spool:
     def truncate(self, rows: int) -> None:
         """Only the first ``rows`` stay."""
         if self._file is not None:
-            self._file.truncate(rows * self._row_bytes)
-            self._file.seek(0, 2)
+            with self._room():
+                self._file.truncate(rows * self._row_bytes)
+                self._file.seek(0, 2)
         else:
             self._parts = [self._joined()[:rows]]
         self._rows = rows
@@ -73,7 +74,7 @@ class Spool:
         return np.concatenate([empty, *self._parts]) if len(self._parts) != 1 else self._parts[0]
 
     def _to_file(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="edgefl-", dir=_folder())  # noqa: SIM115  (it is mapped for longer)
+        self._file = _file()
         parts, self._parts = self._parts, []
         for part in parts:
             self._write(part)
@@ -96,12 +97,27 @@ class Spool:
             ) from error
 
 
+def _file() -> IO[bytes]:
+    """A file without a name: in the user's folder for caches, or where that cannot be written, in the system's for temporary
+    files. DataError where neither can."""
+    refused: OSError | None = None
+    for folder in dict.fromkeys((_folder(), None)):
+        try:
+            return tempfile.TemporaryFile(prefix="edgefl-", dir=folder)
+        except OSError as error:
+            refused = refused or error
+    raise DataError(
+        f"the local data are larger than what is kept in memory, and no file can be made for them ({refused}): let "
+        "XDG_CACHE_HOME or TMPDIR name a folder that can be written"
+    ) from refused
+
+
 def released(array: object) -> None:
     """What was read of an array that lies in a file counts as memory of this process no longer; it comes back when it is
     read again. Nothing for other arrays, and where the system has no such call."""
-    if isinstance(array, np.ndarray) and array.flags.writeable:
-        return  # what was changed in it is nowhere else
     while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return  # what was changed in it, or through a view of it, is nowhere else
         array = array.base
     if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         array.madvise(mmap.MADV_DONTNEED)

@@ -1,44 +1,83 @@
-"""Tensors that a module's code puts aside in attributes while it runs: positions of the last length, a bias."""
+"""Tensors that a module's code puts aside while it runs: positions of the last length, a bias, a cosine table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
 _OWN = frozenset(nn.Module().__dict__)
-_NONE = object()
+# More in one list or dictionary are data, such as the words of a vocabulary.
+_ENTRIES = 4096
 
 
 @contextmanager
 def forgotten(module: nn.Module) -> Iterator[None]:
-    """Afterwards, the parts of ``module`` have no tensor in an attribute, or in a dictionary there, that they did not have
-    before: those of a run without values, or on other weights, are of no use to the next."""
-    before = [(part, dict(part.__dict__), _caches(part)) for part in module.modules() if _is_others(part)]
+    """Afterwards, where a part of ``module`` put a tensor aside, all attributes and buffers of all parts are those of
+    before, with the lists and dictionaries among them: the tensor is of a run without values, or on other weights, and
+    what says that it is there (``self.length = n``) may stand in another part."""
+    before = [_Kept(part) for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
     try:
         yield
     finally:
-        for part, attributes, caches in before:
-            for name, value in list(part.__dict__.items()):
-                old = attributes.get(name, _NONE)
-                if name in _OWN or value is old or not isinstance(value, Tensor):
-                    continue
-                if old is _NONE:
-                    del part.__dict__[name]
-                else:
-                    part.__dict__[name] = old
-            for cache, entries in caches:
-                if any(isinstance(value, Tensor) for value in cache.values()):
-                    cache.clear()
-                    cache.update(entries)
+        if any(kept.has_more() for kept in before):
+            for kept in before:
+                kept.put_back()
 
 
-def _is_others(part: nn.Module) -> bool:
-    return not type(part).__module__.startswith("torch.nn.")
+class _Kept:
+    """What one part holds beside its parameters and submodules."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
+        self._attributes = _attributes(part)
+        self._buffers = dict(part._buffers)
+        self._unsaved = set(part._non_persistent_buffers_set)
+        self._inside = [
+            (each, each.copy()) for each in self._attributes.values() if type(each) in (dict, list)
+        ]
+
+    def has_more(self) -> bool:
+        """Whether there is a tensor that was not there before."""
+        known = {
+            id(each) for each in _tensors([self._attributes, self._buffers, [old for _, old in self._inside]])
+        }
+        return any(id(each) not in known for each in _tensors([_attributes(self._part), self._part._buffers]))
+
+    def put_back(self) -> None:
+        for name in _attributes(self._part).keys() - self._attributes.keys():
+            del self._part.__dict__[name]
+        self._part.__dict__.update(self._attributes)
+        for now, then in ((self._part._buffers, self._buffers), *self._inside):
+            if isinstance(now, dict):
+                now.clear()
+                now.update(then)
+            else:
+                now[:] = then
+        self._part._non_persistent_buffers_set.intersection_update(self._unsaved)
 
 
-def _caches(part: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    held = [value for name, value in part.__dict__.items() if name not in _OWN]
-    return [(value, dict(value)) for value in held if type(value) is dict]
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in part.__dict__.items() if name not in _OWN}
+
+
+def _tensors(value: object, depth: int = 4) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and _is_container(value):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each, depth - 1)
+
+
+def _is_changeable(value: object) -> bool:
+    return _is_container(value) and not isinstance(value, tuple)
+
+
+def _is_container(value: object) -> TypeGuard[dict[Any, Any] | list[Any] | tuple[Any, ...]]:
+    return (
+        isinstance(value, dict | list | tuple)
+        and type(value) in (dict, list, tuple)
+        and len(value) <= _ENTRIES
+    )

@@ -93,7 +93,8 @@ class _Writer(TorchDispatchMode):
         if results is not NotImplemented:
             return results
         made = [self._made.get(value) for value in _tensors(args, kwargs)]
-        constant = all(each is None or each.constant for each in made)
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        constant = not drawn and all(each is None or each.constant for each in made)
         if torch.Tag.data_dependent_output in func.tags:
             return self._value(func, args, kwargs, constant)
         return self._write(func, args, kwargs, constant and any(made))

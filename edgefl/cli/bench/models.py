@@ -17,6 +17,9 @@ from edgefl.cli.output import errors, print_table, progress
 if TYPE_CHECKING:
     from edgefl.suite.rows import SuiteRow
 
+# Of one architecture, where nothing else is asked for.
+_SECONDS = 300.0
+
 Library = StrEnum("Library", ["plain", "transformers", "torchvision", "timm"])
 
 _MODELS = """
@@ -57,7 +60,9 @@ def models(
     ] = False,
     engine: Annotated[list[Engine] | None, typer.Option(help="may be repeated; default: both")] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
-    seconds: Annotated[float, typer.Option(min=1, help="most of one architecture, on all engines")] = 300.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="most of one architecture, on all engines")
+    ] = _SECONDS,
     jobs: Annotated[int, typer.Option(min=1, help="architectures beside each other")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="file of rows, lines of JSON, that finished ones are kept in")
@@ -109,7 +114,7 @@ def models(
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     if page:
-        command = _command(library, out, page, held_out=held_out)
+        command = _command(library, seconds, out, page, held_out=held_out)
         page.write_text(written(rows, absent, command, held_out=held_out), encoding="utf-8")
     shown = [rows[each.path] for each in architectures if each.path in rows]
     if as_json:
@@ -123,12 +128,15 @@ def _tell(tell: Callable[[str], None], place: str, text: str) -> None:
     tell(f"{place}, {text}")
 
 
-def _command(library: list[Library] | None, out: Path | None, page: Path, *, held_out: bool) -> str:
+def _command(
+    library: list[Library] | None, seconds: float, out: Path | None, page: Path, *, held_out: bool
+) -> str:
     """How the page was made, for those who make it again."""
     libraries = [f"--library {each.value}" for each in library or ()]
     suite = ("--held-out",) if held_out else ()
+    limit = () if seconds == _SECONDS else (f"--seconds {seconds:g}",)
     return " ".join(
-        ("edgefl bench models", *suite, *libraries, f"--out {out or 'suite.jsonl'}", f"--page {page}")
+        ("edgefl bench models", *suite, *libraries, *limit, f"--out {out or 'suite.jsonl'}", f"--page {page}")
     )
 
 

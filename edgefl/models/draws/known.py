@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from edgefl.models.draws.rules import RULES
@@ -55,14 +55,18 @@ class Known:
             if written and self._twins:
                 self._forget(_tensors(args, kwargs))
             return
-        with _apart(), torch.no_grad():
+        with _apart(), torch.no_grad(), _Undrawn():  # type: ignore[no-untyped-call]
             try:
                 found = pytree.tree_leaves(func(*twins[0], **twins[1]))
-            except Exception:  # such as of a device that has no values
+            except Exception:  # such as of a device that has no values, or of one that is drawn
+                if written:
+                    self._forget(_tensors(args, kwargs))
                 return
         for each, twin in zip(results, (each for each in found if isinstance(each, Tensor)), strict=False):
             if each.shape == twin.shape:
                 self._twins[each] = twin
+            else:
+                self._twins.pop(each, None)
 
     def numbers(self, name: str, args: Any) -> Any:
         """``args`` of a call with numbers where torch would take them out of tensors that are known: bounds of slices, of
@@ -109,6 +113,15 @@ class Known:
         found = [self._twins[leaf] if isinstance(leaf, Tensor) else _here(leaf) for leaf in leaves]
         twins: tuple[Any, Any] = pytree.tree_unflatten(found, spec)
         return twins
+
+
+class _Undrawn(TorchDispatchMode):
+    """While it is on, nothing is drawn: a number that is another in each step is not the same for every input."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RuntimeError(f"{func} draws")
+        return func(*args, **(kwargs or {}))
 
 
 def _writes(name: str, kwargs: Any) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.losses.loss import Loss
@@ -84,14 +86,30 @@ def _one_by_one(function: Function, out: Tensor, y: Tensor) -> Tensor:
     return values
 
 
+class _InTensors(TorchFunctionMode):
+    """Refuses to hand values to Python in ways that a trace does not see: a graph would hold those of the first batch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("tolist", "numpy", "__array__"):
+            raise ModelError(
+                f"{name} takes values out of a tensor, and a graph would have those of the first batch in every step: "
+                "compute with tensors alone"
+            )
+        return func(*args, **(kwargs or {}))
+
+
 @cache
 def _check(function: Function, name: str, out: TensorSpec, labels: TensorSpec) -> None:
     """ModelError unless ``function`` gives a loss per sample, or their mean, that no other sample changes."""
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn((_ROWS, *out.shape), generator=generator)
     y = _labels(labels, generator)
-    with blamed(
-        f"the loss {name!r} failed on outputs {out.shape} and labels {labels.shape}", defined_at(function)
+    with (
+        blamed(
+            f"the loss {name!r} failed on outputs {out.shape} and labels {labels.shape}", defined_at(function)
+        ),
+        _InTensors(),
     ):
         values = function(outputs, y)
         if not isinstance(values, Tensor) or values.shape not in ((), (_ROWS,)):

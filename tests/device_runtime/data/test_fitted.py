@@ -141,6 +141,13 @@ def test_a_label_per_token_is_taken_and_checked(tmp_path: Path) -> None:
         load(npz(tmp_path / "e.npz", x=X, y=tokens + (tokens == 2))).fitted(SPEC, LabelSpec((2,)))
 
 
+def test_labels_of_the_largest_type_are_counted_and_stand_beside_others(tmp_path: Path) -> None:
+    kept = load(npz(tmp_path / "d.npz", x=X, y=np.array([0, 2, 2, 1, 0], np.uint64))).fitted(SPEC)
+
+    np.testing.assert_array_equal(kept.facts()["class_counts"], [2, 1, 2])
+    assert np.concatenate([kept.y, np.zeros(2, np.int64)]).dtype == np.int64
+
+
 def test_a_label_that_counts_for_nothing_passes_beside_the_classes(tmp_path: Path) -> None:
     tokens = np.array([[0, -100], [2, 2], [1, -100], [-100, -100], [2, 1]])
     kept = load(npz(tmp_path / "d.npz", x=X, y=tokens)).fitted(SPEC, LabelSpec((2,), ignored=-100))

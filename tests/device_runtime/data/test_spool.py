@@ -63,6 +63,9 @@ def test_what_was_changed_in_a_file_of_one_s_own_stays(tmp_path: Path) -> None:
     own += 1
 
     released(own)
+    seen = own[10:].view()
+    seen.flags.writeable = False
+    released(seen)
 
     assert own.min() == 1
 
@@ -86,6 +89,20 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="on the disk and more, which is full"):
         made.extend(np.zeros(100))
         made.array()
+
+
+def test_rows_lie_elsewhere_where_the_folder_for_caches_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(spool, "_folder", lambda: tmp_path / "file")
+    made = Spool("uint8", (), 10)
+    made.extend(np.arange(100))
+    np.testing.assert_array_equal(made.array(), np.arange(100))
+
+    monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="XDG_CACHE_HOME or TMPDIR"):
+        Spool("uint8", (), 10).extend(np.arange(100))
 
 
 # -- running text ----------------------------------------------------------------------------------------------

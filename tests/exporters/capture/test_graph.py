@@ -192,7 +192,9 @@ def test_a_result_without_values_is_as_large_as_a_processor_makes_it() -> None:
     """In inference batch norm saves no statistics on a processor; a device of no values says that it does."""
 
     def normed(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return torch.ops.aten._native_batch_norm_legit_no_training(x, weight, weight, weight, weight, 0.1, 1e-5)
+        return torch.ops.aten._native_batch_norm_legit_no_training(
+            x, weight, weight, weight, weight, 0.1, 1e-5
+        )
 
     x, weight = torch.ones(2, 3, 4, 4), torch.ones(3)
     seen = graph_of(normed, (x, weight), {}, fake=True).graph.output_node().args[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
+from exporters.capture.graph import graph_of
 from exporters.capture.trace import capture
 
 
@@ -102,3 +104,30 @@ def test_a_value_that_depends_on_the_input_is_refused_with_its_line() -> None:
 
     with pytest.raises(ModelError, match=r"test_known\.py"):
         split(nn.Sequential(nn.Linear(3, 3), Asks()), "auto", sample=TensorSpec((3,)), classes=3)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda known: torch.multinomial(known, 1).item(),
+        lambda known: torch.poisson(known).sum().item(),
+        lambda known: known.clone().geometric_(0.5)[0].item(),
+        lambda known: torch.randint_like(known, 9).max().item(),
+    ],
+)
+def test_what_is_drawn_is_not_known(draw: Callable[[Tensor], object]) -> None:
+    with Steered(), torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
+        draw(torch.tensor([0.5, 0.5]))
+
+    with pytest.raises(RuntimeError, match="out of a tracing tensor"):
+        graph_of(
+            lambda x: (x * torch.tensor(draw(torch.tensor([0.5, 0.5]))),), (torch.ones(2),), {}, fake=False
+        )
+
+
+def test_what_a_call_failed_to_write_is_known_no_more() -> None:
+    with Steered(), torch.device("meta"):
+        known = torch.ones(2)
+        known.random_(0, 9)
+        with pytest.raises(RuntimeError, match="meta"):
+            known.tolist()

@@ -175,11 +175,21 @@ def test_a_mean_is_taken_apart_and_gives_the_same_gradient() -> None:
     )
 
 
+def listed(out: Tensor, y: Tensor) -> Tensor:
+    return (out - y).square().mean(dim=1) * out[:, 0].detach().tolist()[0] * 0.0
+
+
+def by_numpy(out: Tensor, y: Tensor) -> Tensor:
+    return (out - y).square().mean(dim=1) * float(out.detach().numpy().size)
+
+
 REFUSED: list[tuple[Callable[..., Any], str]] = [
     (of_the_batch, r"loss 'of_the_batch' of a sample depends on the others of its batch.*edgefl.NTXent"),
     (mean_of_the_batch, r"or its mean does not weigh samples alike"),
     (matrix, r"gives \(3, 3\) for 3 samples: return one number for each, \(3,\), or their mean"),
     (broken, r"loss 'broken' failed on outputs \(3,\) and labels \(3,\): RuntimeError.*test_loss_choice.py"),
+    (listed, "tolist takes values out of a tensor, and a graph would have those of the first batch"),
+    (by_numpy, "numpy takes values out of a tensor"),
 ]
 
 
