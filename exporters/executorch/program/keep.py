@@ -124,13 +124,13 @@ class _Again:
                 node.replace_input_with(read, copy)
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        waiting, nodes = [node], set(self._copies)
+        waiting, more = [node], set[fx.Node]()
         while waiting:  # no recursion: a chain may be longer than Python's stack
             each = waiting.pop()
-            if each not in nodes:
-                nodes.add(each)
+            if each not in self._copies and each not in more:
+                more.add(each)
                 waiting += [] if self._stays(each) else each.all_input_nodes
-        for each in sorted(nodes - self._copies.keys(), key=self._position.__getitem__):
+        for each in sorted(more, key=self._position.__getitem__):
             stays = self._stays(each)
             self._copies[each] = each if stays else self._graph.node_copy(each, self._copies.__getitem__)
         return self._copies[node]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
+
+from edgefl.wire.tensors import Array
 
 ALIGNMENT = 64
 """Of every value, in bytes: a cache line, and more than any kernel asks for."""
@@ -20,9 +24,6 @@ class Span:
     first: int
     last: int
 
-    def meets(self, other: Span) -> bool:
-        return self.first <= other.last and other.first <= self.last
-
 
 def aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
@@ -34,23 +35,20 @@ def planned(spans: Mapping[Key, Span]) -> tuple[dict[Key, int], int]:
     The largest span first, each in the smallest gap that fits among those already placed; of equals the earlier one.
     """
     order = sorted(spans, key=lambda key: (-spans[key].size, spans[key].first))
-    offsets: dict[Key, int] = {}
-    total = 0
-    for key in order:
-        span = spans[key]
-        blocks = sorted(
-            (offsets[k], offsets[k] + aligned(spans[k].size)) for k in offsets if spans[k].meets(span)
-        )
-        offsets[key] = _best_gap(blocks, aligned(span.size))
-        total = max(total, offsets[key] + aligned(span.size))
-    return offsets, total
+    lives = np.array([(spans[key].first, spans[key].last) for key in order], np.int64).reshape(-1, 2)
+    taken = np.zeros_like(lives)  # (begin, end) of those that are placed
+    for number, key in enumerate(order):
+        size = aligned(spans[key].size)
+        meeting = (lives[:number, 0] <= lives[number, 1]) & (lives[number, 0] <= lives[:number, 1])
+        begin = _best_gap(taken[:number][meeting], size)
+        taken[number] = begin, begin + size
+    return dict(zip(order, taken[:, 0].tolist(), strict=True)), int(taken[:, 1].max(initial=0))
 
 
-def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """The beginning of the smallest gap between sorted intervals that has room for ``size``, or behind them all."""
-    best, room, end = -1, 0, 0
-    for start, stop in taken:
-        if start - end >= size and (best < 0 or start - end < room):
-            best, room = end, start - end
-        end = max(end, stop)
-    return best if best >= 0 else end
+def _best_gap(taken: Array, size: int) -> int:
+    """The beginning of the smallest gap between intervals (n, 2) that has room for ``size``, or behind them all."""
+    taken = taken[taken[:, 0].argsort(kind="stable")]
+    ends = np.concatenate([[0], np.maximum.accumulate(taken[:, 1])])
+    gaps = taken[:, 0] - ends[:-1]
+    fitting = np.flatnonzero(gaps >= size)
+    return int(ends[fitting[gaps[fitting].argmin()]] if len(fitting) else ends[-1])
