@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -52,6 +53,26 @@ def code_stays_resident() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("device_runtime.engine.onnx.release_code", lambda _library: 0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def garbage_is_not_searched_between_stages() -> Iterator[None]:
+    """A round searches for garbage between its stages. In the tests' own process that of all tests is searched, a third of
+    a second each time; devices in processes of their own search as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in ("runner", "forward"):
+            patch.setattr(f"device_runtime.round.{stage}.trim_memory", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_built_once() -> Iterator[None]:
+    """typer builds all commands anew for each call of one in this process."""
+    testing = sys.modules.get("typer.testing")
+    with pytest.MonkeyPatch.context() as patch:
+        if testing is not None:
+            patch.setattr(testing, "_get_command", functools.cache(testing.__dict__["_get_command"]))
         yield
 
 

@@ -77,7 +77,7 @@ def plan(federation: str, limits: Limits, downlink: DownlinkSpec, form: Form, en
     )
 
 
-@pytest.fixture(params=[slow(row) if "executorch" in row else row for row in CASES.values()], ids=list(CASES))
+@pytest.fixture(params=[slow(row) if "int8" not in row else row for row in CASES.values()], ids=list(CASES))
 def watched(
     request: pytest.FixtureRequest, tmp_path: Path, federation: str, limits: Limits
 ) -> Iterator[Watched]:

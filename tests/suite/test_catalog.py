@@ -21,6 +21,7 @@ def test_there_are_sixty_that_others_wrote_each_with_a_name_of_its_own() -> None
     assert {each.library for each in ARCHITECTURES} == set(LIBRARIES)
 
 
+@pytest.mark.slow
 def test_they_are_listed_without_the_libraries_that_make_them() -> None:
     script = (
         "import sys; import edgefl.suite.catalog; "

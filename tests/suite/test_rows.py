@@ -51,6 +51,7 @@ def test_one_that_takes_too_long_is_ended_and_says_where_it_was() -> None:
     assert not row.works_on("onnx")
 
 
+@pytest.mark.slow
 def test_one_whose_process_fails_says_why() -> None:
     unknown = replace(named("plain/DS-CNN"), name="nobody's")
     row = tried(unknown, SuiteSettings(engines=["onnx"]))

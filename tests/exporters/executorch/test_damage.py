@@ -81,6 +81,7 @@ def test_a_byte_that_flips_is_told_or_changes_no_port(written: tuple[Function, G
     assert sum(not each for each in told) > ROUNDS
 
 
+@pytest.mark.slow
 def test_a_damaged_program_ends_no_process_but_its_own(written: tuple[Function, Graph, bytes]) -> None:
     function, _, model = written
     form = ExecuTorch()

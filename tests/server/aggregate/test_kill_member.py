@@ -27,6 +27,7 @@ def devices(mosquitto: Mosquitto, federation: str, limits: Limits) -> Iterator[l
         device.stop()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_the_method_begins_again_goes_on_from_there(
     devices: list[ScriptedDevice], mosquitto: Mosquitto, federation: str, tmp_path: Path
 ) -> None:
