@@ -20,7 +20,8 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.eager import optimizer, stepper
 from edgefl.bench.train_step.model import built
-from edgefl.bench.train_step.rows import TrainStepSettings, compiled, measure
+from edgefl.bench.train_step.rows import compiled, measure
+from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
@@ -66,6 +67,8 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert row["model_options"] == {"size": 8} and row["ort_training_ms"] is None
     assert row["et_training_ms"] is None and row["et_training_error"] is None
     assert row["rounding_error"] is None
+    assert row["cpu"] and row["variant"] == "default" and row["cpu_ms"] > 0 and row["eager_cpu_ms"] > 0
+    assert row["compile_ms"] is None and row["channels_last_error"] is None
     assert f"mlp: {row['ms']:g} ms, torch {row['eager_ms']:g} ms" in ran.stderr
 
 
@@ -176,7 +179,7 @@ def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
         first = worker.peak
         worker.run(3)
 
-    assert len(worker.times) == 3 and min(worker.times) > 0
+    assert len(worker.times) == len(worker.cpu_ms) == 3 and min(worker.times) > 0
     assert first >= 32 << 20 and worker.peak - first >= 90 << 20
 
 
@@ -197,6 +200,14 @@ def test_a_worker_that_does_not_end_is_ended(deaf: str) -> None:
         worker.run(1)
 
     assert time.monotonic() - start < 500
+
+
+def test_a_worker_tells_what_its_steps_return() -> None:
+    with Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 0.5)"]) as worker:
+        worker.run(1, count=False)
+        worker.run(2)
+
+    assert worker.values == [0.5, 0.5, 0.5] and len(worker.cpu_ms) == 2
 
 
 def test_what_a_worker_prints_does_not_disturb_it() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from edgefl.bench.train_step.rows import StepRow
 from edgefl.cli import output
-from edgefl.cli.bench import measure as bench
+from edgefl.cli.bench import train_step as bench
 from edgefl.cli.models import verify
 from edgefl.wire.errors import ConfigError
 
@@ -25,7 +25,7 @@ def row(model: str, **values: Any) -> StepRow:
     numbers: dict[str, Any] = {
         name: 1234567 for name, kind in StepRow.__annotations__.items() if kind in ("int", "float")
     }
-    fixed = {"model": model, "target": "onnx", "tier": "strong", "model_options": {}, "memory_budget": 0}
+    fixed = {"model": model, "target": "onnx", "tier": "strong", "model_options": {}, "cpu": "a processor"}
     return StepRow(**{**numbers, "ratio": 1.23456, "max_rel_error": 1.2e-6, **fixed, **values})
 
 
@@ -41,18 +41,25 @@ def column(lines: list[str], number: int) -> str:
     return "".join(line.split("│")[number + 1].strip() for line in lines if line.startswith("│"))
 
 
-@pytest.mark.parametrize("other", [None, 98765.4])
-def test_a_bench_row_fits_80_columns_and_loses_nothing(other: float | None) -> None:
-    rows = bench.for_people(
-        [row(NAME, length=0, ms=12345.6, ort_training_ms=other, ort_training_peak_over_idle_bytes=87 << 20)]
-    )
+def test_a_bench_row_fits_80_columns_and_loses_nothing() -> None:
+    rows = bench.for_people([row(NAME, length=0, ms=12345.6)])
 
     lines = printed("train-step", rows, "artifacts: none")
 
     assert all(len(line) <= 80 and "…" not in line for line in lines)
     cells = [column(lines, number) for number in range(len(rows[0]))]
     assert cells[0] == NAME and cells[1] == "12,346"
-    assert ("98,765" in cells, "87.0" in cells) == (other is not None, other is not None)
+
+
+def test_what_a_step_stands_beside_fits_80_columns_too() -> None:
+    names = ["ort_training", "et_training", "compile", "channels_last"]
+    rows = [row(NAME, length=0, **{f"{name}_ms": 98765.4 for name in names}), row("mlp", length=0)]
+
+    lines = printed("milliseconds of a step", bench.beside(rows))
+
+    assert all(len(line) <= 80 and "…" not in line for line in lines)
+    assert sum(line.count("98,765") for line in lines) == len(names)
+    assert bench.beside(rows[1:]) == []
 
 
 @dataclass

@@ -25,8 +25,8 @@ import torch
 from edgefl.bench.aggregate.flower import RESULT
 from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
+from edgefl.bench.common.turns import import_path
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step.rows import import_path
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.errors import ConfigError, EdgeflError

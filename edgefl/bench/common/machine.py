@@ -15,7 +15,7 @@ _PACKAGES = (NAME, "torch", "onnxruntime", "executorch", "numpy", "paho-mqtt", "
 def machine() -> dict[str, object]:
     """Processor, memory, system and package versions. No names of hosts or people."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count() or 1,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.machine()}",
@@ -25,7 +25,8 @@ def machine() -> dict[str, object]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its model, as it names itself."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))

@@ -1,7 +1,8 @@
 """A process in which one engine trains, step by step, on command: what its steps take and what memory they need.
 
-Lines of JSON: the parent writes ``{"steps": 5}`` and reads ``{"ms": [...], "peak_over_idle_bytes": ...}``; a first
-line from the worker tells that it is ready. This file and what it imports need the standard library only, because
+Lines of JSON: the parent writes ``{"steps": 5}`` and reads ``{"ms": [...], "cpu_ms": [...], "values": [...],
+"peak_over_idle_bytes": ...}``, of which values are those of steps that return numbers; a first line from the worker tells
+that it is ready. This file and what it imports need the standard library only, because
 one of the engines lives in a Python environment of its own.
 """
 
@@ -45,14 +46,20 @@ def serve(load: Callable[[], Callable[[], object]]) -> None:
         step = load()
         tell(load_s=time.perf_counter() - start, idle_bytes=idle)
         for line in sys.stdin:
-            times = [_timed(step) for _ in range(json.loads(line)["steps"])]
-            tell(ms=times, peak_over_idle_bytes=peak_bytes() - idle)
+            steps = [_timed(step) for _ in range(json.loads(line)["steps"])]
+            tell(
+                ms=[ms for ms, _, _ in steps],
+                cpu_ms=[cpu_ms for _, cpu_ms, _ in steps],
+                values=[value for _, _, value in steps if isinstance(value, float)],
+                peak_over_idle_bytes=peak_bytes() - idle,
+            )
 
 
-def _timed(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    step()
-    return 1e3 * (time.perf_counter() - start)
+def _timed(step: Callable[[], object]) -> tuple[float, float, object]:
+    """Milliseconds by the clock, milliseconds of processors in all threads, and what the step returns."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    value = step()
+    return 1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - cpu_start), value
 
 
 class WorkerFailed(Exception):
@@ -66,11 +73,14 @@ class WorkerFailed(Exception):
 
 @dataclass
 class Worker:
-    """The parent's side of one worker process. ``times`` and ``peak`` are those of the steps that were counted."""
+    """The parent's side of one worker process. ``times`` and ``cpu_ms`` are those of the steps that were counted, and
+    ``values`` what steps returned, counted or not."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     times: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     peak: int = 0
     load_s: float = 0.0
     idle: int = 0
@@ -125,8 +135,10 @@ class Worker:
         message = self._read()
         self.peak = int(message["peak_over_idle_bytes"])
         times: list[float] = message["ms"]
+        self.values += message["values"]
         if count:
             self.times += times
+            self.cpu_ms += message["cpu_ms"]
         return times
 
     def _read(self) -> dict[str, Any]:

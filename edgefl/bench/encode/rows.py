@@ -1,7 +1,7 @@
 """What it costs a device to make the bytes of an update, beside one of its training steps.
 
 Both run on the device's engine, from the graphs that a bundle would hold, each in a fresh process of its own; the
-processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.train_step.rows`.
+processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.turns`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from edgefl.bench.common import device_graph
 from edgefl.bench.common.coded import CODECS, CodedModel
 from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.turns import take_turns
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step.rows import take_turns
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec

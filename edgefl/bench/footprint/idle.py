@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.train_step.rows import import_path
+from edgefl.bench.common.turns import import_path
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits

@@ -17,8 +17,8 @@ import torch
 from edgefl import programs
 from edgefl.bench.common.device_graph import write_graph
 from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.turns import take_turns
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step.rows import take_turns
 from edgefl.contract.program import Function, Program
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, prefixed, role_of

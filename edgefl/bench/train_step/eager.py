@@ -1,6 +1,8 @@
-"""The worker that trains in torch, eagerly, as most people would: module, loss, ``backward``, ``torch.optim.SGD``.
+"""The worker that trains in torch as most people would: module, loss, ``backward``, ``torch.optim.SGD``.
 
-``python -m edgefl.bench.train_step.eager FOLDER THREADS``; the folder is written by :mod:`edgefl.bench.train_step.rows`.
+``python -m edgefl.bench.train_step.eager FOLDER THREADS [MODE]``, where MODE is ``eager``, ``channels_last`` for images in
+that layout, or ``compile`` for torch.compile of the forward and backward pass and of the optimizer. The folder is written by
+:mod:`edgefl.bench.train_step.rows`.
 Idle is torch imported and nothing run: what its optimizers and kernels load on their first call is what training takes.
 """
 
@@ -20,6 +22,10 @@ from torch import Tensor, nn
 from edgefl.bench.common.as_written import as_written, loss_as_written
 from edgefl.bench.common.worker import serve
 from edgefl.bench.train_step.model import built
+
+EAGER, CHANNELS_LAST, COMPILE = "eager", "channels_last", "compile"
+LONGEST = 400
+"""Characters of a compiler's complaint."""
 
 
 def optimizer(module: nn.Module, *, lr: float, momentum: float, weight_decay: float) -> torch.optim.SGD:
@@ -53,16 +59,65 @@ def stepper(
     return step
 
 
-def load(folder: Path) -> Callable[[], object]:
-    """The same model and the same batches as the device's."""
+def load(folder: Path, mode: str = EAGER) -> Callable[[], object]:
+    """The same model and the same batches as the device's, made and called as ``mode`` has it."""
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     submodel = built(job["model"], job["options"], job["tier"], job["length"])
-    module = as_written(submodel.suffix)
+    module: nn.Module = as_written(submodel.suffix)
     files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
     batches = [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
-    return stepper(module, loss_as_written(submodel.spec.loss), optimizer(module, **job["sgd"]), batches)
+    if mode == CHANNELS_LAST:
+        module, batches = channels_last(module, batches)
+    make = compiled if mode == COMPILE else stepper
+    return make(module, loss_as_written(submodel.spec.loss), optimizer(module, **job["sgd"]), batches)
+
+
+def channels_last(
+    module: nn.Module, batches: list[tuple[Tensor, Tensor]]
+) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    """The same values, with the channels of images (B, C, H, W) and of kernels innermost in memory."""
+    layout = torch.channels_last
+    moved = module.to(memory_format=layout)  # type: ignore[call-overload]
+    return moved, [(x.contiguous(memory_format=layout), y) for x, y in batches]
+
+
+def compiled(
+    module: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    sgd: torch.optim.Optimizer,
+    batches: list[tuple[Tensor, Tensor]],
+) -> Callable[[], object]:
+    """:func:`stepper` through torch.compile: the loss with its gradients, and the update. It compiles when it first runs.
+
+    Each step raises SystemExit with one line where torch cannot compile.
+    """
+    forward = torch.compile(lambda x, y: loss(module(x), y), dynamic=False)
+    update = torch.compile(sgd.step)
+    data = cycle(batches)
+
+    def step() -> float:
+        x, y = next(data)
+        sgd.zero_grad(set_to_none=True)
+        value = forward(x, y)
+        value.backward()
+        update()
+        return float(value.detach())
+
+    def told() -> float:
+        try:
+            return step()
+        except Exception as error:
+            raise SystemExit(f"torch.compile failed: {_one_line(error)}") from error
+
+    return told
+
+
+def _one_line(error: Exception) -> str:
+    """What torch says first; the rest of its message is advice to its developers."""
+    paragraph = str(error).strip().partition("\n\n")[0]
+    return f"{type(error).__name__}: {' '.join(paragraph.split())}"[:LONGEST]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
-    serve(lambda: load(Path(sys.argv[1])))
+    serve(lambda: load(Path(sys.argv[1]), *sys.argv[3:]))

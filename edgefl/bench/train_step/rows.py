@@ -1,4 +1,4 @@
-"""One training step: the exported graph on the device's engine beside torch eager, and beside onnxruntime-training.
+"""One training step: the exported graph on the device's engine beside torch eager, and beside what else was asked for.
 
 Each engine has a fresh process of its own, so that its memory is its own; they take turns in blocks of steps, so that
 whatever else the machine does hits all of them.
@@ -7,17 +7,13 @@ whatever else the machine does hits all of them.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import math
-import os
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +23,18 @@ import numpy as np
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import BATCHES, write_graph
-from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.machine import processor
+from edgefl.bench.common.turns import take_turns
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step import et_training, ort_training
+from edgefl.bench.train_step import et_training
+from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, opened
 from edgefl.bench.train_step.model import built
+from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
+from edgefl.wire.errors import EdgeflError, ExportError
 from edgefl.wire.tensors import Arrays
 from exporters.artifact import Artifact
 from exporters.bundle.formats import Format, format_of
@@ -43,11 +42,6 @@ from exporters.capture.trace import Captured
 from exporters.memory.recompute import Budget
 
 MODELS = ("resnet20", "resnet18", "cnn", "mobilenet", "bert", "vit", "bilstm", "lstm_lm")
-
-WARM_UP = 3
-BLOCK_MS = 1500.0
-"""A block is as many steps as fit in this time, at least two and at most ``BLOCK_MOST``."""
-BLOCK_MOST = 20
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 VERIFY_SEED = 0
 
@@ -59,9 +53,14 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
     float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the device
     can run the graph, ``length`` the tokens of a sample where it is shorter than the model's, ``memory_budget`` the bytes
-    it was compiled for (0: none). ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot
-    train the model (``ort_training_error`` says why); ``et_training_*`` likewise for ExecuTorch's own training export,
-    which computes loss and gradients only.
+    it was compiled for (0: none). ``cpu`` is the processor's name; ``cpu_ms`` is processor time, medians of what all threads
+    of the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
+
+    ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
+    (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``channels_last_*`` for torch eager on
+    images with their channels innermost, and ``et_training_*`` for ExecuTorch's own training export, which computes loss
+    and gradients only. ``*_loss_error`` is the largest relative difference between the first losses and torch eager's, null
+    for a model that draws noise.
     """
 
     model: str
@@ -89,6 +88,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     memory_budget: int = 0
     rounding_error: float | None = None
+    cpu: str
+    cpu_ms: float
+    eager_cpu_ms: float
+    variant: str = "default"
     ort_training_ms: float | None = None
     ort_training_ms_min: float | None = None
     ort_training_peak_over_idle_bytes: int | None = None
@@ -96,36 +99,14 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     et_training_ms: float | None = None
     et_training_ms_min: float | None = None
     et_training_error: str | None = None
-
-
-@dataclass(frozen=True)
-class TrainStepSettings:
-    """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training.
-
-    Raises ConfigError for an interpreter that is not there.
-    """
-
-    batch: int = 32
-    target: str = "onnx"
-    threads: int = 1
-    repeat: int = 5
-    tier: str = "strong"
-    # Of sequences: for samples of which no more tokens count; 0 is whole ones.
-    length: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    ort_training: str = ""
-    # Whether ExecuTorch's own training export runs too, which takes minutes.
-    et_training: bool = False
-    # Recomputation until the peak over idle fits; None is as fast as it can be.
-    memory_budget: Budget | None = None
-
-    def __post_init__(self) -> None:
-        if self.ort_training and shutil.which(self.ort_training) is None:
-            raise ConfigError(
-                f"there is no Python interpreter {self.ort_training!r} for onnxruntime-training; give the path of one, "
-                "such as ort-training/bin/python",
-                ort_training=self.ort_training,
-            )
+    compile_ms: float | None = None
+    compile_ms_min: float | None = None
+    compile_error: str | None = None
+    compile_loss_error: float | None = None
+    channels_last_ms: float | None = None
+    channels_last_ms_min: float | None = None
+    channels_last_error: str | None = None
+    channels_last_loss_error: float | None = None
 
 
 def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] = lambda _: None) -> StepRow:
@@ -144,16 +125,18 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         error, rounding = _errors(function, artifact.model, form)
         _write_job(folder, model, settings, program, submodel)
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
-        device, eager, other, problem = _race(folder, model, settings, submodel, say)
-        training, why = _et_training(folder, model, settings, submodel, say)
+        noisy = any(role_of(input) == "noise" for input in captured.inputs)
+        job = Job(model, folder, submodel, settings, noisy=noisy)
+        device, eager, others = _race(job, lambda text: say(f"{model}: {text}"))
+        training = _et_training(job, lambda text: say(f"{model}: {text}"))
     return StepRow(
         model=model,
         target=settings.target,
         batch=settings.batch,
         threads=settings.threads,
-        ms=_median(device),
-        eager_ms=_median(eager),
-        ratio=round(_median(device) / _median(eager), 4),
+        ms=_median(device.times),
+        eager_ms=_median(eager.times),
+        ratio=round(_median(device.times) / _median(eager.times), 4),
         max_rel_error=error,
         peak_over_idle_bytes=device.peak,
         eager_peak_over_idle_bytes=eager.peak,
@@ -172,13 +155,13 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         length=settings.length,
         memory_budget=budget,
         rounding_error=rounding,
-        ort_training_ms=_median(other) if other else None,
-        ort_training_ms_min=round(min(other.times), 3) if other else None,
-        ort_training_peak_over_idle_bytes=other.peak if other else None,
-        ort_training_error=problem,
-        et_training_ms=_median(training) if training else None,
-        et_training_ms_min=round(min(training.times), 3) if training else None,
-        et_training_error=why,
+        cpu=processor(),
+        cpu_ms=_median(device.cpu_ms),
+        eager_cpu_ms=_median(eager.cpu_ms),
+        ort_training_peak_over_idle_bytes=ort.worker.peak if (ort := others["ort_training"]).worker else None,
+        **{field: value for name, other in others.items() for field, value in other.fields(name).items()},
+        **{f"{name}_loss_error": others[name].loss_error for name, anchor in ANCHORS.items() if anchor.same},
+        **training.fields("et_training"),
     )
 
 
@@ -205,100 +188,44 @@ def _errors(function: Function, model: bytes, form: Format) -> tuple[float, floa
     return report.worst, max(report.rounding.values(), default=None)
 
 
-def _median(worker: Worker) -> float:
-    return round(statistics.median(worker.times), 3)
+def _median(times: list[float]) -> float:
+    return round(statistics.median(times), 3)
 
 
 # -- the processes ---------------------------------------------------------------------------------------------
 
 
-def _race(
-    folder: Path, model: str, settings: TrainStepSettings, submodel: OutputSide, say: Callable[[str], None]
-) -> tuple[Worker, Worker, Worker | None, str | None]:
-    """The device's worker, torch's, onnxruntime-training's where it runs, and why it does not."""
-    environment = _environment(settings)
-    arguments = [str(folder), str(settings.threads)]
+def _race(job: Job, say: Callable[[str], None]) -> tuple[Worker, Worker, dict[str, Outcome]]:
+    """The device's worker, torch's, and by name what came of the anchors."""
+    arguments = [str(job.folder), str(job.settings.threads)]
     device, eager = (
-        Worker([sys.executable, "-m", module, *arguments], environment)
+        Worker([sys.executable, "-m", module, *arguments], job.settings.environment)
         for module in ("edgefl.bench.train_step.device", "edgefl.bench.train_step.eager")
     )
+    others = {name: Outcome() for name in ANCHORS}
     with contextlib.ExitStack() as stack:
         try:
             workers = [stack.enter_context(device), stack.enter_context(eager)]
-            other, problem = _third(stack, folder, settings, submodel, environment)
-            workers += [other] if other else []
-            take_turns(workers, settings.repeat, lambda text: say(f"{model}: {text}"))
+            eager.run(FIRST, count=False)
+            for name in (name for name in ANCHORS if getattr(job.settings, name)):
+                say(f"preparing {ANCHORS[name].title}")
+                others[name] = opened(stack, name, job, eager)
+            workers += [other.worker for other in others.values() if other.worker]
+            take_turns(workers, job.settings.repeat, say)
         except WorkerFailed as error:
             raise EdgeflError(
-                f"a process that measures {model!r} ended: {error}", model=model, log=error.log
+                f"a process that measures {job.model!r} ended: {error}", model=job.model, log=error.log
             ) from error
-    return device, eager, other, problem
+    return device, eager, others
 
 
-def _environment(settings: TrainStepSettings) -> dict[str, str]:
-    return quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
-
-
-def _et_training(
-    folder: Path, model: str, settings: TrainStepSettings, submodel: OutputSide, say: Callable[[str], None]
-) -> tuple[Worker | None, str | None]:
+def _et_training(job: Job, say: Callable[[str], None]) -> Outcome:
     """ExecuTorch's own training export, after the race: a step takes so long that the others would wait for it."""
-    if not settings.et_training:
-        return None, None
-    environment = _environment(settings)
-    return et_training.run(
-        folder, submodel, settings.threads, environment, lambda text: say(f"{model}: {text}")
-    )
-
-
-def _third(
-    stack: contextlib.ExitStack,
-    folder: Path,
-    settings: TrainStepSettings,
-    submodel: OutputSide,
-    environment: Mapping[str, str],
-) -> tuple[Worker | None, str | None]:
-    if not settings.ort_training:
-        return None, None
-    try:
-        ort_training.prepare(folder, submodel, settings.batch)
-        path = stack.enter_context(import_path())
-        command = [settings.ort_training, "-m", "edgefl.bench.train_step.ort_training"]
-        worker = Worker(
-            [*command, str(folder), str(settings.threads)], {**environment, "PYTHONPATH": str(path)}
-        )
-        stack.enter_context(worker)
-        worker.run(1, count=False)
-    except Exception as error:  # a retired package and another exporter: whatever it is, the rest goes on
-        why = error.log.strip() if isinstance(error, WorkerFailed) else ""
-        return None, (why or f"{type(error).__name__}: {error}")[-1000:]
-    return worker, None
-
-
-def _folder(package: str) -> str:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.submodule_search_locations is not None
-    return spec.submodule_search_locations[0]
-
-
-@contextlib.contextmanager
-def import_path() -> Iterator[Path]:
-    """A folder in which another environment finds our packages, and none of the packages installed beside them."""
-    with tempfile.TemporaryDirectory(prefix="edgefl-path-") as name:
-        for package in ("edgefl", "device_runtime"):
-            os.symlink(_folder(package), Path(name) / package)
-        yield Path(name)
-
-
-def take_turns(workers: Sequence[Worker], repeat: int, say: Callable[[str], None]) -> None:
-    """Warm up, then ``repeat`` blocks of equally many steps for each worker, by turns."""
-    say("warming up")
-    slowest = max(min(worker.run(WARM_UP, count=False)) for worker in workers)
-    steps = int(min(BLOCK_MOST, max(2, BLOCK_MS / slowest)))
-    for block in range(1, repeat + 1):
-        say(f"block {block} of {repeat}, {steps} steps each")
-        for worker in workers:
-            worker.run(steps)
+    if not job.settings.et_training:
+        return Outcome()
+    settings = job.settings
+    worker, why = et_training.run(job.folder, job.submodel, settings.threads, settings.environment, say)
+    return Outcome(worker, why)
 
 
 # -- what they are given -----------------------------------------------------------------------------------------

@@ -17,3 +17,10 @@ def print_rows(name: str, rows: list[Any], as_json: bool) -> None:
         print_json({"bench": name, "machine": machine(), "results": plain})
     else:
         print_table(name, plain)
+
+
+def mebibytes(count: int | None) -> str:
+    """For a column; ``-`` where nothing was measured."""
+    from edgefl.system.sizes import mib
+
+    return "-" if count is None else mib(count)

@@ -1,0 +1,130 @@
+"""What a step stands beside apart from torch eager: each in a process of its own, and none that fails ends the bench."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl.bench.common.turns import import_path
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.train_step import ort_training
+from edgefl.bench.train_step.settings import TrainStepSettings
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.wire.errors import EdgeflError
+
+FIRST = 3
+"""Steps before the race, in which a worker compiles: the second has momentum, the third is of what the second compiled."""
+SAME = 5e-2
+"""Largest relative difference between the losses of those steps and torch eager's, beyond which it trains something else.
+Rounding decides in deep models: MobileNet's third loss differs by 8e-3 between two layouts of torch's own."""
+_LONGEST = 1000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is raced: the folder with the model and its batches, and whether the model draws noise, as dropout does."""
+
+    model: str
+    folder: Path
+    submodel: OutputSide
+    settings: TrainStepSettings
+    noisy: bool
+
+
+Start = Callable[[contextlib.ExitStack, Job], Worker]
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """``title`` is for people. ``same``: it makes eager's very step, so that its losses must be eager's."""
+
+    title: str
+    start: Start
+    same: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An anchor's worker, or the problem why it has none; neither where it was not asked for."""
+
+    worker: Worker | None = None
+    problem: str | None = None
+    loss_error: float | None = None
+
+    def fields(self, name: str) -> dict[str, Any]:
+        """Those of a row that every anchor has: milliseconds, and the problem."""
+        times = self.worker.times if self.worker else []
+        return {
+            f"{name}_ms": round(statistics.median(times), 3) if times else None,
+            f"{name}_ms_min": round(min(times), 3) if times else None,
+            f"{name}_error": self.problem,
+        }
+
+
+def opened(stack: contextlib.ExitStack, name: str, job: Job, eager: Worker) -> Outcome:
+    """The worker of anchor ``name`` after its first steps, as many as ``eager`` has made; whatever fails is its problem."""
+    anchor = ANCHORS[name]
+    try:
+        worker = stack.enter_context(anchor.start(stack, job))
+        worker.run(FIRST, count=False)
+        compared = anchor.same and not job.noisy
+        error = loss_error(worker.values, eager.values) if compared else None
+    except Exception as error:  # software of others, and ours around it: the rest goes on
+        why = error.log.strip() if isinstance(error, WorkerFailed) and name == "ort_training" else ""
+        return Outcome(problem=(why or _line(error))[-_LONGEST:])
+    return Outcome(worker, loss_error=error)
+
+
+def loss_error(found: list[float], wanted: list[float]) -> float:
+    """Largest relative difference between losses of the first steps; EdgeflError where it is no rounding any more."""
+    pairs = list(zip(found[:FIRST], wanted[:FIRST], strict=True))
+    worst = max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+    if not worst <= SAME:
+        told = "; ".join(f"{ours:.6g} and {theirs:.6g}" for ours, theirs in pairs)
+        raise EdgeflError(f"it trains something else: its losses and torch eager's are {told}", losses=found)
+    return worst
+
+
+def _line(error: Exception) -> str:
+    """A worker's last words, or what went wrong on our side."""
+    return str(error) if isinstance(error, WorkerFailed | EdgeflError) else f"{type(error).__name__}: {error}"
+
+
+def _torch(job: Job, mode: str, more: Mapping[str, str] | None = None) -> Worker:
+    command = [sys.executable, "-m", "edgefl.bench.train_step.eager"]
+    arguments = [str(job.folder), str(job.settings.threads), mode]
+    return Worker([*command, *arguments], {**job.settings.environment, **(more or {})})
+
+
+def _compile(stack: contextlib.ExitStack, job: Job) -> Worker:
+    # In one process, so that no pool of compilers is left beside the race; from nothing, so that every run does the same.
+    cache = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(job.folder / "inductor")}
+    return _torch(job, "compile", cache)
+
+
+def _channels_last(stack: contextlib.ExitStack, job: Job) -> Worker:
+    shape = job.submodel.boundary.shape
+    if len(shape) != 3:
+        raise EdgeflError(f"only images have channels that can lie last; a sample here has the shape {shape}")
+    return _torch(job, "channels_last")
+
+
+def _ort_training(stack: contextlib.ExitStack, job: Job) -> Worker:
+    ort_training.prepare(job.folder, job.submodel, job.settings.batch)
+    path = stack.enter_context(import_path())
+    command = [job.settings.ort_training, "-m", "edgefl.bench.train_step.ort_training"]
+    arguments = [str(job.folder), str(job.settings.threads)]
+    return Worker([*command, *arguments], {**job.settings.environment, "PYTHONPATH": str(path)})
+
+
+ANCHORS: Mapping[str, Anchor] = {
+    "ort_training": Anchor("onnxruntime-training", _ort_training, same=False),  # it has no momentum
+    "compile": Anchor("torch.compile", _compile, same=True),
+    "channels_last": Anchor("torch with channels last", _channels_last, same=True),
+}
+"""By the name of their setting, which begins their fields of a row."""

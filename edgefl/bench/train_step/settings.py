@@ -1,0 +1,51 @@
+"""What is measured of a training step, and beside what."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgefl.bench.common.machine import quiet_environment
+from edgefl.wire.errors import ConfigError
+from exporters.memory.recompute import Budget
+
+
+@dataclass(frozen=True)
+class TrainStepSettings:
+    """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training.
+
+    Raises ConfigError for an interpreter that is not there.
+    """
+
+    batch: int = 32
+    target: str = "onnx"
+    threads: int = 1
+    repeat: int = 5
+    tier: str = "strong"
+    # Of sequences: for samples of which no more tokens count; 0 is whole ones.
+    length: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ort_training: str = ""
+    # Whether ExecuTorch's own training export runs too, which takes minutes.
+    et_training: bool = False
+    # Torch's step through torch.compile, which needs a C++ compiler and takes a minute or more to compile.
+    compile: bool = False
+    # Torch's step on images whose channels lie innermost in memory.
+    channels_last: bool = False
+    # Recomputation until the peak over idle fits; None is as fast as it can be.
+    memory_budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        if self.ort_training and shutil.which(self.ort_training) is None:
+            raise ConfigError(
+                f"there is no Python interpreter {self.ort_training!r} for onnxruntime-training; give the path of one, "
+                "such as ort-training/bin/python",
+                ort_training=self.ort_training,
+            )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of every measured process."""
+        return quiet_environment() | {"OMP_NUM_THREADS": str(self.threads)}

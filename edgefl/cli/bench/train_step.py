@@ -1,0 +1,224 @@
+"""``edgefl bench train-step``: a step on the device's engine beside torch eager, and beside what else is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.bench.report import mebibytes, print_rows
+from edgefl.cli.options import Engine, model_options
+from edgefl.cli.output import errors, print_table, progress
+from edgefl.system.sizes import size
+
+if TYPE_CHECKING:
+    from edgefl.bench.train_step.rows import StepRow
+
+_TRAIN_STEP = """
+One training step: an exported graph on the device's engine beside torch eager.
+
+Each engine trains in a fresh process, by turns with the others, in blocks of equally many steps. Torch's side is the
+model as people write it: torch's own layers, `backward`, `torch.optim.SGD`. Times are medians and minima over all
+counted steps. Memory is the peak of resident memory over the same process with its library imported and nothing run:
+what torch or onnxruntime load when they are first used counts as what training takes. A model's row is told on stderr
+as soon as it is measured. The numbers can stand beside the retired onnxruntime-training, which needs an environment of
+its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
+
+`--compile` has torch.compile of the same step beside it, which needs g++ (or what CXX names) and compiles for minutes;
+`--channels-last` has torch eager with images in that layout. The first losses of a model without dropout are compared with
+torch eager's (`*_loss_error`). What fails is told in the row (`*_error`) and ends nothing.
+
+With `--et-training` they can stand beside ExecuTorch's own, experimental training export (loss and gradients only), too: it
+takes minutes to export and, with convolutions, many seconds a step, of which two are timed after the others are done.
+
+Examples:
+
+  edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
+
+  edgefl bench train-step --model resnet20 --memory-budget 50% --json
+
+  edgefl bench train-step --model bert --lengths 16,64,128      (what a padded batch costs by its bucket)
+
+  edgefl bench train-step --model resnet20 --target executorch --json
+
+  edgefl bench train-step --model resnet20 --target executorch --et-training --json
+
+  edgefl bench train-step --model resnet20 --model cnn --compile --channels-last --json
+
+  edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
+"""
+
+
+def register(group: typer.Typer) -> None:
+    group.command("train-step", help=_TRAIN_STEP)(train_step)
+
+
+def train_step(
+    model: Annotated[
+        list[str] | None, typer.Option(help="a model of `edgefl ls models`, may be repeated; default: eight")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    target: Annotated[Engine, typer.Option(help="what is exported and measured")] = Engine.onnx,
+    threads: Annotated[int, typer.Option(min=1, help="threads of every engine; a device's default is 1")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="blocks of steps per engine")] = 5,
+    tier: Annotated[str, typer.Option(help="the part that is trained; strong is all")] = "strong",
+    lengths: Annotated[
+        str, typer.Option(metavar="N,N", help="of sequences: the model's is the largest, and a row for each")
+    ] = "",
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    ] = None,
+    ort_training: Annotated[
+        str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
+    ] = "",
+    et_training: Annotated[
+        bool,
+        typer.Option("--et-training", help="ExecuTorch's own training export too; takes minutes"),
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="torch.compile too; needs g++, takes minutes to compile")
+    ] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="torch eager on images with channels last too")
+    ] = False,
+    memory_budget: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE|PERCENT", help="as of `edgefl export`, like 64MiB; % of what is estimated without"
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+) -> None:
+    from edgefl.bench.train_step.anchors import ANCHORS
+    from edgefl.bench.train_step.rows import MODELS, measure
+    from edgefl.bench.train_step.settings import TrainStepSettings
+    from edgefl.wire.errors import EdgeflError
+    from exporters.memory.recompute import Budget
+
+    settings = TrainStepSettings(
+        batch=batch,
+        target=target.value,
+        threads=threads,
+        repeat=repeat,
+        tier=tier,
+        options=model_options(option or ()) | _whole_length(lengths),
+        ort_training=ort_training,
+        et_training=et_training,
+        compile=compiled,
+        channels_last=channels_last,
+        memory_budget=Budget.parse(memory_budget) if memory_budget else None,
+    )
+    rows, failed = [], []
+    with progress() as tell:
+        for name, length in product(model or MODELS, _shorter(lengths)):
+            try:
+                rows.append(measure(name, replace(settings, length=length), tell))
+                errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
+            except EdgeflError as error:  # the other models are worth measuring all the same
+                failed.append(error)
+                errors.print(
+                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
+    titles = {name: anchor.title for name, anchor in ANCHORS.items()}
+    titles["et_training"] = "ExecuTorch's training export"
+    for row, (name, title) in product(rows, titles.items()):
+        if problem := getattr(row, f"{name}_error"):
+            text = f"{row.model}: {title} did not run: {problem}"
+            errors.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        print_rows("train-step", rows, as_json)
+    else:
+        title = f"train-step: batch {batch}, threads {threads}"
+        print_table(title, for_people(rows), _caption(rows))
+        if others := beside(rows):
+            print_table("milliseconds of a step", others)
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _lengths(text: str) -> list[int]:
+    """``16,64,128`` ascending; ConfigError for anything else."""
+    from edgefl.wire.errors import ConfigError
+
+    try:
+        found = sorted({int(part) for part in text.split(",") if part.strip()})
+    except ValueError as error:
+        raise ConfigError(f"--lengths are whole numbers such as 16,64,128, found {text!r}") from error
+    if found and found[0] < 1:
+        raise ConfigError(f"--lengths begin at 1, found {found[0]}")
+    return found
+
+
+def _whole_length(lengths: str) -> dict[str, Any]:
+    """The option of the model: its length is the largest."""
+    return {"length": max(found)} if (found := _lengths(lengths)) else {}
+
+
+def _shorter(lengths: str) -> list[int]:
+    """What is measured: each of the lengths, 0 for the model's own."""
+    found = _lengths(lengths)
+    return [*found[:-1], 0]
+
+
+def _line(row: StepRow) -> str:
+    """What a run that is cut short leaves."""
+    return (
+        f"{row.model}: {row.ms:g} ms, torch {row.eager_ms:g} ms, ratio {row.ratio:g}, error {row.max_rel_error:.2g}, "
+        f"memory {size(row.peak_over_idle_bytes)}, torch {size(row.eager_peak_over_idle_bytes)}"
+    )
+
+
+_BESIDE = {
+    "ort_training": "ort training",
+    "et_training": "et training",
+    "compile": "compile",
+    "channels_last": "channels last",
+}
+
+
+def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return [
+        {
+            "model": _name(row),
+            "ms": row.ms,
+            "eager ms": row.eager_ms,
+            "ratio": f"{row.ratio:.2f}",
+            "error": f"{row.max_rel_error:.0e}",
+            "memory MiB": mebibytes(row.peak_over_idle_bytes),
+            "eager MiB": mebibytes(row.eager_peak_over_idle_bytes),
+        }
+        for row in rows
+    ]
+
+
+def beside(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
+    """Milliseconds of ours, of torch eager and of what else ran in any row; nothing where nothing did."""
+    others = {name: title for name, title in _BESIDE.items() if any(_ms(row, name) for row in rows)}
+    return [
+        {
+            "model": _name(row),
+            "ours": row.ms,
+            "torch eager": row.eager_ms,
+            **{title: _ms(row, name) or "-" for name, title in others.items()},
+        }
+        for row in rows
+        if others
+    ]
+
+
+def _name(row: StepRow) -> str:
+    return f"{row.model}, {row.length} tokens" if row.length else row.model
+
+
+def _ms(row: StepRow, name: str) -> float | None:
+    value: float | None = getattr(row, f"{name}_ms")
+    return value
+
+
+def _caption(rows: Sequence[StepRow]) -> str:
+    exports = ", ".join(f"{row.model} {size(row.artifact_bytes)} in {row.export_s:.0f} s" for row in rows)
+    return f"exported: {exports}" if rows else ""
