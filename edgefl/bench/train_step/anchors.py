@@ -73,11 +73,11 @@ def opened(stack: contextlib.ExitStack, name: str, job: Job, eager: Worker) -> O
         worker = stack.enter_context(anchor.start(stack, job))
         worker.run(FIRST, count=False)
         compared = anchor.same and not job.noisy
-        error = loss_error(worker.values, eager.values) if compared else None
+        difference = loss_error(worker.values, eager.values) if compared else None
     except Exception as error:  # software of others, and ours around it: the rest goes on
         why = error.log.strip() if isinstance(error, WorkerFailed) and name == "ort_training" else ""
         return Outcome(problem=(why or _line(error))[-_LONGEST:])
-    return Outcome(worker, loss_error=error)
+    return Outcome(worker, loss_error=difference)
 
 
 def loss_error(found: list[float], wanted: list[float]) -> float:

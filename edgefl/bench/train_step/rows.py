@@ -159,8 +159,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         cpu_ms=_median(device.cpu_ms),
         eager_cpu_ms=_median(eager.cpu_ms),
         ort_training_peak_over_idle_bytes=ort.worker.peak if (ort := others["ort_training"]).worker else None,
-        **{field: value for name, other in others.items() for field, value in other.fields(name).items()},
-        **{f"{name}_loss_error": others[name].loss_error for name, anchor in ANCHORS.items() if anchor.same},
+        **_beside(others),
         **training.fields("et_training"),
     )
 
@@ -186,6 +185,15 @@ def _errors(function: Function, model: bytes, form: Format) -> tuple[float, floa
             raise
         return worst, None
     return report.worst, max(report.rounding.values(), default=None)
+
+
+def _beside(others: Mapping[str, Outcome]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, other in others.items():
+        fields |= other.fields(name)
+        if ANCHORS[name].same:
+            fields[f"{name}_loss_error"] = other.loss_error
+    return fields
 
 
 def _median(times: list[float]) -> float:
