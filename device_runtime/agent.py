@@ -86,6 +86,8 @@ class Agent:
             limits=limits,
             server_key=config.server_key,
             memory_bytes=self._memory_bytes,
+            threads=config.threads,
+            tune=config.tune,
             engine=engine,
             data=self._data,
             fetcher=self._fetcher,

@@ -45,4 +45,7 @@ class AgentConfig:
     until_done: bool = False
     threads: int = 1
     """Those of the engine, for whoever asks what a bundle costs here."""
+    tune: bool = False
+    """Whether variants of graphs are tried where they are first needed, and the fastest is kept: the last bits of an update
+    then depend on the processor."""
     limits: Limits = Limits()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import platform
+from pathlib import Path
 
 from device_runtime.memory import resident_bytes
 from edgefl.system.distribution import version
@@ -14,6 +18,23 @@ def physical_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return resident_bytes()
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_TOLD = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+
+
+@functools.cache
+def processor() -> str:
+    """What decides which kernels are fast here: the processor's name, and a digest of what it can do where that is told."""
+    try:
+        lines = _CPU_INFO.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    known = [told[name] for name in _TOLD if name in told]
+    name = told.get("model name") or platform.processor() or platform.machine()
+    return f"{name} {hashlib.sha256(repr(known).encode()).hexdigest()[:12]}" if known else name
 
 
 def agent_version() -> str:

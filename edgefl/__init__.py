@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from edgefl.api.federation import Tier, federation
     from edgefl.api.plan import plan
     from edgefl.api.run import Run, Server, demo_federation, load_federation, load_run, prepare, run
+    from edgefl.api.tune import tune
     from edgefl.config import DataTable as Data
     from edgefl.config import Federation
     from edgefl.config.reading import checked as validate
@@ -201,6 +202,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.federation": ("Tier", "federation"),
     "edgefl.api.plan": ("plan",),
     "edgefl.api.run": ("Run", "Server", "demo_federation", "load_federation", "load_run", "prepare", "run"),
+    "edgefl.api.tune": ("tune",),
     "edgefl.config": ("Federation",),
     "edgefl.contract.tensors": ("TensorSpec",),
     "edgefl.data.dataset": ("Dataset", "OtherInput"),
@@ -335,6 +337,7 @@ __all__ = [
     "serve_broker",
     "split",
     "train_round",
+    "tune",
     "update_sizes",
     "validate",
 ]

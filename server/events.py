@@ -129,7 +129,11 @@ class RoundOpened(Event, frozen=True, kw_only=True):
 
 
 class DeviceSeen(Event, frozen=True, kw_only=True):
-    """A device says where it stands. Times in milliseconds, sizes in bytes, as in :class:`RoundClosed`."""
+    """A device says where it stands. Times in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
+
+    ``variants``: the form of each graph that was tried there, ``dropped``: those that cannot run there, and why, as in
+    :class:`edgefl.wire.mqtt.messages.Profile`.
+    """
 
     device: str
     tier: str
@@ -146,6 +150,8 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
     up_wire_bytes: int = 0
     idle_bytes: int = 0
     forward_ms: float = 0.0
+    variants: dict[str, str] = {}
+    dropped: dict[str, str] = {}
 
 
 class Rejected(Event, frozen=True, kw_only=True):

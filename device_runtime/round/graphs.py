@@ -12,6 +12,7 @@ import numpy as np
 from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.job import Job
+from device_runtime.round.tuning import Forms, Tuning
 from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
@@ -62,6 +63,7 @@ class GraphSettings:
     checkpoint_steps: int
     watch: Callable[[Step], None] = lambda _: None
     aborted: Callable[[], bool] = lambda: False
+    tuning: Tuning | None = None
 
     def check_aborted(self) -> None:
         if self.aborted():
@@ -90,17 +92,25 @@ class Residency:
 class Graphs:
     """A manifest's graphs and the round's weights, brought in when they are needed."""
 
-    def __init__(self, engine: Engine, manifest: Manifest, blobs: Blobs, profiler: Profiler) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        manifest: Manifest,
+        blobs: Blobs,
+        profiler: Profiler,
+        tuning: Tuning | None = None,
+    ) -> None:
         self._engine = engine
         self._manifest = manifest
         self._blobs = blobs
         self._profiler = profiler
         self.residency = Residency()
+        self.forms = Forms(engine, blobs, tuning)
 
     def load(self, name: str) -> LoadedGraph:
         spec = self._manifest.graph(name)
         with self._profiler.timed("load"):
-            return self._engine.load(spec, self._blobs.get(spec.blob))
+            return self._engine.load(spec, self.forms.artifact(spec))
 
     def fetch(self, job: Job, units: Sequence[str]) -> Arrays:
         """The weights of some units, by global name."""

@@ -89,7 +89,7 @@ class RoundRunner:
         self._memory = memory
         self._profiler = profiler
         self._settings = settings
-        self._graphs = Graphs(engine, manifest, blobs, profiler)
+        self._graphs = Graphs(engine, manifest, blobs, profiler, settings.tuning)
         self._forward = MultiStepForward(self._graphs, manifest, profiler, settings)
 
     @property
@@ -197,10 +197,11 @@ class RoundRunner:
         spec = whole
         if phase.shorter:
             spec = self._manifest.graph(phase.graph_for(feeds.longest(whole, step)))
-        if spec.name not in graphs:
-            graphs[spec.name] = self._graphs.load(spec.name)
         batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(whole, step, spec)
         fed = complete(spec, feeds.given(spec, step) | batch)
+        if spec.name not in graphs:
+            self._graphs.forms.try_on(spec, fed, state)
+            graphs[spec.name] = self._graphs.load(spec.name)
         with self._profiler.timed("step"):
             outputs = graphs[spec.name].run(fed, state)
         for metric, value in labelled(outputs.arrays, "metric").items():

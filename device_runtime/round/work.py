@@ -16,6 +16,7 @@ from device_runtime.round.job import Job
 from device_runtime.round.parts import parts_of
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.round.tuning import Forms, Tuning
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
@@ -31,6 +32,7 @@ class Work:
     """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
     graph may need over the idle process.
 
+    ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
     ``begins`` is told the rows and steps of a round before the first of them, and which rows were left out, ``watch`` each
     step; ``aborted`` is asked
     before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
@@ -42,6 +44,8 @@ class Work:
     limits: Limits
     server_key: str
     memory_bytes: int
+    threads: int
+    tune: bool
     engine: Engine
     data: Local
     fetcher: Fetcher
@@ -78,7 +82,7 @@ class Work:
             settings=self._settings(job),
         )
         result = runner.run(job, data, start.arrays, start.origin)
-        self._hand_over(job, manifest, result, self._profile(profiler))
+        self._hand_over(job, manifest, result, self._profile(profiler, runner.graphs.forms))
 
     def _check_offered(self, job: Job) -> None:
         if job.format != self.engine.format:
@@ -117,9 +121,10 @@ class Work:
             checkpoint_steps=self.limits.checkpoint_steps,
             watch=lambda step: self.watch(job, step),
             aborted=self.aborted,
+            tuning=Tuning(self.store, self.threads, self.memory_bytes if self.tune else 0),
         )
 
-    def _profile(self, profiler: Profiler) -> Profile:
+    def _profile(self, profiler: Profiler, forms: Forms) -> Profile:
         received = self.fetcher.take_received()
         return Profile(
             step_ms=profiler.median_ms("step"),
@@ -129,6 +134,8 @@ class Work:
             peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
+            variants=forms.used,
+            dropped=forms.dropped,
         )
 
     def _hand_over(self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile) -> None:

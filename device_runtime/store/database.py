@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.store import carry_rows, checkpoint_rows
+from device_runtime.store import carry_rows, checkpoint_rows, choice_rows
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.system.folder_lock import FolderHeld, FolderLock
@@ -108,7 +108,7 @@ class Store:
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             self._check_layout(path)
-            self._db.executescript(_SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA)
+            self._db.executescript(_SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA + choice_rows.SCHEMA)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(
                 f"{self.folder / 'store.sqlite3'} cannot be opened: {error}; {_remedy(error)}"
@@ -314,6 +314,18 @@ class Store:
             "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
             (self._history_rounds,),
         )
+
+    # -- which forms of graphs run fastest here --------------------------------------------------------------
+
+    def choice(self, key: str) -> bytes | None:
+        """What a trial found for ``key``, if there was one."""
+        with self._reading() as db:
+            return choice_rows.find(db, key)
+
+    def keep_choice(self, key: str, data: bytes) -> None:
+        """Keep what a trial found, in place of what an earlier one did."""
+        with self._transaction() as db:
+            choice_rows.keep(db, key, data)
 
     # -- what is carried from round to round -----------------------------------------------------------------
 

@@ -41,6 +41,8 @@ class Agent:
     outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
     bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal.
     ``engine`` is ``onnx`` or ``executorch``, with that many ``threads``. ``limits`` are sizes and timeouts.
+    ``tune``: whether forms of graphs that may be faster here are tried in the first round; without it two equal devices
+    compute the same bits.
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -62,6 +64,7 @@ class Agent:
         until_done: bool = False,
         server_key: str = "",
         ca_file: str = "",
+        tune: bool = True,
         limits: Limits = Limits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
@@ -79,6 +82,7 @@ class Agent:
             server_key=server_key,
             until_done=until_done,
             threads=threads,
+            tune=tune,
             limits=limits,
         )
         self._agent = _Agent(config, open_engine(engine, threads), report)

@@ -7,7 +7,7 @@ from edgefl.cli.analysis import heterogeneity, personalize, reproduce
 from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
-from edgefl.cli.device import data
+from edgefl.cli.device import data, tune
 from edgefl.cli.federation import broker, run, server
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
@@ -24,6 +24,7 @@ for module in (
     deploy,
     verify,
     profile,
+    tune,
     inspection,
     cache,
     bench,

@@ -18,7 +18,8 @@ LEAST_SAVED = 0.03
 """Share of the bytes that compression must save, or a blob travels as it is."""
 
 _LEVEL = 3
-_LEAST_WINDOW_LOG = 10  # of zstd's format
+_LEAST_WINDOW_LOG, _MOST_WINDOW_LOG = 10, 27  # of zstd's format, and what every decoder must take
+_CHANGES_LEVEL = 19  # made once, read by every device
 
 
 def packed(data: bytes, chunk: int, compression: Compression = "zstd") -> tuple[BlobRef, bytes]:
@@ -53,6 +54,36 @@ def unpacked(ref: BlobRef, data: bytes, limit: int) -> bytes:
     if len(content) != ref.raw:
         raise _refused(ref, f"it unfolds to {len(content)} bytes")
     return content
+
+
+def packed_beside(base: bytes, data: bytes) -> bytes:
+    """A zstd frame of ``data`` that reads what is alike in ``base``: of a few changes, a few bytes."""
+    zstd = _zstd()
+    options = {zstd.CompressionParameter.window_log: _window_log(len(base) + len(data))}
+    options[zstd.CompressionParameter.compression_level] = _CHANGES_LEVEL
+    small: bytes = zstd.compress(data, options=options, zstd_dict=zstd.ZstdDict(base, is_raw=True).as_prefix)
+    return small
+
+
+def unpacked_beside(base: bytes, frame: bytes, raw: int) -> bytes:
+    """What :func:`packed_beside` was given; BundleError if that is not ``raw`` bytes, which nothing more is made of."""
+    zstd = _zstd()
+    most = {zstd.DecompressionParameter.window_log_max: _window_log(len(base) + raw)}
+    try:
+        known = zstd.ZstdDict(base, is_raw=True).as_prefix
+        reader = zstd.ZstdDecompressor(options=most, zstd_dict=known)
+        content: bytes = reader.decompress(frame, raw + 1)
+    except (zstd.ZstdError, ValueError) as error:
+        raise BundleError(
+            f"a variant is no zstd frame beside its graph ({error}); export the bundle again"
+        ) from error
+    if not reader.eof or reader.unused_data or len(content) != raw:
+        raise BundleError(f"a variant does not unfold to {raw} bytes; export the bundle again")
+    return content
+
+
+def _window_log(count: int) -> int:
+    return min(max((count - 1).bit_length(), _LEAST_WINDOW_LOG), _MOST_WINDOW_LOG)
 
 
 def _zstd() -> Any:

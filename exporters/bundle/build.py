@@ -16,6 +16,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Bucket, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.bundle.readers import Sound, Text
 from edgefl.wire.bundle.sources import Node
+from edgefl.wire.bundle.variants import folded
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
 from exporters.bundle.features import features_of
@@ -82,6 +83,13 @@ def build_bundle(
         written.verify(function, artifact.model, VERIFY_SEED, artifact.in_place)
         ref = describe(artifact.model, chunk_bytes)
         blobs[ref.sha256] = artifact.model
+        variants = []
+        for kind, other in (
+            written.variants(captured, artifact, VERIFY_SEED) if name in steps else {}
+        ).items():
+            variant, frame = folded(kind, other, chunk_bytes, base=artifact.model)
+            variants.append(variant)
+            blobs[variant.blob.sha256] = frame
         nodes[name] = artifact.nodes
         masks = program.masks if name == program.finish.name else {}
         return Graph(
@@ -94,6 +102,7 @@ def build_bundle(
             planned_bytes=artifact.planned_bytes,
             in_place=artifact.in_place,
             metrics=function.metrics,
+            variants=tuple(variants),
         )
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]

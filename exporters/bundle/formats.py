@@ -28,8 +28,10 @@ from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, within
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
+from exporters.onnx.blocked import blocked
 from exporters.sources.blob import onnx_nodes
 from exporters.verify.graphs import Verification, verify
+from exporters.verify.variants import agree
 
 if TYPE_CHECKING:
     from exporters.executorch.check.isolated import IsolatedRunner
@@ -76,6 +78,10 @@ class Format(Protocol):
         does to the runtime."""
         ...
 
+    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+        """Other forms of the artifact, by name, each tried here beside it: devices may take the one that is fastest."""
+        ...
+
     def differs(self, graph: Graph, model: bytes) -> str:
         """What ``model`` reads and the manifest's ``graph`` does not say, or the other way round; "" if they agree."""
         ...
@@ -110,6 +116,13 @@ class Onnx:
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
         return self.verify(function, model, seed, in_place)
+
+    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+        """Of a runtime here that cannot run one, there is none: nobody would have tried it."""
+        other = blocked(artifact.model)
+        if other is None or not agree(captured, artifact, other, seed):
+            return {}
+        return {"blocked": other}
 
     def differs(self, graph: Graph, model: bytes) -> str:
         try:
@@ -173,6 +186,9 @@ class ExecuTorch:
 
         self._isolated = self._isolated or isolated.IsolatedRunner()
         return programs.verify_isolated(function, model, seed, self._isolated)
+
+    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+        return {}
 
     def differs(self, graph: Graph, model: bytes) -> str:
         """Their names, which the writer left in the program, and what a device is told that stands at each place."""

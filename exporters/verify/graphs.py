@@ -72,7 +72,7 @@ def verify(function: Function, model: bytes, seed: int, in_place: Collection[str
     output that differs, the measured error and what is allowed; its detail ``worst`` is the largest relative error
     of all outputs. Raises it also where the excuse is needed and torch gives different results for one example.
     """
-    return compare(function, _load(function, model, in_place), seed)
+    return compare(function, load(function, model, in_place), seed)
 
 
 def compare(function: Function, run: Run, seed: int) -> Verification:
@@ -151,7 +151,8 @@ def _relative(error: ExportError) -> float:
     return relative if isinstance(relative, float) and not math.isnan(relative) else math.inf
 
 
-def _load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
+def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
+    """``model`` in onnxruntime; ExportError where it cannot be loaded, and from the run where it fails."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what fails is raised, too
     options.intra_op_num_threads = max(1, torch.get_num_threads())

@@ -264,4 +264,11 @@ def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
         up_wire_bytes=up.wire,
         idle_bytes=update.profile.idle_bytes,
         forward_ms=update.profile.forward_ms,
+        variants=_few(update.profile.variants),
+        dropped=_few(update.profile.dropped),
     )
+
+
+def _few(told: Mapping[str, str]) -> dict[str, str]:
+    """Short words of a device, and not many."""
+    return {name[:64]: told[name][:200] for name in sorted(told)[:_MOST_METRICS]}

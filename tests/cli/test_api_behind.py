@@ -30,6 +30,7 @@ API = {
     "deploy": "edgefl.deploy",
     "verify": "edgefl.Bundle",
     "profile": "edgefl.Bundle",
+    "tune": "edgefl.tune",
     "ls": "edgefl.catalog",
     "inspect": "edgefl.Bundle",
     "validate": "edgefl.validate",

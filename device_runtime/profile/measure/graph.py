@@ -50,7 +50,7 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
     """Measure graph ``name``. Call it in a process where the engine is open and no graph was loaded."""
     manifest, idle = folder.manifest, resident_bytes()
     spec, inputs = manifest.graph(name), Inputs(manifest)
-    running = _Running(inputs.feeds(spec), _state_before(engine, folder, manifest, spec, inputs))
+    running = _Running(inputs.feeds(spec), state_before(engine, folder, manifest, spec, inputs))
     trim_memory()
     reset_peak()
     start = time.perf_counter()
@@ -135,10 +135,10 @@ def _guessed(nodes: dict[str, Node]) -> tuple[list[ops.Part], How]:
     return ops.estimated(nodes), "estimated" if nodes else ""
 
 
-def _state_before(
+def state_before(
     engine: Engine, folder: BundleFolder, manifest: Manifest, spec: Graph, inputs: Inputs
 ) -> State:
-    """The state that ``spec`` reads: what the graphs before it in a round leave, each run once."""
+    """The state that ``spec`` reads, within ``engine``: what the graphs before it in a round leave, each run once."""
     if not spec.inputs_of("state"):
         return {}
     before = [manifest.start]

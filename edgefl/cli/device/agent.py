@@ -77,6 +77,9 @@ def device(
     ] = "",
     engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
+    tune: Annotated[
+        bool, typer.Option(help="try variants of graphs in the first round, and keep the fastest")
+    ] = True,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
@@ -103,6 +106,7 @@ def device(
         limits=parse_limits(limit or []),
         engine=engine.value,
         threads=threads,
+        tune=tune,
         as_json=as_json,
     )
     if isinstance(ctx.obj, Told):

@@ -34,6 +34,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     engine: str = "onnx"
     threads: int = 1
+    tune: bool = True
     as_json: bool = False
 
 
@@ -61,6 +62,7 @@ def run(settings: DeviceSettings) -> None:
         memory=settings.memory_bytes,
         engine=settings.engine,
         threads=settings.threads,
+        tune=settings.tune,
         until_done=settings.until_done,
         server_key=settings.server_key,
         limits=settings.limits,

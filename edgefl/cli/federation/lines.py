@@ -125,6 +125,8 @@ def _(event: events.DeviceSeen) -> str | None:
     parts += [f"peak {size(event.peak_bytes)}"] if event.peak_bytes else []
     parts += [f"down {size(event.down_bytes)}"] if event.down_bytes else []
     parts.append(f"up {size(event.up_bytes)}")
+    parts += [f"{graph} as {form}" for graph, form in event.variants.items() if form]
+    parts += [f"{form} cannot run there ({why})" for form, why in event.dropped.items()]
     return f"{event.device} reported for round {event.round}: {', '.join(parts)}"
 
 

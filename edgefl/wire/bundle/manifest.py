@@ -65,6 +65,19 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
 
 
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """Another form of a graph with the same ports, which some processors run faster and some engines cannot load.
+
+    ``blob`` unfolds, with the graph's own artifact, to ``raw`` bytes of digest ``sha256``
+    (:func:`edgefl.wire.bundle.variants.unfolded`).
+    """
+
+    name: str
+    blob: BlobRef
+    raw: int
+    sha256: str
+
+
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One artifact and its ports. ``format`` names the engine that runs it.
 
@@ -72,7 +85,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
     state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
     old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
-    first. Empty: unknown.
+    first. Empty: unknown. ``variants``: other forms, of which a device may take the fastest.
     """
 
     name: str
@@ -84,6 +97,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     planned_bytes: int = 0
     in_place: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)
@@ -205,9 +219,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """All that a bundle's file holds: the graphs, their sources if they were kept, and what texts are read by."""
+        """All that a bundle's file holds: the graphs, their variants, their sources if they were kept, and what texts are
+        read by."""
         graphs = tuple(graph.blob for graph in self.graphs)
-        return (*graphs, *(ref for ref in (self.sources, self.data.tokenizer) if ref))
+        variants = tuple(variant.blob for graph in self.graphs for variant in graph.variants)
+        return (*graphs, *variants, *(ref for ref in (self.sources, self.data.tokenizer) if ref))
 
     @property
     def format(self) -> FormatName:
@@ -301,6 +317,13 @@ def _check_graph(graph: Graph) -> None:
             "export the bundle again",
             graph=graph.name,
             port=wrong[0],
+        )
+    names = [variant.name for variant in graph.variants]
+    if len({*names}) < len(names) or not all(name and name.isprintable() for name in names):
+        raise BundleError(
+            f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: each has a name of its own "
+            "that can be shown; export the bundle again",
+            graph=graph.name,
         )
     if graph.planned_bytes < 0:
         raise BundleError(

@@ -115,11 +115,12 @@ class Progress(Message, frozen=True, kw_only=True):
     up_bytes: int
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes.
 
     ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
-    headers (:mod:`edgefl.wire.mqtt.packets`).
+    headers (:mod:`edgefl.wire.mqtt.packets`). ``variants``: the form in use of each graph that has several and was tried, ""
+    for its own; ``dropped``: "graph/variant" of those that cannot run on this device, and why.
     """
 
     step_ms: float
@@ -129,6 +130,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     down_bytes: int
     down_wire_bytes: int
+    variants: dict[str, str] = {}
+    dropped: dict[str, str] = {}
 
 
 class Update(Message, frozen=True, kw_only=True):

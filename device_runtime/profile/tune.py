@@ -1,0 +1,30 @@
+"""Trying the variants of a bundle's graphs ahead of the first round, on inputs that are random but valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from device_runtime.engine.base import Engine
+from device_runtime.profile.measure.folder import BundleFolder
+from device_runtime.profile.measure.graph import state_before
+from device_runtime.profile.measure.inputs import Inputs
+from device_runtime.round.tuning import Choice, Tuning, fastest
+
+
+def tuned(
+    engine: Engine, folder: BundleFolder, tuning: Tuning, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Choice]:
+    """What was found for each graph that has variants; kept in ``tuning``, in place of what was known."""
+    manifest, found = folder.manifest, {}
+    for graph in manifest.graphs:
+        if graph.variants:
+            progress(graph.name)
+            inputs = Inputs(manifest)
+            feeds = inputs.feeds(graph)
+            found[graph.name] = fastest(
+                engine, graph, folder, feeds, state_before(engine, folder, manifest, graph, inputs)
+            )
+            tuning.choices.keep_choice(tuning.key(engine, graph), msgspec.msgpack.encode(found[graph.name]))
+    return found

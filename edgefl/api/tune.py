@@ -1,0 +1,63 @@
+"""``edgefl.tune``: which forms of a bundle's graphs this machine runs fastest."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_runtime.engine.select import open_engine
+from device_runtime.profile.measure.folder import BundleFolder
+from device_runtime.profile.tune import tuned
+from device_runtime.round.tuning import Choice, Tuning
+from device_runtime.store.database import Store
+from edgefl.wire.bundle.archive import read_bundle
+from edgefl.wire.limits import Limits
+
+if TYPE_CHECKING:
+    from edgefl.api.bundle import Bundle
+
+
+def tune(
+    bundle: Bundle | str | Path,
+    *,
+    threads: int = 1,
+    store: str | Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Choice]:
+    """Try the variants of every graph of ``bundle`` here, each beside the graph's own form on the same random inputs.
+
+    Args:
+        bundle: one that was compiled, or the path of one.
+        threads: of the engine, those that the device will train with.
+        store: folder of a device's store, which then runs what was found; None: nothing is kept.
+        progress: told the name of each graph before it is tried.
+
+    Returns:
+        By graph: the form to run (``variant``, "" for its own), milliseconds of the quickest step of each form (``ms``) and
+        the forms that cannot run here, with the reason (``dropped``). Empty for a bundle without variants.
+
+    Raises:
+        BundleError: if the bundle is damaged.
+        ConfigError: if its engine is not installed.
+        StoreError: if the store is another release's, or in use by a running device.
+
+    Example:
+        >>> import edgefl
+        >>> edgefl.tune(edgefl.compile("mlp"))
+        {}
+    """
+    contents = read_bundle(Path(bundle)) if isinstance(bundle, str | Path) else bundle.contents
+    engine = open_engine(contents.manifest.format, threads)
+    limits = Limits()
+    with tempfile.TemporaryDirectory(prefix="edgefl-tune-") as place:
+        folder = BundleFolder.unpacked(contents, Path(place))
+        kept = Store(
+            Path(store) if store else Path(place) / "store",
+            limit_bytes=limits.store_bytes,
+            history_rounds=limits.history_rounds,
+        )
+        with closing(kept):
+            return tuned(engine, folder, Tuning(kept, threads), progress)

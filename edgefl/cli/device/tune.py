@@ -1,0 +1,67 @@
+"""``edgefl tune``: the forms of a bundle's graphs that this machine runs fastest. Never imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.output import console, errors, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from device_runtime.round.tuning import Choice
+
+_HELP = """
+Try the variants of a bundle's graphs on this machine, and say which is fastest.
+
+A bundle may hold a graph in several forms: one that any ONNX runtime runs, and others that some processors run faster, such
+as convolutions on a blocked layout. Each is run on the same random inputs, one that fails or gives something else is left
+out, and the others are timed. A device does the same by itself in its first round; with --store it is done ahead.
+
+Examples:
+
+  edgefl tune bundles/strong.efl
+
+  edgefl tune bundles/strong.efl --threads 4 --store ~/.edgefl/demo/pi-3
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("tune", help=_HELP)(tune)
+
+
+def tune(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle's file (.efl)")],
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="folder of a device's store, to keep what was found; the device must not run"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object, by graph")] = False,
+) -> None:
+    from edgefl.api.tune import tune as tried
+
+    with progress() as tell:
+        found = tried(bundle, threads=threads, store=store, progress=tell)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        errors.print(f"{bundle} has no variants: its graphs are run as they are", highlight=False)
+        return
+    rows = [_row(name, form, choice) for name, choice in found.items() for form in choice.ms]
+    print_table(str(bundle), rows)
+    for name, choice in found.items():
+        for form, why in choice.dropped.items():
+            console.print(f"{name} as {form} is left out: {why}", markup=False, highlight=False)
+
+
+def _row(name: str, form: str, choice: Choice) -> dict[str, Any]:
+    return {
+        "graph": name,
+        "form": form or "its own",
+        "step ms": choice.ms[form],
+        "of its own": round(choice.ms[form] / choice.ms[""], 2),
+        "taken": "yes" if form == choice.variant else "",
+    }

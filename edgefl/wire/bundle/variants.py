@@ -1,0 +1,74 @@
+"""Other forms of a graph: how they travel, and whether two forms compute the same.
+
+::
+
+    variant, frame = folded("blocked", other, chunk, base=model)
+    other = unfolded(variant, frame, base=model)
+    why = strays(outputs, expected, before)        # "" where they agree
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.manifest import Variant
+from edgefl.wire.compression import packed_beside, unpacked_beside
+from edgefl.wire.errors import BundleError
+from edgefl.wire.limits import Limits
+from edgefl.wire.tensors import Array
+
+AGREES = 1e-3
+"""Of an output that is no state, relative to its norm: sums in another order are closer."""
+CHANGES_ALIKE = 5e-2
+"""Of all state together, how far apart two forms may change it, relative to the change. In deep networks with batch norm
+rounding makes up to a hundredth of a gradient; another formula, or a kernel that reads another layout, all of it."""
+
+
+def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:
+    """(the manifest's entry, the bytes that travel) of ``model``, another form of the artifact ``base``."""
+    frame = packed_beside(base, model)
+    digest = hashlib.sha256(model).hexdigest()
+    return Variant(name=name, blob=describe(frame, chunk), raw=len(model), sha256=digest), frame
+
+
+def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None = None) -> bytes:
+    """The artifact of ``variant``; BundleError if it is not the one that the manifest names, or longer than ``limit``."""
+    if not 0 < variant.raw <= (Limits().max_blob_bytes if limit is None else limit):
+        raise BundleError(f"variant {variant.name!r} has {variant.raw} bytes, which is no artifact to load")
+    model = unpacked_beside(base, frame, variant.raw)
+    if hashlib.sha256(model).hexdigest() != variant.sha256:
+        raise BundleError(f"variant {variant.name!r} is not what its manifest names; export the bundle again")
+    return model
+
+
+def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Mapping[str, Array]) -> str:
+    """Where ``found`` is not ``expected``, the outputs of one run by port name on the state ``before``; "" where they agree.
+
+    The state counts as a whole, by its change. Single tensors of it say nothing: a gradient that is zero in exact
+    arithmetic is rounding in both.
+    """
+    if found.keys() != expected.keys():
+        return "it has other outputs"
+    state = [name for name in expected if name.startswith("state.")]
+    apart = _norm([_minus(found[name], expected[name]) for name in state])
+    moved = _norm([_minus(expected[name], before.get(name, 0.0)) for name in state])
+    if not apart <= CHANGES_ALIKE * moved:
+        return f"it changes the state by {moved:.2g} and {apart:.2g} beside that"
+    for name in expected.keys() - {*state}:
+        apart, whole = _norm([_minus(found[name], expected[name])]), _norm([_minus(expected[name], 0.0)])
+        if not apart <= AGREES * max(whole, AGREES):
+            return f"{name} differs by {apart:.2g} from {whole:.2g}"
+    return ""
+
+
+def _minus(array: Array, other: Array | float) -> Array:
+    return np.subtract(array, other, dtype=np.float64)
+
+
+def _norm(arrays: Iterable[Array]) -> float:
+    return math.sqrt(sum(float(np.vdot(array, array)) for array in arrays))

@@ -1,0 +1,120 @@
+"""Convolutions on a blocked layout: channels in blocks of as many numbers as a processor's registers hold.
+
+onnxruntime has kernels for that, the domain ``com.microsoft.nchwc``, and takes them by itself where weights are constants.
+In training they are inputs. So the graph brings inputs and weights into that layout itself, with the op that onnxruntime has
+for inputs, which knows how large a block is::
+
+    x [N, C, H, W]    -> ReorderInput                              -> [N][C/b][H W][b]
+    w [O, C, h, w]    -> ReorderInput                              -> [O][C/b][h w][b]
+                      -> as [1, O, C h w, 1] -> ReorderInput       -> [O/b][C/b][h w][b][b]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+DOMAIN = "com.microsoft.nchwc"
+BLOCK = 16
+"""The largest block of any processor, which the others divide: channels come in multiples of it."""
+FEW_CHANNELS = 4
+"""So many are read as they are, by a kernel for the first layer."""
+
+
+def blocked(model: bytes) -> bytes | None:
+    """The ONNX model with its spatial convolutions on the blocked layout; None where none of them fits.
+
+    Left alone are kernels of one position, whose products gain nothing, other groups than one for each channel, and
+    weights that are more than what they are applied to: these are brought into the layout in each run.
+    """
+    proto = onnx.load_from_string(model)
+    writer = _Writer(proto.graph)
+    for node in proto.graph.node:
+        writer.add(node)
+    if not writer.count:
+        return None
+    del proto.graph.node[:]
+    proto.graph.node.extend(writer.nodes)
+    proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+class _Writer:
+    """Writes a graph's nodes anew; ``count`` convolutions were replaced."""
+
+    def __init__(self, graph: Any) -> None:
+        self.nodes: list[NodeProto] = []
+        self.count = 0
+        self._graph = graph
+        self._shapes = {
+            value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+            for value in (*graph.value_info, *graph.input, *graph.output)
+        }
+        self._sizes: dict[tuple[int, ...], str] = {}
+        self._reordered: dict[str, str] = {}
+
+    def add(self, node: NodeProto) -> None:
+        if node.op_type != "Conv" or node.domain or not self._fits(node):
+            self.nodes.append(node)
+            return
+        self.count += 1
+        x, weight, *bias = node.input
+        out = self._shapes[weight][0]
+        inputs = [x if self._is_first(weight, node) else self._input(x), self._weight(weight, node), *bias]
+        options = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        result = self._call("Conv", inputs, **options)
+        self._emit("ReorderOutput", [result], node.output[0], channels=out)
+
+    def _fits(self, node: NodeProto) -> bool:
+        x, weight = (self._shapes.get(name, ()) for name in node.input[:2])
+        y = self._shapes.get(node.output[0], ())
+        if len(weight) != 4 or not x or not y or weight[0] % BLOCK or math.prod(weight[2:]) == 1:
+            return False
+        own = _groups(node) == weight[0] and weight[1] == 1
+        plain = _groups(node) == 1 and (weight[1] % BLOCK == 0 or self._is_first(node.input[1], node))
+        return (own or plain) and math.prod(weight) <= math.prod(x) + math.prod(y)
+
+    def _is_first(self, weight: str, node: NodeProto) -> bool:
+        return _groups(node) == 1 and self._shapes[weight][1] <= FEW_CHANNELS
+
+    def _input(self, x: str) -> str:
+        if x not in self._reordered:
+            self._reordered[x] = self._call("ReorderInput", [x])
+        return self._reordered[x]
+
+    def _weight(self, weight: str, node: NodeProto) -> str:
+        out, *rest = shape = self._shapes[weight]
+        inner = (
+            weight
+            if _groups(node) > 1 or self._is_first(weight, node)
+            else self._call("ReorderInput", [weight])
+        )
+        rows = self._reshaped(inner, (1, out, math.prod(rest), 1))
+        return self._reshaped(self._call("ReorderInput", [rows]), shape)
+
+    def _reshaped(self, value: str, shape: tuple[int, ...]) -> str:
+        if shape not in self._sizes:
+            self._sizes[shape] = f"blocked_size{len(self._sizes)}"
+            sizes = numpy_helper.from_array(np.array(shape, np.int64), self._sizes[shape])
+            self._graph.initializer.append(sizes)
+        return self._call("Reshape", [value, self._sizes[shape]], domain="")
+
+    def _call(self, op: str, inputs: Sequence[str], **options: Any) -> str:
+        result = f"blocked{len(self.nodes)}"
+        self._emit(op, inputs, result, **options)
+        return result
+
+    def _emit(
+        self, op: str, inputs: Sequence[str], result: str, domain: str = DOMAIN, **options: Any
+    ) -> None:
+        name = f"{op}_b{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [result], name=name, domain=domain, **options))
+
+
+def _groups(node: NodeProto) -> int:
+    return next((int(each.i) for each in node.attribute if each.name == "group"), 1)
