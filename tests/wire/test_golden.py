@@ -16,7 +16,7 @@ from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
-from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port, Variant
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
@@ -274,6 +274,7 @@ def test_the_document_names_every_field_limit_and_vector() -> None:
         BlobRef,
         Manifest,
         Graph,
+        Variant,
         Port,
         DataSpec,
         PhaseSpec,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from edgefl.wire.tensors import Array
 AGREES = 1e-3
 """Of an output that is no state, relative to its norm: sums in another order are closer."""
 CHANGES_ALIKE = 5e-2
-"""Of all state together, how far apart two forms may change it, relative to the change. In deep networks with batch norm
+"""How far apart two forms may change a matrix of the state, relative to the change. In deep networks with batch norm
 rounding makes up to a hundredth of a gradient; another formula, or a kernel that reads another layout, all of it."""
 
 
@@ -49,21 +49,30 @@ def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None =
 def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Mapping[str, Array]) -> str:
     """Where ``found`` is not ``expected``, the outputs of one run by port name on the state ``before``; "" where they agree.
 
-    The state counts as a whole, by its change. Single tensors of it say nothing: a gradient that is zero in exact
-    arithmetic is rounding in both.
+    The state counts by its change: matrices one by one, vectors together, as those alone say little. The gradient of a
+    bias before a norm is zero in exact arithmetic, and rounding in both.
     """
     if found.keys() != expected.keys():
         return "it has other outputs"
     state = [name for name in expected if name.startswith("state.")]
-    apart = _norm([_minus(found[name], expected[name]) for name in state])
-    moved = _norm([_minus(expected[name], before.get(name, 0.0)) for name in state])
-    if not apart <= CHANGES_ALIKE * moved:
-        return f"it changes the state by {moved:.2g} and {apart:.2g} beside that"
+    for names in _judged(state, expected):
+        apart = _norm([_minus(found[name], expected[name]) for name in names])
+        moved = _norm([_minus(expected[name], before.get(name, 0.0)) for name in names])
+        if not apart <= CHANGES_ALIKE * moved:
+            return f"it changes {names[0]} by {moved:.2g} and {apart:.2g} beside that"
     for name in expected.keys() - {*state}:
         apart, whole = _norm([_minus(found[name], expected[name])]), _norm([_minus(expected[name], 0.0)])
         if not apart <= AGREES * max(whole, AGREES):
             return f"{name} differs by {apart:.2g} from {whole:.2g}"
     return ""
+
+
+def _judged(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[list[str]]:
+    """The names that are judged together."""
+    vectors = [name for name in state if arrays[name].ndim < 2]
+    yield from ([name] for name in state if arrays[name].ndim >= 2)
+    if vectors:
+        yield vectors
 
 
 def _minus(array: Array, other: Array | float) -> Array:

@@ -1,0 +1,78 @@
+"""Convolutions on the blocked layout compute what they did, whatever the block of this processor is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from exporters.onnx.blocked import DOMAIN, blocked
+
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((8, 16, 14, 15), (32, 16, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "stride": ((8, 32, 16, 16), (16, 32, 3, 5), {"pads": [1, 2, 1, 2], "strides": [2, 1]}),
+    "dilation": ((4, 16, 9, 9), (16, 16, 3, 3), {"dilations": [2, 2]}),
+    "first layer": ((2, 3, 8, 8), (16, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "depthwise": ((2, 32, 8, 8), (32, 1, 3, 3), {"group": 32, "pads": [1, 1, 1, 1]}),
+}
+LEFT = {
+    "one position": ((2, 16, 8, 8), (16, 16, 1, 1), {}),
+    "odd channels": ((2, 24, 8, 8), (24, 24, 3, 3), {}),
+    "groups": ((2, 32, 8, 8), (32, 16, 3, 3), {"group": 2}),
+    "one axis": ((2, 16, 8), (16, 16, 3), {}),
+    "more weights than inputs": ((1, 64, 3, 3), (64, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
+}
+
+
+def model(x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any], bias: bool = True) -> bytes:
+    """Two convolutions that read one input, and an activation between."""
+    value = helper.make_tensor_value_info
+    inputs = [
+        value("x", TensorProto.FLOAT, x),
+        value("w", TensorProto.FLOAT, w),
+        value("b", TensorProto.FLOAT, w[:1]),
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", *["b"] * bias], ["u"], **options),
+        helper.make_node("Relu", ["u"], ["y"]),
+        helper.make_node("Neg", ["w"], ["v"]),
+        helper.make_node("Conv", ["x", "v"], ["z"], **options),
+    ]
+    outputs = [value(name, TensorProto.FLOAT, None) for name in "yz"]
+    graph = helper.make_graph(nodes, "two", inputs, outputs)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made = onnx.shape_inference.infer_shapes(made)
+    return bytes(made.SerializeToString())
+
+
+def run(data: bytes, arrays: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return session.run(None, {each.name: arrays[each.name] for each in session.get_inputs()})  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_gives_what_the_graph_gave(case: str) -> None:
+    x, w, options = CASES[case]
+    random = np.random.default_rng(0)
+    arrays = {
+        name: random.standard_normal(shape).astype(np.float32)
+        for name, shape in {"x": x, "w": w, "b": w[:1]}.items()
+    }
+    own = model(x, w, options)
+
+    other = blocked(own)
+
+    assert other is not None and other == blocked(own)
+    domains = [node.domain for node in onnx.load_from_string(other).graph.node if node.op_type == "Conv"]
+    assert domains == [DOMAIN] * 2
+    for mine, theirs in zip(run(other, arrays), run(own, arrays), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_gains_nothing_is_left_alone(case: str) -> None:
+    assert blocked(model(*LEFT[case], bias=False)) is None
