@@ -61,7 +61,9 @@ class Tuning:
     memory_bytes: int = 0
 
     def key(self, engine: Engine, graph: Graph) -> str:
-        return f"{graph.blob.sha256} {engine.name} {engine.version} {self.threads} {processor()}"
+        # Of the forms themselves: the graph travels compressed or not.
+        forms = " ".join(variant.sha256 for variant in graph.variants)
+        return f"{forms} {engine.name} {engine.version} {self.threads} {processor()}"
 
     def known(self, engine: Engine, graph: Graph) -> Choice | None:
         """What was found before; None for what this release cannot read."""

@@ -128,6 +128,8 @@ def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:
     if isinstance(data.reader, Text) and (ref := data.reader.tokenizer):
         sent = publisher.offer(bundle.blobs[ref.sha256], ref.chunk)
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=sent))
+    for variant in (each for graph in graphs for each in graph.variants):
+        publisher.offer(bundle.blobs[variant.blob.sha256], variant.blob.chunk, plain=True)
     manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs, data=data)
     return publisher.offer(encode_manifest(manifest), plain=True)
 

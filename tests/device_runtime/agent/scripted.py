@@ -52,6 +52,7 @@ class RunningAgent:
         server_key: str = "",
         measure: Measure | None = None,
         engine: str = "onnx",
+        tune: bool = False,
     ) -> None:
         config = AgentConfig(
             federation=federation,
@@ -64,6 +65,7 @@ class RunningAgent:
             memory_bytes=1 << 30,
             until_done=until_done,
             server_key=server_key,
+            tune=tune,
             limits=limits,
         )
         self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()

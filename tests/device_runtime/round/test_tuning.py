@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.round.costs import Profiler
@@ -17,49 +14,17 @@ from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.round.tuning import Choice, Forms, Tuning, fastest
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.variants import folded
 from edgefl.wire.tensors import Arrays
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device, World, assert_same
+from tests.device_runtime.tiny_forms import forms, with_forms
 
 ROOM = 1 << 30
 
 
-def forms() -> dict[str, bytes]:
-    """The step of the tiny bundle: with an op more, with another constant, with an op that nobody has, and damaged."""
-    own = tiny.train()[1]
-    same, wrong, unknown = (onnx.load_from_string(own) for _ in range(3))
-    same.graph.node[-1].input[0] = "squares_again"
-    same.graph.node.insert(
-        len(same.graph.node) - 1, helper.make_node("Identity", ["squares"], ["squares_again"])
-    )
-    [half] = [each for each in wrong.graph.initializer if each.name == "rows"]
-    half.CopyFrom(numpy_helper.from_array(np.array(5, np.float32), "rows"))
-    unknown.graph.node[0].domain = "nobody.has.it"
-    unknown.opset_import.append(helper.make_opsetid("nobody.has.it", 1))
-    made = {"same": same, "wrong": wrong, "unknown": unknown}
-    return {name: bytes(each.SerializeToString()) for name, each in made.items()} | {"damaged": own[:50]}
-
-
 @pytest.fixture
 def device(tmp_path: Path) -> Device:
-    world = World(tiny.make_bundle())
-    device = Device(tmp_path, world)
-    own = tiny.train()[1]
-    variants = []
-    for name, model in forms().items():
-        variant, frame = folded(name, model, tiny.CHUNK, base=own)
-        variants.append(variant)
-        world.blobs[variant.blob.sha256] = frame
-    manifest = world.bundle.manifest
-    graphs = tuple(
-        msgspec.structs.replace(each, variants=tuple(variants), planned_bytes=1)
-        if each.name == "train"
-        else each
-        for each in manifest.graphs
-    )
-    world.bundle = replace(world.bundle, manifest=msgspec.structs.replace(manifest, graphs=graphs))
-    return device
+    return Device(tmp_path, World(with_forms(tiny.make_bundle())))
 
 
 def train(device: Device) -> Graph:
@@ -105,22 +70,18 @@ def test_a_round_tries_once_and_ends_with_the_same_update(device: Device) -> Non
     plain, _ = run(device, None)
     tuning = Tuning(device.store, memory_bytes=ROOM)
 
-    tried, forms = run(device, tuning)
+    tried, found = run(device, tuning)
     known = tuning.known(device.engine, train(device))
-    assert known is not None and {*forms.dropped} == {"train/wrong", "train/unknown", "train/damaged"}
+    assert known is not None and {*found.dropped} == {"train/wrong", "train/unknown", "train/damaged"}
     tuning.choices.keep_choice(
         tuning.key(device.engine, train(device)), msgspec.msgpack.encode(Choice(variant="same"))
     )
     chosen, taken = run(device, tuning)
 
     assert taken.used == {"train": "same"} and not taken.dropped
-    assert taken.artifact(train(device)) == forms_of("same")
+    assert taken.artifact(train(device)) == forms()["same"]
     assert_same(tried, plain)
     assert_same(chosen, plain)
-
-
-def forms_of(name: str) -> bytes:
-    return forms()[name]
 
 
 @pytest.mark.parametrize("memory", [0, 10])
