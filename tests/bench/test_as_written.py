@@ -148,9 +148,10 @@ def test_a_model_without_weights_has_nothing_to_train() -> None:
         measure(f"{__name__}:no_weights", TrainStepSettings(batch=2, repeat=1, options=options))
 
 
-def test_an_interpreter_that_is_not_there_is_told_before_anything_runs() -> None:
+@pytest.mark.parametrize("setting", ["ort_training", "jax"])
+def test_an_interpreter_that_is_not_there_is_told_before_anything_runs(setting: str) -> None:
     with pytest.raises(ConfigError, match="no Python interpreter '/nope'"):
-        TrainStepSettings(ort_training="/nope")
+        TrainStepSettings(**{setting: "/nope"})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -73,12 +73,14 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_without_onnxruntime_training_costs_only_its_columns() -> None:
-    settings = TrainStepSettings(batch=2, repeat=1, options={"size": 4}, ort_training=sys.executable)
+def test_an_environment_without_its_package_costs_only_its_columns() -> None:
+    python = sys.executable
+    settings = TrainStepSettings(batch=2, repeat=1, options={"size": 4}, ort_training=python, jax=python)
 
     row = measure("mlp", settings)
 
-    assert row.ms > 0 and row.ort_training_ms is None
+    assert row.ms > 0 and row.ort_training_ms is None and row.jax_ms is None
+    assert row.jax_error == "ModuleNotFoundError: No module named 'jax'"
     assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
 
 

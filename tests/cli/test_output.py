@@ -52,7 +52,7 @@ def test_a_bench_row_fits_80_columns_and_loses_nothing() -> None:
 
 
 def test_what_a_step_stands_beside_fits_80_columns_too() -> None:
-    names = ["ort_training", "et_training", "compile", "channels_last"]
+    names = ["ort_training", "et_training", "compile", "jax", "channels_last"]
     rows = [row(NAME, length=0, **{f"{name}_ms": 98765.4 for name in names}), row("mlp", length=0)]
 
     lines = printed("milliseconds of a step", bench.beside(rows))

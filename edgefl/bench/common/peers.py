@@ -49,6 +49,7 @@ def peers() -> dict[str, Peer]:
                 "edgefl bench train-step",
                 ("onnxruntime-training==1.19.2", "onnx==1.16.2", _torch()),
             ),
+            Peer("jax", "edgefl bench train-step", ("jax>=0.5",)),
         )
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgefl.bench.common.turns import import_path
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step import ort_training
+from edgefl.bench.train_step import jax_graph, ort_training
 from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import EdgeflError
@@ -114,17 +114,27 @@ def _channels_last(stack: contextlib.ExitStack, job: Job) -> Worker:
     return _torch(job, "channels_last")
 
 
+def _jax(stack: contextlib.ExitStack, job: Job) -> Worker:
+    jax_graph.prepare(job.folder, job.submodel, job.settings.batch)
+    return _elsewhere(stack, job, job.settings.jax, "edgefl.bench.train_step.jax_training")
+
+
 def _ort_training(stack: contextlib.ExitStack, job: Job) -> Worker:
     ort_training.prepare(job.folder, job.submodel, job.settings.batch)
+    return _elsewhere(stack, job, job.settings.ort_training, "edgefl.bench.train_step.ort_training")
+
+
+def _elsewhere(stack: contextlib.ExitStack, job: Job, python: str, module: str) -> Worker:
+    """Our module by the interpreter of another environment."""
     path = stack.enter_context(import_path())
-    command = [job.settings.ort_training, "-m", "edgefl.bench.train_step.ort_training"]
-    arguments = [str(job.folder), str(job.settings.threads)]
-    return Worker([*command, *arguments], {**job.settings.environment, "PYTHONPATH": str(path)})
+    command = [python, "-m", module, str(job.folder), str(job.settings.threads)]
+    return Worker(command, {**job.settings.environment, "PYTHONPATH": str(path)})
 
 
 ANCHORS: Mapping[str, Anchor] = {
     "ort_training": Anchor("onnxruntime-training", _ort_training, same=False),  # it has no momentum
     "compile": Anchor("torch.compile", _compile, same=True),
+    "jax": Anchor("JAX", _jax, same=True),
     "channels_last": Anchor("torch with channels last", _channels_last, same=True),
 }
 """By the name of their setting, which begins their fields of a row."""

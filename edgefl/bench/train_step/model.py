@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgefl.models.losses import CrossEntropy
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.output_side.submodel import STRONG, OutputSide, tiers
 from edgefl.wire.errors import ModelError
@@ -21,3 +22,9 @@ def built(model: str, options: Mapping[str, Any], tier: str, length: int = 0) ->
         raise ModelError(f"model {model!r} has no tier {tier!r}; there are: {', '.join(presets)}", tier=tier)
     spec = build_model(model, **options)
     return presets[tier].of(spec.shortened(length) if length else spec)
+
+
+def has_plain_labels(submodel: OutputSide) -> bool:
+    """Whether the loss is plain cross entropy with one label per sample, which trainers of others know."""
+    spec = submodel.spec
+    return spec.loss == CrossEntropy() and spec.boundary(len(spec.units)).shape != (1,)

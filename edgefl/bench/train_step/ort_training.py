@@ -29,10 +29,9 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     import torch
 
     from edgefl.bench.common.as_written import as_written
-    from edgefl.models.losses import CrossEntropy
+    from edgefl.bench.train_step.model import has_plain_labels
 
-    spec = submodel.spec
-    if spec.loss != CrossEntropy() or spec.boundary(len(spec.units)).shape == (1,):
+    if not has_plain_labels(submodel):
         raise NotImplementedError("only plain cross entropy with one label per sample is compared")
     module = as_written(submodel.suffix)
     x = submodel.boundary.rows(batch).zeros()

@@ -57,10 +57,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     of the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
 
     ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
-    (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``channels_last_*`` for torch eager on
-    images with their channels innermost, and ``et_training_*`` for ExecuTorch's own training export, which computes loss
-    and gradients only. ``*_loss_error`` is the largest relative difference between the first losses and torch eager's, null
-    for a model that draws noise.
+    (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``jax_*`` for JAX, ``channels_last_*`` for
+    torch eager on images with their channels innermost, and ``et_training_*`` for ExecuTorch's own training export, which
+    computes loss and gradients only. ``*_loss_error`` is the largest relative difference between the first losses and torch
+    eager's, null for a model that draws noise.
     """
 
     model: str
@@ -103,6 +103,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     compile_ms_min: float | None = None
     compile_error: str | None = None
     compile_loss_error: float | None = None
+    jax_ms: float | None = None
+    jax_ms_min: float | None = None
+    jax_error: str | None = None
+    jax_loss_error: float | None = None
     channels_last_ms: float | None = None
     channels_last_ms_min: float | None = None
     channels_last_error: str | None = None

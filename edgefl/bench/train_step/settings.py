@@ -14,7 +14,8 @@ from exporters.memory.recompute import Budget
 
 @dataclass(frozen=True)
 class TrainStepSettings:
-    """What is measured. ``ort_training`` is the Python interpreter of an environment that has onnxruntime-training.
+    """What is measured. ``ort_training`` and ``jax`` are Python interpreters of environments that have onnxruntime-training
+    and JAX.
 
     Raises ConfigError for an interpreter that is not there.
     """
@@ -28,6 +29,7 @@ class TrainStepSettings:
     length: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     ort_training: str = ""
+    jax: str = ""
     # Whether ExecuTorch's own training export runs too, which takes minutes.
     et_training: bool = False
     # Torch's step through torch.compile, which needs a C++ compiler and takes a minute or more to compile.
@@ -38,12 +40,13 @@ class TrainStepSettings:
     memory_budget: Budget | None = None
 
     def __post_init__(self) -> None:
-        if self.ort_training and shutil.which(self.ort_training) is None:
-            raise ConfigError(
-                f"there is no Python interpreter {self.ort_training!r} for onnxruntime-training; give the path of one, "
-                "such as ort-training/bin/python",
-                ort_training=self.ort_training,
-            )
+        for package, python in (("onnxruntime-training", self.ort_training), ("JAX", self.jax)):
+            if python and shutil.which(python) is None:
+                raise ConfigError(
+                    f"there is no Python interpreter {python!r} for {package}; give the path of one, such as "
+                    "environment/bin/python",
+                    python=python,
+                )
 
     @property
     def environment(self) -> dict[str, str]:

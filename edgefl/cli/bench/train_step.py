@@ -28,7 +28,8 @@ as soon as it is measured. The numbers can stand beside the retired onnxruntime-
 its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
 
 `--compile` has torch.compile of the same step beside it, which needs g++ (or what CXX names) and compiles for minutes;
-`--channels-last` has torch eager with images in that layout. The first losses of a model without dropout are compared with
+`--channels-last` has torch eager with images in that layout; `--jax` has the step of a convolutional network in JAX, of an
+environment that `edgefl bench peer jax` makes. The first losses of a model without dropout are compared with
 torch eager's (`*_loss_error`). What fails is told in the row (`*_error`) and ends nothing.
 
 With `--et-training` they can stand beside ExecuTorch's own, experimental training export (loss and gradients only), too: it
@@ -47,6 +48,8 @@ Examples:
   edgefl bench train-step --model resnet20 --target executorch --et-training --json
 
   edgefl bench train-step --model resnet20 --model cnn --compile --channels-last --json
+
+  edgefl bench train-step --model resnet20 --model cnn --jax "$(edgefl bench peer jax)"
 
   edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
 """
@@ -78,6 +81,7 @@ def train_step(
         bool,
         typer.Option("--et-training", help="ExecuTorch's own training export too; takes minutes"),
     ] = False,
+    jax: Annotated[str, typer.Option(metavar="PYTHON", help="interpreter of an environment with JAX")] = "",
     compiled: Annotated[
         bool, typer.Option("--compile", help="torch.compile too; needs g++, takes minutes to compile")
     ] = False,
@@ -107,6 +111,7 @@ def train_step(
         options=model_options(option or ()) | _whole_length(lengths),
         ort_training=ort_training,
         et_training=et_training,
+        jax=jax,
         compile=compiled,
         channels_last=channels_last,
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
@@ -175,6 +180,7 @@ _BESIDE = {
     "ort_training": "ort training",
     "et_training": "et training",
     "compile": "compile",
+    "jax": "JAX",
     "channels_last": "channels last",
 }
 
