@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from edgefl import programs
 from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.device_graph import write_arrays, write_graph
+from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.eager import optimizer, stepper
 from edgefl.bench.train_step.model import built
-from edgefl.bench.train_step.rows import compiled, measure
+from edgefl.bench.train_step.rows import SGD, compiled, measure
 from edgefl.bench.train_step.settings import TrainStepSettings
+from edgefl.bench.train_step.tuned import take_fastest
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
@@ -70,6 +73,24 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert row["cpu"] and row["variant"] == "default" and row["cpu_ms"] > 0 and row["eager_cpu_ms"] > 0
     assert row["compile_ms"] is None and row["channels_last_error"] is None
     assert f"mlp: {row['ms']:g} ms, torch {row['eager_ms']:g} ms" in ran.stderr
+
+
+def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None:
+    submodel = built("resnet8", {}, "strong")
+    function = programs.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function
+    form = format_of("onnx")
+    captured, artifact, _ = compiled(function, None, form)
+    example = function.example(0)
+    write_graph(tmp_path, captured, artifact, "onnx")
+    write_arrays(tmp_path, captured, function, example, {"lr": 0.01})
+    variants = form.variants(captured, artifact, 1)
+
+    name, model = take_fastest(
+        tmp_path, artifact.model, variants | {"none": b"no model"}, 1, quiet_environment()
+    )
+
+    assert {*variants} == {"blocked"} and name in ("", "blocked")
+    assert model == (tmp_path / "graph.bin").read_bytes() == variants.get(name, artifact.model)
 
 
 @pytest.mark.slow

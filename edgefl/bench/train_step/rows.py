@@ -30,6 +30,7 @@ from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, opened
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.settings import TrainStepSettings
+from edgefl.bench.train_step.tuned import take_fastest
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
@@ -125,10 +126,16 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         start = time.perf_counter()
         captured, artifact, budget = compiled(function, settings.memory_budget, form)
         export_s = time.perf_counter() - start
-        say(f"{model}: comparing with torch")
-        error, rounding = _errors(function, artifact.model, form)
         _write_job(folder, model, settings, program, submodel)
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
+        variant, measured = "", artifact.model
+        if settings.tune and (variants := form.variants(captured, artifact, VERIFY_SEED)):
+            say(f"{model}: trying {len(variants) + 1} forms")
+            variant, measured = take_fastest(
+                folder, measured, variants, settings.threads, settings.environment
+            )
+        say(f"{model}: comparing with torch")
+        error, rounding = _errors(function, measured, form)
         noisy = any(role_of(input) == "noise" for input in captured.inputs)
         job = Job(model, folder, submodel, settings, noisy=noisy)
         device, eager, others = _race(job, lambda text: say(f"{model}: {text}"))
@@ -150,7 +157,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         memory_ratio=round(device.peak / eager.peak, 4),
         export_s=round(export_s, 2),
         load_s=round(device.load_s, 4),
-        artifact_bytes=len(artifact.model),
+        artifact_bytes=len(measured),
         idle_bytes=device.idle,
         eager_idle_bytes=eager.idle,
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
@@ -160,6 +167,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         memory_budget=budget,
         rounding_error=rounding,
         cpu=processor(),
+        variant=variant or "default",
         cpu_ms=_median(device.cpu_ms),
         eager_cpu_ms=_median(eager.cpu_ms),
         ort_training_peak_over_idle_bytes=ort.worker.peak if (ort := others["ort_training"]).worker else None,

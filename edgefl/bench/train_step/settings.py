@@ -36,6 +36,8 @@ class TrainStepSettings:
     compile: bool = False
     # Torch's step on images whose channels lie innermost in memory.
     channels_last: bool = False
+    # Whether the variants of the step are tried first, as on a device, and the fastest form is measured.
+    tune: bool = False
     # Recomputation until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
 

@@ -27,6 +27,9 @@ what torch or onnxruntime load when they are first used counts as what training 
 as soon as it is measured. The numbers can stand beside the retired onnxruntime-training, which needs an environment of
 its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
 
+With `--tune` the forms of a step that the exporter knows for this engine are tried first, as on a device (`edgefl
+tune`), and the fastest is measured: `variant` says which.
+
 `--compile` has torch.compile of the same step beside it, which needs g++ (or what CXX names) and compiles for minutes;
 `--channels-last` has torch eager with images in that layout; `--jax` has the step of a convolutional network in JAX, of an
 environment that `edgefl bench peer jax` makes. The first losses of a model without dropout are compared with
@@ -88,6 +91,9 @@ def train_step(
     channels_last: Annotated[
         bool, typer.Option("--channels-last", help="torch eager on images with channels last too")
     ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="try the variants of the step first, and measure the fastest form")
+    ] = False,
     memory_budget: Annotated[
         str,
         typer.Option(
@@ -114,6 +120,7 @@ def train_step(
         jax=jax,
         compile=compiled,
         channels_last=channels_last,
+        tune=tune,
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
     rows, failed = [], []
@@ -189,7 +196,7 @@ def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
     """The columns that fit 80 characters; ``--json`` has them all."""
     return [
         {
-            "model": _name(row),
+            "model": _name(row) + (f", {row.variant}" if row.variant != "default" else ""),
             "ms": row.ms,
             "eager ms": row.eager_ms,
             "ratio": f"{row.ratio:.2f}",
