@@ -22,15 +22,13 @@ from onnx import NodeProto, helper, numpy_helper
 DOMAIN = "com.microsoft.nchwc"
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
-FEW_CHANNELS = 4
-"""So many are read as they are, by a kernel for the first layer."""
 
 
 def blocked(model: bytes) -> bytes | None:
     """The ONNX model with its spatial convolutions on the blocked layout; None where none of them fits.
 
-    Left alone are kernels of one position, whose products gain nothing, other groups than one for each channel, and
-    weights that are more than what they are applied to: these are brought into the layout in each run.
+    Left alone are kernels of one position, whose products gain nothing, other groups than one for each channel, and a first
+    layer of few channels, whose kernel is no faster.
     """
     proto = onnx.load_from_string(model)
     writer = _Writer(proto.graph)
@@ -65,22 +63,17 @@ class _Writer:
         self.count += 1
         x, weight, *bias = node.input
         out = self._shapes[weight][0]
-        inputs = [x if self._is_first(weight, node) else self._input(x), self._weight(weight, node), *bias]
+        inputs = [self._input(x), self._weight(weight, node), *bias]
         options = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         result = self._call("Conv", inputs, **options)
         self._emit("ReorderOutput", [result], node.output[0], channels=out)
 
     def _fits(self, node: NodeProto) -> bool:
-        x, weight = (self._shapes.get(name, ()) for name in node.input[:2])
-        y = self._shapes.get(node.output[0], ())
-        if len(weight) != 4 or not x or not y or weight[0] % BLOCK or math.prod(weight[2:]) == 1:
+        weight = self._shapes.get(node.input[1], ())
+        if len(weight) != 4 or weight[0] % BLOCK or math.prod(weight[2:]) == 1:
             return False
         own = _groups(node) == weight[0] and weight[1] == 1
-        plain = _groups(node) == 1 and (weight[1] % BLOCK == 0 or self._is_first(node.input[1], node))
-        return (own or plain) and math.prod(weight) <= math.prod(x) + math.prod(y)
-
-    def _is_first(self, weight: str, node: NodeProto) -> bool:
-        return _groups(node) == 1 and self._shapes[weight][1] <= FEW_CHANNELS
+        return own or (_groups(node) == 1 and weight[1] % BLOCK == 0)
 
     def _input(self, x: str) -> str:
         if x not in self._reordered:
@@ -89,11 +82,7 @@ class _Writer:
 
     def _weight(self, weight: str, node: NodeProto) -> str:
         out, *rest = shape = self._shapes[weight]
-        inner = (
-            weight
-            if _groups(node) > 1 or self._is_first(weight, node)
-            else self._call("ReorderInput", [weight])
-        )
+        inner = weight if _groups(node) > 1 else self._call("ReorderInput", [weight])
         rows = self._reshaped(inner, (1, out, math.prod(rest), 1))
         return self._reshaped(self._call("ReorderInput", [rows]), shape)
 
