@@ -148,7 +148,7 @@ def test_a_model_without_weights_has_nothing_to_train() -> None:
         measure(f"{__name__}:no_weights", TrainStepSettings(batch=2, repeat=1, options=options))
 
 
-@pytest.mark.parametrize("setting", ["ort_training", "jax"])
+@pytest.mark.parametrize("setting", ["ort_training", "jax", "onnxsim"])
 def test_an_interpreter_that_is_not_there_is_told_before_anything_runs(setting: str) -> None:
     with pytest.raises(ConfigError, match="no Python interpreter '/nope'"):
         TrainStepSettings(**{setting: "/nope"})  # type: ignore[arg-type]

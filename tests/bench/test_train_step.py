@@ -96,11 +96,14 @@ def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_an_environment_without_its_package_costs_only_its_columns() -> None:
     python = sys.executable
-    settings = TrainStepSettings(batch=2, repeat=1, options={"size": 4}, ort_training=python, jax=python)
+    settings = TrainStepSettings(
+        batch=2, repeat=1, options={"size": 4}, ort_training=python, jax=python, onnxsim=python
+    )
 
     row = measure("mlp", settings)
 
     assert row.ms > 0 and row.ort_training_ms is None and row.jax_ms is None
+    assert row.onnxsim_error == "ModuleNotFoundError: No module named 'onnxsim'"
     assert row.jax_error == "ModuleNotFoundError: No module named 'jax'"
     assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
 

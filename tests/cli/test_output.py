@@ -52,13 +52,14 @@ def test_a_bench_row_fits_80_columns_and_loses_nothing() -> None:
 
 
 def test_what_a_step_stands_beside_fits_80_columns_too() -> None:
-    names = ["ort_training", "et_training", "compile", "jax", "channels_last"]
-    rows = [row(NAME, length=0, **{f"{name}_ms": 98765.4 for name in names}), row("mlp", length=0)]
+    names = ["ort_training", "et_training", "compile", "jax", "onnxsim", "channels_last"]
+    numbers = {f"{name}_{what}": 98765.4 for name in names for what in ("ms", "ms_min")}
+    rows = [row(NAME, length=0, **numbers), row("mlp", length=0)]
 
-    lines = printed("milliseconds of a step", bench.beside(rows))
+    lines = printed("beside torch eager", bench.beside(rows))
 
     assert all(len(line) <= 80 and "…" not in line for line in lines)
-    assert sum(line.count("98,765") for line in lines) == len(names)
+    assert sum(line.count("98,765") for line in lines) == 2 * len(names)
     assert bench.beside(rows[1:]) == []
 
 

@@ -50,6 +50,7 @@ def peers() -> dict[str, Peer]:
                 ("onnxruntime-training==1.19.2", "onnx==1.16.2", _torch()),
             ),
             Peer("jax", "edgefl bench train-step", ("jax>=0.5",)),
+            Peer("onnxsim", "edgefl bench train-step", ("onnxsim==0.8.1", "onnxruntime")),
         )
     }
 

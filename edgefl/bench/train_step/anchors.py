@@ -12,7 +12,7 @@ from typing import Any
 
 from edgefl.bench.common.turns import import_path
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step import jax_graph, ort_training
+from edgefl.bench.train_step import jax_graph, onnxsim_training, ort_training
 from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import EdgeflError
@@ -76,7 +76,7 @@ def opened(stack: contextlib.ExitStack, name: str, job: Job, eager: Worker) -> O
         difference = loss_error(worker.values, eager.values) if compared else None
     except Exception as error:  # software of others, and ours around it: the rest goes on
         why = error.log.strip() if isinstance(error, WorkerFailed) and name == "ort_training" else ""
-        return Outcome(problem=(why or _line(error))[-_LONGEST:])
+        return Outcome(problem=why[-_LONGEST:] or _line(error)[:_LONGEST])
     return Outcome(worker, loss_error=difference)
 
 
@@ -91,8 +91,9 @@ def loss_error(found: list[float], wanted: list[float]) -> float:
 
 
 def _line(error: Exception) -> str:
-    """A worker's last words, or what went wrong on our side."""
-    return str(error) if isinstance(error, WorkerFailed | EdgeflError) else f"{type(error).__name__}: {error}"
+    """A worker's last words, or what went wrong on our side, in one line."""
+    text = str(error) if isinstance(error, WorkerFailed | EdgeflError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def _torch(job: Job, mode: str, more: Mapping[str, str] | None = None) -> Worker:
@@ -124,6 +125,11 @@ def _ort_training(stack: contextlib.ExitStack, job: Job) -> Worker:
     return _elsewhere(stack, job, job.settings.ort_training, "edgefl.bench.train_step.ort_training")
 
 
+def _onnxsim(stack: contextlib.ExitStack, job: Job) -> Worker:
+    onnxsim_training.prepare(job.folder, job.submodel, job.settings.batch)
+    return _elsewhere(stack, job, job.settings.onnxsim, "edgefl.bench.train_step.onnxsim_training")
+
+
 def _elsewhere(stack: contextlib.ExitStack, job: Job, python: str, module: str) -> Worker:
     """Our module by the interpreter of another environment."""
     path = stack.enter_context(import_path())
@@ -135,6 +141,7 @@ ANCHORS: Mapping[str, Anchor] = {
     "ort_training": Anchor("onnxruntime-training", _ort_training, same=False),  # it has no momentum
     "compile": Anchor("torch.compile", _compile, same=True),
     "jax": Anchor("JAX", _jax, same=True),
+    "onnxsim": Anchor("onnxsim's training loop", _onnxsim, same=True),  # but for the weights' decay, of 1e-4
     "channels_last": Anchor("torch with channels last", _channels_last, same=True),
 }
 """By the name of their setting, which begins their fields of a row."""

@@ -7,16 +7,20 @@ inference export of the module; the artifacts for training are made over there, 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from edgefl.submodels.output_side.submodel import OutputSide
 
 OPSET = 17
@@ -25,25 +29,30 @@ IR_VERSION = 9
 
 def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     """Write the forward graph in training mode, parameters as initializers, and the parameters' names."""
-    import onnx
-    import torch
-
     from edgefl.bench.common.as_written import as_written
     from edgefl.bench.train_step.model import has_plain_labels
 
     if not has_plain_labels(submodel):
         raise NotImplementedError("only plain cross entropy with one label per sample is compared")
     module = as_written(submodel.suffix)
-    x = submodel.boundary.rows(batch).zeros()
-    path = str(folder / "forward.onnx")
-    with warnings.catch_warnings():
+    write_onnx(folder / "forward.onnx", module, {"x": submodel.boundary.rows(batch).zeros()}, "out")
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    (folder / "parameters.json").write_text(json.dumps(names))
+
+
+def write_onnx(path: Path, module: nn.Module, inputs: Mapping[str, Tensor], output: str) -> None:
+    """``module`` in training mode as torch's older exporter writes it, for ``inputs`` of these shapes, by name."""
+    import onnx
+    import torch
+
+    with warnings.catch_warnings(), _without_output():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
-            (x,),
-            path,
-            input_names=["x"],
-            output_names=["out"],
+            tuple(inputs.values()),
+            str(path),
+            input_names=list(inputs),
+            output_names=[output],
             opset_version=OPSET,
             training=torch.onnx.TrainingMode.TRAINING,
             do_constant_folding=False,
@@ -53,8 +62,20 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     model = onnx.load(path)
     model.ir_version = min(model.ir_version, IR_VERSION)
     onnx.save(model, path)
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    (folder / "parameters.json").write_text(json.dumps(names))
+
+
+@contextlib.contextmanager
+def _without_output() -> Iterator[None]:
+    """What torch cannot export it prints, a graph of thousands of lines, past Python's stdout to where our rows go."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def load(folder: Path, threads: int, made: Path) -> Callable[[], object]:

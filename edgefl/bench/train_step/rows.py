@@ -58,10 +58,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     of the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
 
     ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
-    (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``jax_*`` for JAX, ``channels_last_*`` for
-    torch eager on images with their channels innermost, and ``et_training_*`` for ExecuTorch's own training export, which
-    computes loss and gradients only. ``*_loss_error`` is the largest relative difference between the first losses and torch
-    eager's, null for a model that draws noise.
+    (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``jax_*`` for JAX, ``onnxsim_*`` for
+    onnxsim's training loop, ``channels_last_*`` for torch eager on images with their channels innermost, and
+    ``et_training_*`` for ExecuTorch's own training export, which computes loss and gradients only. ``*_loss_error`` is the
+    largest relative difference between the first losses and torch eager's, null for a model that draws noise.
     """
 
     model: str
@@ -108,6 +108,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     jax_ms_min: float | None = None
     jax_error: str | None = None
     jax_loss_error: float | None = None
+    onnxsim_ms: float | None = None
+    onnxsim_ms_min: float | None = None
+    onnxsim_error: str | None = None
+    onnxsim_loss_error: float | None = None
     channels_last_ms: float | None = None
     channels_last_ms_min: float | None = None
     channels_last_error: str | None = None

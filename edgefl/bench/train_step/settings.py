@@ -14,8 +14,8 @@ from exporters.memory.recompute import Budget
 
 @dataclass(frozen=True)
 class TrainStepSettings:
-    """What is measured. ``ort_training`` and ``jax`` are Python interpreters of environments that have onnxruntime-training
-    and JAX.
+    """What is measured. ``ort_training``, ``jax`` and ``onnxsim`` are Python interpreters of environments that have
+    onnxruntime-training, JAX, and onnxsim with onnxruntime.
 
     Raises ConfigError for an interpreter that is not there.
     """
@@ -30,6 +30,7 @@ class TrainStepSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     ort_training: str = ""
     jax: str = ""
+    onnxsim: str = ""
     # Whether ExecuTorch's own training export runs too, which takes minutes.
     et_training: bool = False
     # Torch's step through torch.compile, which needs a C++ compiler and takes a minute or more to compile.
@@ -42,7 +43,8 @@ class TrainStepSettings:
     memory_budget: Budget | None = None
 
     def __post_init__(self) -> None:
-        for package, python in (("onnxruntime-training", self.ort_training), ("JAX", self.jax)):
+        others = {"onnxruntime-training": self.ort_training, "JAX": self.jax, "onnxsim": self.onnxsim}
+        for package, python in others.items():
             if python and shutil.which(python) is None:
                 raise ConfigError(
                     f"there is no Python interpreter {python!r} for {package}; give the path of one, such as "

@@ -32,7 +32,8 @@ tune`), and the fastest is measured: `variant` says which.
 
 `--compile` has torch.compile of the same step beside it, which needs g++ (or what CXX names) and compiles for minutes;
 `--channels-last` has torch eager with images in that layout; `--jax` has the step of a convolutional network in JAX, of an
-environment that `edgefl bench peer jax` makes. The first losses of a model without dropout are compared with
+environment that `edgefl bench peer jax` makes; `--onnxsim` has onnxsim's training loop likewise, which has gradients for
+few graphs. The first losses of a model without dropout are compared with
 torch eager's (`*_loss_error`). What fails is told in the row (`*_error`) and ends nothing.
 
 With `--et-training` they can stand beside ExecuTorch's own, experimental training export (loss and gradients only), too: it
@@ -85,6 +86,9 @@ def train_step(
         typer.Option("--et-training", help="ExecuTorch's own training export too; takes minutes"),
     ] = False,
     jax: Annotated[str, typer.Option(metavar="PYTHON", help="interpreter of an environment with JAX")] = "",
+    onnxsim: Annotated[
+        str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxsim and onnxruntime")
+    ] = "",
     compiled: Annotated[
         bool, typer.Option("--compile", help="torch.compile too; needs g++, takes minutes to compile")
     ] = False,
@@ -118,6 +122,7 @@ def train_step(
         ort_training=ort_training,
         et_training=et_training,
         jax=jax,
+        onnxsim=onnxsim,
         compile=compiled,
         channels_last=channels_last,
         tune=tune,
@@ -146,7 +151,7 @@ def train_step(
         title = f"train-step: batch {batch}, threads {threads}"
         print_table(title, for_people(rows), _caption(rows))
         if others := beside(rows):
-            print_table("milliseconds of a step", others)
+            print_table("beside torch eager", others)
     if failed:
         raise typer.Exit(failed[0].exit_code)
 
@@ -188,6 +193,7 @@ _BESIDE = {
     "et_training": "et training",
     "compile": "compile",
     "jax": "JAX",
+    "onnxsim": "onnxsim",
     "channels_last": "channels last",
 }
 
@@ -209,27 +215,22 @@ def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
 
 
 def beside(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
-    """Milliseconds of ours, of torch eager and of what else ran in any row; nothing where nothing did."""
-    others = {name: title for name, title in _BESIDE.items() if any(_ms(row, name) for row in rows)}
+    """What ran beside the step and torch eager, each in a row of its own; nothing where nothing did."""
     return [
         {
             "model": _name(row),
-            "ours": row.ms,
-            "torch eager": row.eager_ms,
-            **{title: _ms(row, name) or "-" for name, title in others.items()},
+            "beside": title,
+            "ms": ms,
+            "fastest ms": getattr(row, f"{name}_ms_min"),
+            "of eager": f"{ms / row.eager_ms:.2f}",
         }
-        for row in rows
-        if others
+        for row, (name, title) in product(rows, _BESIDE.items())
+        if (ms := getattr(row, f"{name}_ms")) is not None
     ]
 
 
 def _name(row: StepRow) -> str:
     return f"{row.model}, {row.length} tokens" if row.length else row.model
-
-
-def _ms(row: StepRow, name: str) -> float | None:
-    value: float | None = getattr(row, f"{name}_ms")
-    return value
 
 
 def _caption(rows: Sequence[StepRow]) -> str:
