@@ -34,6 +34,17 @@ _KNOWN_RESULTS = 1 << 16
 _BY_DEVICE = frozenset(
     {_aten.native_batch_norm, _aten._native_batch_norm_legit, _aten._native_batch_norm_legit_no_training}
 )
+# Products, which take nearly all of a run's time. Nothing reads what they give for one example; its layout is known.
+_PRODUCTS = frozenset(
+    {
+        _aten.convolution.default,
+        _aten.convolution_backward.default,
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+    }
+)
 _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_offset.default})
 
 
@@ -42,8 +53,8 @@ def graph_of(
 ) -> fx.GraphModule:
     """The graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
 
-    ``fake``: run without values, where no tensor is written to. Else with those of the arguments: RuntimeError where a
-    Python value is taken out of a tensor that depends on them. Tensors that no op has made are constants, attributes of
+    ``fake``: run without values, where no tensor is written to. Else with those of the arguments, and zeros in place of
+    products of them: RuntimeError where a Python value is taken out of a tensor that depends on them. Tensors that no op has made are constants, attributes of
     the module. Each node has its result, without values, as ``meta["val"]``. The module's code is made when it runs.
     """
     inputs = [_bare(value) for value in arguments] if fake else arguments
@@ -134,7 +145,7 @@ class _Writer(TorchDispatchMode):
             self._argument(kwargs),
             name=self._graph._target_to_str(func.overloadpacket.__name__),
         )
-        results = self._run(func, args, kwargs)
+        results = self._results(func, args, kwargs, constant)
         if isinstance(results, Tensor):
             self._note(results, node, constant)
         elif isinstance(results, tuple | list):
@@ -144,6 +155,11 @@ class _Writer(TorchDispatchMode):
                 if isinstance(result, Tensor):
                     self._note(result, part, constant)
         return results
+
+    def _results(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
+        if self._run is _with_values and func in _PRODUCTS and not constant and _row_major(args, kwargs):
+            return _of_zeros(func, args, kwargs)
+        return self._run(func, args, kwargs)
 
     def _note(self, value: Tensor, node: fx.Node, constant: bool = False) -> None:
         self._made[value] = _Made(node, constant and value.numel() <= CONSTANT_NUMEL_LIMIT)
@@ -213,6 +229,18 @@ def _has_kernel(func: OpOverload) -> bool:
 
 def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
+
+
+def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """Zeros that look like what the op gives on a processor, which multiplies nothing for them."""
+    key = func, _closed(args), _closed(tuple(kwargs.items())), torch.get_default_dtype()
+    return _opened(_result(*key), _REAL)
+
+
+def _row_major(args: Any, kwargs: Any) -> bool:
+    """Whether all tensors lie in the order of their axes, as what is made of them then does on each device; matrices may be
+    transposed."""
+    return all(value.is_contiguous() or value.ndim < 4 for value in _tensors(args, kwargs))
 
 
 def _without_values(func: Any, args: Any, kwargs: Any) -> Any:
