@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from edgefl.submodels.importance.learnable import Liveness, liveness, own_weight
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.forks import side_by_side
 from edgefl.system.sizes import mebibytes, parse_rate, parse_size
 from edgefl.wire.errors import ConfigError, ModelError
 from exporters.bundle.build import Prefix, batch_size
+from exporters.capture.forked import begin
 from exporters.memory.predict import predicted_peak
 from exporters.onnx import capture_for
 
@@ -189,26 +192,41 @@ def plan(
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
     say: Callable[[str], None] = lambda _: None,
+    processes: int = 1,
 ) -> Fit:
     """All submodels of ``spec`` as the device would find them. Some seconds for each graph, which is traced.
 
-    ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for an unknown kind.
+    ``processes``: how many sizes are looked at side by side; all find the same. ModelError if no submodel exists at all, or
+    for a gamma outside (0, 1]; ConfigError for an unknown kind.
     """
     planner = _Planner(spec, device, functions)
     offers: list[Offer] = []
     left_out: list[tuple[Size, ModelError]] = []
     every = sizes(spec, kinds, gammas)
-    for number, size in enumerate(every, 1):
-        say(f"{spec.name}: {number} of {len(every)}: {size.kind}, {size.label}")
-        try:
-            offers.append(planner.offer(size))
-        except ModelError as error:
-            if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
-                raise
-            left_out.append((size, error))
+    tasks = [
+        partial(_offered, planner, size, f"{spec.name}: {number} of {len(every)}: {size.kind}, {size.label}")
+        for number, size in enumerate(every, 1)
+    ]
+    found = side_by_side(tasks, say, processes=processes, begin=begin)
+    for size, offer in zip(every, found, strict=True):
+        if isinstance(offer, ModelError):
+            left_out.append((size, offer))
+        else:
+            offers.append(offer)
     if not offers:
         raise left_out[0][1]
     return Fit(tuple(offers), tuple(left_out))
+
+
+def _offered(planner: _Planner, size: Size, told: str, say: Callable[[str], None]) -> Offer | ModelError:
+    """The offer of a size, or why there is none."""
+    say(told)
+    try:
+        return planner.offer(size)
+    except ModelError as error:
+        if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
+            raise
+        return error
 
 
 @dataclass(frozen=True)

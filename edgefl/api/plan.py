@@ -36,6 +36,7 @@ def plan(
     options: Mapping[str, Any] | None = None,
     output: str | int | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    processes: int = 1,
 ) -> Fit:
     """Every submodel of a model beside a device: memory, bytes and time of a round with it, and which one to take.
 
@@ -49,6 +50,8 @@ def plan(
         kinds: of submodels; by default all.
         gammas: shares of the parameters; by default the paper's.
         progress: is told of each size before it is looked at; a size takes some seconds.
+        processes: how many sizes are looked at side by side, forked from this process. Where it has computed gradients
+            before, torch cannot compute them in a fork, and there is one.
 
     Raises:
         ModelError: if the model has no submodel at all. That none fits is told by ``recommended()`` of the result.
@@ -85,7 +88,7 @@ def plan(
         )
         return tier.program, tier.prefix
 
-    return fitting(spec, device, functions, kinds=kinds, gammas=gammas, say=progress)
+    return fitting(spec, device, functions, kinds=kinds, gammas=gammas, say=progress, processes=processes)
 
 
 def suited(submodel: Submodel) -> ProgramChoice:

@@ -126,22 +126,18 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
 
     A tensor with several uses stays one. Buffers outside the state (constants such as position ids) keep their values.
     """
-    bare = copy.deepcopy(module)
-    made: dict[nn.Parameter, nn.Parameter] = {}
-
-    def empty(parameter: nn.Parameter) -> nn.Parameter:
-        if parameter not in made:
-            made[parameter] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        return made[parameter]
-
+    # What a deep copy finds in its memo it takes from there: no value is copied on the way.
+    memo: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        for part in module.modules()
+        for parameter in (*part._parameters.values(), *part._buffers.values())
+        if isinstance(parameter, nn.Parameter)
+    }
+    bare = copy.deepcopy(module, memo)
     for part in bare.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                part._parameters[name] = empty(parameter)
         for name, buffer in part._buffers.items():
-            if isinstance(buffer, nn.Parameter):
-                part._buffers[name] = empty(buffer)
-            elif buffer is not None and name not in part._non_persistent_buffers_set:
+            state = name not in part._non_persistent_buffers_set
+            if buffer is not None and state and not isinstance(buffer, nn.Parameter):
                 part._buffers[name] = buffer.to("meta")
     return bare.train(training)
 

@@ -54,8 +54,9 @@ def graph_of(
     """The graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
 
     ``fake``: run without values, where no tensor is written to. Else with those of the arguments, and zeros in place of
-    products of them: RuntimeError where a Python value is taken out of a tensor that depends on them. Tensors that no op has made are constants, attributes of
-    the module. Each node has its result, without values, as ``meta["val"]``. The module's code is made when it runs.
+    products of them: RuntimeError where a Python value is taken out of a tensor that depends on them. Tensors that no op has
+    made are constants, attributes of the module. Each node has its result, without values, as ``meta["val"]``. The module's
+    code is made when it runs.
     """
     inputs = [_bare(value) for value in arguments] if fake else arguments
     writer = _Writer(table, _without_values if fake else _with_values)

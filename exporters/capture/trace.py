@@ -50,7 +50,7 @@ _SAME_VALUE = frozenset(
         _aten.lift_fresh_copy.default,
     }
 )
-
+_FLOAT = 0.5
 
 _Flat = Callable[..., tuple[Tensor, ...]]
 
@@ -118,11 +118,11 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
 
 
 def joint_graph(function: Function) -> Joint:
-    """The first pass, on the function's example.
+    """The first pass. No values decide what it is, so the inputs are all alike.
 
     ExportError as :func:`capture`.
     """
-    example = function.example(0)
+    example = {name: _anything(spec) for name, spec in function.inputs.items()}
     outputs: dict[str, TensorSpec] = {}
 
     def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -134,6 +134,11 @@ def joint_graph(function: Function) -> Joint:
     with patched(), plain_attention():
         module = _trace(function, flat, tuple(example.values()), first_table(), fake=False)
     return Joint(module, outputs)
+
+
+def _anything(spec: TensorSpec) -> Tensor:
+    """Whole numbers that are positions of anything, and others that may stand below a line or under a root."""
+    return torch.full(spec.shape, _FLOAT if spec.dtype.is_floating_point else 0, dtype=spec.dtype)
 
 
 def exported_program(captured: Captured) -> ExportedProgram:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edgefl.system.forks import processes_for
+from edgefl.system.sizes import GIB
 from edgefl.wire.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
     from exporters.fit import Device, Fit
+
+_PROCESS_BYTES, _PROCESS_SHARE = GIB, 24
+"""What a process takes that looks at sizes: torch with its graphs, and some copies of the weights and of a step's values."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +115,13 @@ def planned(
         kinds=wishes.kinds,
         gammas=gammas(map(str, wishes.gamma)),
         progress=say,
+        processes=processes_for(_process_bytes(spec)),
     )
+
+
+def _process_bytes(spec: ModelSpec) -> int:
+    weights = sum(tensor.nbytes for tensor in spec.weights.values())
+    return _PROCESS_BYTES + _PROCESS_SHARE * weights
 
 
 def suited(federation: Federation, submodel: Submodel) -> Federation:

@@ -1,0 +1,179 @@
+"""Independent pieces of work side by side, in forked processes: these have all that was imported and built before.
+
+::
+
+    tasks = [partial(offer, size) for size in sizes]            # each is called with a function that is told its progress
+    for result in side_by_side(tasks, print, processes=processes_for(GIB)):
+        ...                                                     # in the order of the tasks
+
+Results, and so what is made of them, do not depend on how many processes there are.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+Tell = Callable[[str], None]
+Task = Callable[[Tell], Result]
+
+_SYSTEM_BYTES = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+_NONE = -1
+
+
+def processes_for(nbytes: int) -> int:
+    """How many processes that take ``nbytes`` each have a core and free memory here; 1 where processes cannot be forked
+    safely, which is anywhere but on Linux."""
+    if sys.platform != "linux":
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)), _free_bytes() // nbytes))
+
+
+def side_by_side(
+    tasks: Sequence[Task[Result]], tell: Tell, *, processes: int, begin: Callable[[], None] = lambda: None
+) -> Iterator[Result]:
+    """What each task returns, in their order; what one raises is raised in its place, and ends the others.
+
+    With one process, or one task, they run here. ``begin`` is called first in each process of its own, which ends if
+    that raises. A task whose process ends, or whose result cannot be sent, runs here. ``tell`` hears what the tasks tell, as
+    they come.
+    """
+    count = min(processes, len(tasks))
+    if count <= 1:
+        yield from (task(tell) for task in tasks)
+        return
+    workers = [_forked(tasks, begin) for _ in range(count)]
+    try:
+        yield from _collected(tasks, workers, tell)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.line.close()
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process, the line to it, and the number of the task that it has."""
+
+    process: BaseProcess
+    line: Connection
+    task: int = _NONE
+
+
+@dataclass(frozen=True)
+class _Told:
+    text: str
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
+class _NotSent:
+    """In place of a result that cannot be pickled."""
+
+
+def _forked(tasks: Sequence[Task[Result]], begin: Callable[[], None]) -> _Worker:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(tasks, there, begin), daemon=True)
+    with warnings.catch_warnings():
+        # That another thread may hold a lock: those of Python's own are made anew, and of ours none lives in a task.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    there.close()
+    return _Worker(process, here)
+
+
+def _work(tasks: Sequence[Task[Result]], line: Connection, begin: Callable[[], None]) -> None:
+    """In the other process: tasks by their numbers, until the line ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the tasks stops them
+    try:
+        begin()
+    except Exception:  # the tasks then run where they were asked for
+        return
+    with suppress(EOFError, OSError):
+        while True:
+            line.send_bytes(_sendable(_done(tasks[line.recv()], lambda text: line.send(_Told(text)))))
+
+
+def _done(task: Task[Result], tell: Tell) -> Any:
+    try:
+        return task(tell)
+    except Exception as error:  # raised again by who asked
+        return _Raised(error)
+
+
+def _sendable(result: Any) -> bytes:
+    try:
+        sent = pickle.dumps(result)
+        pickle.loads(sent)  # an error whose class takes other arguments than it keeps fails only here
+    except Exception:  # any class may refuse
+        return pickle.dumps(_NotSent())
+    return sent
+
+
+def _collected(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], tell: Tell) -> Iterator[Result]:
+    waiting = iter(range(len(tasks)))
+    arrived: dict[int, Any] = {}
+    for worker in workers:
+        _give(worker, waiting)
+    for number in range(len(tasks)):
+        while number not in arrived and (busy := [worker for worker in workers if worker.task >= 0]):
+            ready = wait([worker.line for worker in busy])
+            for worker in (each for each in busy if each.line in ready):
+                _hear(worker, arrived, waiting, tell)
+        result = arrived.pop(number, _NotSent())  # where all processes have ended, nobody has it
+        if isinstance(result, _Raised):
+            raise result.error
+        yield tasks[number](tell) if isinstance(result, _NotSent) else result
+
+
+def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], tell: Tell) -> None:
+    """One message: something to tell, a result, or that the process has ended."""
+    try:
+        message = worker.line.recv()
+    except (EOFError, OSError):
+        arrived[worker.task] = _NotSent()
+        worker.task = _NONE
+        return
+    if isinstance(message, _Told):
+        tell(message.text)
+        return
+    arrived[worker.task] = message
+    _give(worker, waiting)
+
+
+def _give(worker: _Worker, waiting: Iterator[int]) -> None:
+    """The next task, if there is one."""
+    worker.task = next(waiting, _NONE)
+    if worker.task >= 0:
+        with suppress(OSError):  # it died meanwhile: its line says so when it is read
+            worker.line.send(worker.task)
+
+
+def _free_bytes() -> int:
+    """What the machine has free, or this process's group where that is less; 0 if nobody says."""
+    free = 0
+    with suppress(OSError, ValueError):
+        lines = dict(line.split(":", 1) for line in _SYSTEM_BYTES.read_text().splitlines())
+        free = int(lines.get("MemAvailable", "0 kB").split()[0]) << 10
+    with suppress(OSError, ValueError):  # no limit is the word max
+        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return free
