@@ -2,13 +2,13 @@
 
 A graph with variants is tried where it is first needed, on the batch and the state that are at hand: each form runs the
 same step, one that fails or gives something else than the graph's own form is dropped, and the others are timed. What
-was found is kept for this graph, engine, number of threads and processor, so that no other round tries again.
+was found is kept for these forms, engine, number of threads and processor, so that no other round tries again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,13 +21,21 @@ from device_runtime.memory import trim_memory
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import strays, unfolded
-from edgefl.wire.errors import EdgeflError
+from edgefl.wire.errors import BundleError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array, Arrays
 
 STEPS = 4
 """Timed steps of each form, behind the one whose outputs are compared; the quickest counts."""
 WORTH = 0.97
 """A variant is taken where it needs at most this share of the time of the graph's own form."""
+MORE = 1.1
+"""What a variant may need of memory, as a multiple of what the graph's own form is planned to need."""
+COPIES = 5
+"""Of the state, that a trial holds beside a running step: before, after, of the own form, and what compares them."""
+KILLED = "it ended the process that tried it"
+_LETTERS = 200
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +61,13 @@ class Blobs(Protocol):
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a device has to try forms with. ``memory_bytes``: of the process over its idle self; 0: what is known already is
-    used, and nothing is tried."""
+    """What a device has to try forms with. ``memory_bytes``: of the process over its idle self. ``limit_bytes``: of an
+    artifact."""
 
     choices: Choices
     threads: int = 1
     memory_bytes: int = 0
+    limit_bytes: int = Limits().max_blob_bytes
 
     def key(self, engine: Engine, graph: Graph) -> str:
         # Of the forms themselves: the graph travels compressed or not.
@@ -70,13 +79,20 @@ class Tuning:
         data = self.choices.choice(self.key(engine, graph))
         try:
             return None if data is None else msgspec.msgpack.decode(data, type=Choice)
-        except msgspec.MsgspecError:
+        except MALFORMED:
             return None
 
+    def keep(self, engine: Engine, graph: Graph, choice: Choice) -> None:
+        self.choices.keep_choice(self.key(engine, graph), msgspec.msgpack.encode(choice))
+
+    def has_room(self, graph: Graph) -> bool:
+        """Whether memory is known to have room for a variant of the graph."""
+        return graph.planned_bytes > 0 and MORE * graph.planned_bytes <= self.memory_bytes
+
     def allows(self, graph: Graph) -> bool:
-        """Whether memory is known to have room for the graph, and for its state twice more."""
+        """Whether memory is known to have room for a trial."""
         state = sum(port.nbytes for port in graph.inputs_of("state"))
-        return graph.planned_bytes > 0 and graph.planned_bytes + 2 * state <= self.memory_bytes
+        return self.has_room(graph) and MORE * graph.planned_bytes + COPIES * state <= self.memory_bytes
 
 
 @dataclass
@@ -94,48 +110,98 @@ class Forms:
         """The bytes to load: of the form that was chosen, else the graph's own."""
         base = self.blobs.get(graph.blob)
         known = self.tuning.known(self.engine, graph) if self.tuning and graph.variants else None
-        if known is None:
+        if known is None or self.tuning is None:
             return base
-        self.used[graph.name] = known.variant
+        self.used[graph.name] = ""
         self.dropped |= {f"{graph.name}/{name}": why for name, why in known.dropped.items()}
-        chosen = [variant for variant in graph.variants if variant.name == known.variant]
-        return unfolded(chosen[0], self.blobs.get(chosen[0].blob), base=base) if chosen else base
+        chosen = next((variant for variant in graph.variants if variant.name == known.variant), None)
+        if chosen is None or not self.tuning.has_room(graph):
+            return base
+        frame = self.blobs.get(chosen.blob)
+        try:
+            model = unfolded(chosen, frame, base=base, limit=self.tuning.limit_bytes)
+        except BundleError as error:
+            self.dropped[f"{graph.name}/{chosen.name}"] = _short(error)
+            return base
+        self.used[graph.name] = chosen.name
+        return model
 
     def try_on(self, graph: Graph, feeds: Mapping[str, Array], state: State) -> None:
         """Choose, if there is something to choose from, nothing is known and memory allows it. ``state`` stays as it is."""
-        if not graph.variants or self.tuning is None or not self.tuning.allows(graph):
+        tuning = self.tuning
+        if not graph.variants or tuning is None or not tuning.allows(graph):
             return
-        if self.tuning.known(self.engine, graph) is None:
-            found = fastest(self.engine, graph, self.blobs, feeds, state)
-            self.tuning.choices.keep_choice(
-                self.tuning.key(self.engine, graph), msgspec.msgpack.encode(found)
-            )
+        if tuning.known(self.engine, graph) is None:
+            trial(self.engine, graph, self.blobs, feeds, state, tuning)
             trim_memory()
 
 
-def fastest(engine: Engine, graph: Graph, blobs: Blobs, feeds: Mapping[str, Array], state: State) -> Choice:
-    """Run every form of ``graph`` from the same state; raises what its own form raises."""
+def trial(
+    engine: Engine, graph: Graph, blobs: Blobs, feeds: Mapping[str, Array], state: State, tuning: Tuning
+) -> Choice | None:
+    """:func:`fastest`, kept. None, and nothing is kept, where this step tells forms apart by nothing."""
+
+    def begins() -> None:
+        # A form that ends the process is not tried again by the next one.
+        tuning.keep(engine, graph, Choice(dropped={each.name: KILLED for each in graph.variants}))
+
+    found = fastest(engine, graph, blobs, feeds, state, limit=tuning.limit_bytes, begins=begins)
+    if found is not None:
+        tuning.keep(engine, graph, found)
+    return found
+
+
+def fastest(
+    engine: Engine,
+    graph: Graph,
+    blobs: Blobs,
+    feeds: Mapping[str, Array],
+    state: State,
+    *,
+    limit: int,
+    begins: Callable[[], None] = lambda: None,
+) -> Choice | None:
+    """Run every form of ``graph`` from the same state. ``begins`` is called before the first variant runs.
+
+    None where the graph's own form leaves the state as it is, or not finite: such a step says nothing about another form.
+    Raises what its own form raises, and what fetching does.
+    """
     read = {port.name: state[port.name] for port in graph.inputs_of("state")}
     before = {name: np.array(array) for name, array in engine.read_state(read).items()}
     base = blobs.get(graph.blob)
+    frames = [(variant, blobs.get(variant.blob)) for variant in graph.variants]
     expected, own_ms = _run(engine, graph, base, feeds, before)
+    if not _tells(expected, before):
+        return None
+    begins()
     ms, dropped = {"": own_ms}, {}
-    for variant in graph.variants:
+    for variant, frame in frames:
         try:
-            model = unfolded(variant, blobs.get(variant.blob), base=base)
-            found, taken = _run(engine, graph, model, feeds, before)
-        except EdgeflError as error:
-            dropped[variant.name] = str(error)
-            continue
+            found, taken = _run(
+                engine, graph, unfolded(variant, frame, base=base, limit=limit), feeds, before
+            )
+            why = strays(found, expected, before)
+        except MemoryError:
+            raise
         except Exception as error:  # an engine's own, where one of its kernels fails
-            dropped[variant.name] = f"{type(error).__name__}: {error}"
-            continue
-        if why := strays(found, expected, before):
+            why = _short(error)
+        if why:
             dropped[variant.name] = why
         else:
             ms[variant.name] = taken
     best = min(ms, key=ms.__getitem__)
     return Choice(variant=best if ms[best] <= WORTH * own_ms else "", ms=ms, dropped=dropped)
+
+
+def _tells(expected: Arrays, before: Arrays) -> bool:
+    """Whether a step moved a matrix of the state, and all of it is finite."""
+    matrices = [name for name in before if name in expected and expected[name].ndim >= 2]
+    finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
+    return finite and any(not np.array_equal(expected[name], before[name]) for name in matrices)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LETTERS] or type(error).__name__
 
 
 def _run(

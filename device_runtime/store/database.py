@@ -320,7 +320,8 @@ class Store:
     def choice(self, key: str) -> bytes | None:
         """What a trial found for ``key``, if there was one."""
         with self._reading() as db:
-            return choice_rows.find(db, key)
+            data = choice_rows.find(db, key)
+        return None if data is None else _as_bytes(data)
 
     def keep_choice(self, key: str, data: bytes) -> None:
         """Keep what a trial found, in place of what an earlier one did."""

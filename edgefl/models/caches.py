@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 _OWN = frozenset(nn.Module().__dict__)
 # More in one list or dictionary are data, such as the words of a vocabulary.
 _ENTRIES = 4096
+_DEPTH = 4
 
 
 @contextmanager
@@ -35,16 +36,14 @@ class _Kept:
         self._attributes = _attributes(part)
         self._buffers = dict(part._buffers)
         self._unsaved = set(part._non_persistent_buffers_set)
-        self._inside = [
-            (each, each.copy()) for each in self._attributes.values() if type(each) in (dict, list)
-        ]
+        self._inside = [(each, each.copy()) for each in _changeable(self._attributes)]
+        # The tensors themselves: the number of one that is gone may be another's.
+        self._known = {id(each): each for each in _tensors([self._attributes, self._buffers])}
 
     def has_more(self) -> bool:
         """Whether there is a tensor that was not there before."""
-        known = {
-            id(each) for each in _tensors([self._attributes, self._buffers, [old for _, old in self._inside]])
-        }
-        return any(id(each) not in known for each in _tensors([_attributes(self._part), self._part._buffers]))
+        now = _tensors([_attributes(self._part), self._part._buffers])
+        return any(id(each) not in self._known for each in now)
 
     def put_back(self) -> None:
         for name in _attributes(self._part).keys() - self._attributes.keys():
@@ -63,16 +62,25 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in part.__dict__.items() if name not in _OWN}
 
 
-def _tensors(value: object, depth: int = 4) -> Iterator[Tensor]:
+def _tensors(value: object, depth: int = _DEPTH) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif depth and _is_container(value):
-        for each in value.values() if isinstance(value, dict) else value:
+        for each in _items(value):
             yield from _tensors(each, depth - 1)
 
 
-def _is_changeable(value: object) -> bool:
-    return _is_container(value) and not isinstance(value, tuple)
+def _changeable(value: object, depth: int = _DEPTH) -> Iterator[dict[Any, Any] | list[Any]]:
+    """The lists and dictionaries in ``value``, however deep a tensor is looked for."""
+    if depth and _is_container(value):
+        for each in _items(value):
+            if _is_container(each) and not isinstance(each, tuple):
+                yield each
+            yield from _changeable(each, depth - 1)
+
+
+def _items(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+    return list(value.values() if isinstance(value, dict) else value)
 
 
 def _is_container(value: object) -> TypeGuard[dict[Any, Any] | list[Any] | tuple[Any, ...]]:

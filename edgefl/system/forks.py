@@ -55,8 +55,10 @@ def side_by_side(
     if count <= 1:
         yield from (task(tell) for task in tasks)
         return
-    workers = [_forked(tasks, begin) for _ in range(count)]
+    workers: list[_Worker] = []
     try:
+        for _ in range(count):
+            workers.append(_forked(tasks, begin, [worker.line for worker in workers]))
         yield from _collected(tasks, workers, tell)
     finally:
         for worker in workers:
@@ -88,10 +90,12 @@ class _NotSent:
     """In place of a result that cannot be pickled."""
 
 
-def _forked(tasks: Sequence[Task[Result]], begin: Callable[[], None]) -> _Worker:
+def _forked(
+    tasks: Sequence[Task[Result]], begin: Callable[[], None], others: Sequence[Connection]
+) -> _Worker:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(tasks, there, begin), daemon=True)
+    process = context.Process(target=_work, args=(tasks, there, begin, [here, *others]), daemon=True)
     with warnings.catch_warnings():
         # That another thread may hold a lock: those of Python's own are made anew, and of ours none lives in a task.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -100,8 +104,15 @@ def _forked(tasks: Sequence[Task[Result]], begin: Callable[[], None]) -> _Worker
     return _Worker(process, here)
 
 
-def _work(tasks: Sequence[Task[Result]], line: Connection, begin: Callable[[], None]) -> None:
-    """In the other process: tasks by their numbers, until the line ends."""
+def _work(
+    tasks: Sequence[Task[Result]],
+    line: Connection,
+    begin: Callable[[], None],
+    inherited: Sequence[Connection],
+) -> None:
+    """In the other process: tasks by their numbers, until the line ends, which it does with whoever asked."""
+    for each in inherited:  # the other ends, which would keep the lines open
+        each.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the tasks stops them
     try:
         begin()

@@ -18,6 +18,7 @@ from edgefl.wire.update.size import float32_bytes
 from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
+from server.device_news import printable
 from server.events import DeviceSeen, Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete, Missing
 from server.storage.journal import Journal
@@ -271,4 +272,4 @@ def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
 
 def _few(told: Mapping[str, str]) -> dict[str, str]:
     """Short words of a device, and not many."""
-    return {name[:64]: told[name][:200] for name in sorted(told)[:_MOST_METRICS]}
+    return {printable(name[:64]): printable(told[name][:200]) for name in sorted(told)[:_MOST_METRICS]}

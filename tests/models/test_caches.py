@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.caches import forgotten
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
@@ -52,6 +57,26 @@ class Biased(nn.Module):
         if not hasattr(self, "positions") or len(self.positions) != x.shape[1]:
             self.positions = torch.arange(x.shape[1]) * 0.5
         return torch.tanh(self.fc(x) + self._bias() + self.positions)
+
+
+@pytest.mark.parametrize("held", [{}, {"by": {}}, [], [[]]], ids=str)
+def test_what_is_put_into_a_container_that_was_there_is_taken_out(held: Any) -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache = held
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = next(
+                iter(self.cache.values() if isinstance(self.cache, dict) else self.cache), self.cache
+            )
+            inner.append(x) if isinstance(inner, list) else inner.setdefault("b", x)
+            return x
+
+    module, before = Holds(), copy.deepcopy(held)
+    with forgotten(module):
+        module(torch.ones(2))
+    assert module.cache == before
 
 
 def test_a_key_goes_with_the_tensor_that_it_stands_for() -> None:

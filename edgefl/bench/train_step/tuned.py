@@ -20,6 +20,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded
 from edgefl.wire.errors import EdgeflError
+from edgefl.wire.limits import Limits
 
 
 def take_fastest(
@@ -60,8 +61,8 @@ def main(folder: Path, threads: int) -> None:
         state = engine.write_state({name: file[name] for name in file.files})
     feeds = dict(np.load(min(folder.glob("batch*.npz"))))
     feeds |= {port.name: random.random(port.shape, np.float32) for port in graph.inputs_of("noise")}
-    found = fastest(engine, graph, _Files(folder, graph), feeds, state)
-    sys.stdout.write(msgspec.json.encode(found).decode())
+    found = fastest(engine, graph, _Files(folder, graph), feeds, state, limit=Limits().max_blob_bytes)
+    sys.stdout.write(msgspec.json.encode(found or Choice()).decode())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.blobs import BlobRef
+from edgefl.wire.blobs import SHA256, BlobRef
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
 from edgefl.wire.errors import BundleError
@@ -34,6 +34,9 @@ SAMPLE = "sample"
 PARTS = ("x", "y", "mask", SAMPLE)
 """What every batch may have: what flows through the units, labels, which rows count, and the samples once more. Other parts
 are inputs beside x."""
+
+MOST_VARIANTS = 8
+"""Of one graph."""
 
 Draws = Literal["walk", "draw", "length"]
 """How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
@@ -292,6 +295,13 @@ def _consistent(port: Port) -> bool:
     return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
 
 
+def _is_sound(variant: Variant) -> bool:
+    named = bool(variant.name) and variant.name.isprintable()
+    return (
+        named and variant.raw > 0 and not variant.blob.codec and SHA256.fullmatch(variant.sha256) is not None
+    )
+
+
 def _check_graph(graph: Graph) -> None:
     for ports in (graph.inputs, graph.outputs):
         names = [port.name for port in ports]
@@ -319,10 +329,15 @@ def _check_graph(graph: Graph) -> None:
             port=wrong[0],
         )
     names = [variant.name for variant in graph.variants]
-    if len({*names}) < len(names) or not all(name and name.isprintable() for name in names):
+    if wrong := [each.name for each in graph.variants if not _is_sound(each)]:
         raise BundleError(
-            f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: each has a name of its own "
-            "that can be shown; export the bundle again",
+            f"variant {wrong[0]!r} of graph {graph.name!r} is inconsistent; export the bundle again",
+            graph=graph.name,
+        )
+    if len(names) > MOST_VARIANTS or len({*names}) < len(names):
+        raise BundleError(
+            f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: each has a name of its own, "
+            f"and there are no more than {MOST_VARIANTS}; export the bundle again",
             graph=graph.name,
         )
     if graph.planned_bytes < 0:

@@ -22,11 +22,10 @@ from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
 
-AGREES = 1e-3
-"""Of an output that is no state, relative to its norm: sums in another order are closer."""
-CHANGES_ALIKE = 5e-2
-"""How far apart two forms may change a matrix of the state, relative to the change. In deep networks with batch norm
-rounding makes up to a hundredth of a gradient; another formula, or a kernel that reads another layout, all of it."""
+ALIKE = 5e-2
+"""How far apart two forms may be, relative to the change of a matrix of the state or to another output. In deep networks
+with batch norm rounding makes up to a hundredth of a gradient; another formula, or a kernel that reads another layout,
+all of it."""
 
 
 def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:
@@ -52,17 +51,21 @@ def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Ma
     The state counts by its change: matrices one by one, vectors together, as those alone say little. The gradient of a
     bias before a norm is zero in exact arithmetic, and rounding in both.
     """
-    if found.keys() != expected.keys():
+    if {name: array.shape for name, array in found.items()} != {
+        name: array.shape for name, array in expected.items()
+    }:
         return "it has other outputs"
     state = [name for name in expected if name.startswith("state.")]
     for names in _judged(state, expected):
         apart = _norm([_minus(found[name], expected[name]) for name in names])
         moved = _norm([_minus(expected[name], before.get(name, 0.0)) for name in names])
-        if not apart <= CHANGES_ALIKE * moved:
+        if not apart <= ALIKE * moved:
             return f"it changes {names[0]} by {moved:.2g} and {apart:.2g} beside that"
-    for name in expected.keys() - {*state}:
+    for name in sorted(expected.keys() - {*state}):
         apart, whole = _norm([_minus(found[name], expected[name])]), _norm([_minus(expected[name], 0.0)])
-        if not apart <= AGREES * max(whole, AGREES):
+        # A sample on the edge of two classes counts for one or the other.
+        one = float(np.array_equal(expected[name], np.rint(expected[name])))
+        if not apart <= ALIKE * whole + one:
             return f"{name} differs by {apart:.2g} from {whole:.2g}"
     return ""
 

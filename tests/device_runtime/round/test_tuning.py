@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -12,8 +11,10 @@ from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.round.tuning import Choice, Forms, Tuning, fastest
+from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, fastest
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.tensors import Arrays
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device, World, assert_same
@@ -57,30 +58,45 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
     engine = OnnxEngine()
     held = engine.write_state(state)
 
-    found = fastest(engine, train(device), device.world, feeds, held)
+    found = fastest(engine, train(device), device.world, feeds, held, limit=ROOM)
 
+    assert found is not None
     assert {*found.ms} == {"", "same"} and found.variant in found.ms
     assert {*found.dropped} == {"wrong", "unknown", "damaged"}
     assert "it changes state." in found.dropped["wrong"]
     for name, array in engine.read_state(held).items():
         np.testing.assert_array_equal(array, state[name])
+    still = feeds | {name: np.zeros_like(feeds[name]) for name in ("batch.0.x", "noise.g")}
+    nothing = {name: np.zeros_like(array) for name, array in state.items()}
+    for numbers, left in ((still, nothing), (feeds | {"hyper.lr": np.float32(np.nan)}, state)):
+        assert (
+            fastest(engine, train(device), device.world, numbers, engine.write_state(left), limit=ROOM)
+            is None
+        )
 
 
-def test_a_round_tries_once_and_ends_with_the_same_update(device: Device) -> None:
+def _never(*_: object, **__: object) -> Choice:
+    raise AssertionError("tried again")
+
+
+def test_a_round_tries_once_and_ends_with_the_same_update(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, _ = run(device, None)
     tuning = Tuning(device.store, memory_bytes=ROOM)
 
     tried, found = run(device, tuning)
+    monkeypatch.setattr("device_runtime.round.tuning.fastest", _never)
+    again, _ = run(device, tuning)
     known = tuning.known(device.engine, train(device))
     assert known is not None and {*found.dropped} == {"train/wrong", "train/unknown", "train/damaged"}
-    tuning.choices.keep_choice(
-        tuning.key(device.engine, train(device)), msgspec.msgpack.encode(Choice(variant="same"))
-    )
+    tuning.keep(device.engine, train(device), Choice(variant="same"))
     chosen, taken = run(device, tuning)
 
     assert taken.used == {"train": "same"} and not taken.dropped
     assert taken.artifact(train(device)) == forms()["same"]
     assert_same(tried, plain)
+    assert_same(again, plain)
     assert_same(chosen, plain)
 
 
@@ -93,18 +109,63 @@ def test_nothing_is_tried_where_memory_has_no_room_for_it(device: Device, memory
     assert tuning.known(device.engine, train(device)) is None and not forms.used
 
 
-def test_what_another_release_or_processor_found_counts_for_nothing(device: Device) -> None:
+@pytest.mark.parametrize("garbage", [b"\xc1", b"\x81\xa7variant\xa1\xff", b"\x81\xa7variant\x01", b""])
+def test_what_another_release_or_processor_found_counts_for_nothing(
+    device: Device, garbage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tuning, engine = Tuning(device.store, memory_bytes=ROOM), OnnxEngine()
-    device.store.keep_choice(tuning.key(engine, train(device)), b"\xc1")
+    key = tuning.key(engine, train(device))
+    device.store.keep_choice(key, garbage)
 
     assert tuning.known(engine, train(device)) is None
-    assert len({Tuning(device.store, threads).key(engine, train(device)) for threads in (1, 2)}) == 2
+    keys = {key, Tuning(device.store, 2).key(engine, train(device))}
+    engine.version = "0.0"
+    keys.add(tuning.key(engine, train(device)))
+    monkeypatch.setattr("device_runtime.round.tuning.processor", lambda: "another")
+    assert len({*keys, tuning.key(engine, train(device))}) == 4
 
 
-def test_a_variant_that_is_no_more_in_the_bundle_is_its_own_form(device: Device) -> None:
-    tuning = Tuning(device.store)
-    device.store.keep_choice(
-        tuning.key(device.engine, train(device)), msgspec.msgpack.encode(Choice(variant="gone"))
-    )
+def test_a_form_that_ended_the_process_is_not_tried_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = Tuning(device.store, memory_bytes=ROOM)
 
-    assert Forms(device.engine, device.world, tuning).artifact(train(device)) == tiny.train()[1]
+    def killed(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("device_runtime.round.tuning.strays", killed)
+        run(device, tuning)
+
+    _, forms = run(device, tuning)
+    assert {*forms.dropped.values()} == {KILLED} and forms.used == {"train": ""}
+
+
+@pytest.mark.parametrize("trouble", [RoundAborted("over"), BundleError("no bytes"), StoreError("full")])
+def test_what_keeps_a_variant_from_coming_is_no_reason_to_drop_it(device: Device, trouble: Exception) -> None:
+    tuning = Tuning(device.store, memory_bytes=ROOM)
+    own = device.world.get
+
+    def get(ref: BlobRef) -> bytes:
+        if ref in [variant.blob for variant in train(device).variants]:
+            raise trouble
+        return own(ref)
+
+    device.world.get = get  # type: ignore[method-assign]
+    with pytest.raises(type(trouble)):
+        run(device, tuning)
+    assert tuning.known(device.engine, train(device)) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "memory", "limit"), [("gone", ROOM, ROOM), ("same", 1, ROOM), ("same", ROOM, 10)]
+)
+def test_a_variant_that_cannot_be_taken_is_the_graph_s_own_form(
+    device: Device, chosen: str, memory: int, limit: int
+) -> None:
+    tuning = Tuning(device.store, memory_bytes=memory, limit_bytes=limit)
+    tuning.keep(device.engine, train(device), Choice(variant=chosen))
+    forms = Forms(device.engine, device.world, tuning)
+
+    assert forms.artifact(train(device)) == tiny.train()[1] and forms.used == {"train": ""}
+    assert bool(forms.dropped) == (limit == 10)

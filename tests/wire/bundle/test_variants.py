@@ -52,9 +52,10 @@ def test_another_one_than_the_manifest_names_is_refused(
         unfolded(msgspec.structs.replace(variant, **change), frame or made, base=base)
 
 
-W, BIAS, LOSS = "state.weights.w", "state.weights.b", "metric.loss"
+W, BIAS, LOSS, RIGHT = "state.weights.w", "state.weights.b", "metric.loss", "metric.correct"
 BEFORE = {W: np.array([[1.0, 2.0]]), BIAS: np.array([0.0]), "state.steps": np.array(0)}
 AFTER = {W: np.array([[1.5, 2.0]]), BIAS: np.array([1e-9]), "state.steps": np.array(1), LOSS: np.array(0.7)}
+AFTER |= {RIGHT: np.array(4.0)}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,11 @@ AFTER = {W: np.array([[1.5, 2.0]]), BIAS: np.array([1e-9]), "state.steps": np.ar
         ({W: np.array([[1.4, 2.0]])}, "it changes state.weights.w by 0.5 and 0.1 beside that"),
         ({W: np.array([[np.nan, 2.0]])}, "it changes state.weights.w"),
         ({BIAS: np.array([0.2])}, "it changes state.weights.b"),
-        ({LOSS: np.array(0.71)}, "metric.loss differs by 0.01"),
+        ({LOSS: np.array(0.71)}, ""),
+        ({LOSS: np.array(0.8)}, "metric.loss differs by 0.1"),
+        ({RIGHT: np.array(3.0)}, ""),
+        ({RIGHT: np.array(1.0)}, "metric.correct differs by 3"),
+        ({LOSS: np.array([0.7])}, "it has other outputs"),
         ({"metric.other": np.array(1.0)}, "it has other outputs"),
     ],
 )
@@ -76,4 +81,5 @@ def test_forms_agree_that_change_the_state_alike(change: dict[str, Any], why: st
 
 
 def test_a_state_that_nothing_moves_is_alike_where_it_stays() -> None:
-    assert strays(BEFORE, BEFORE, BEFORE) == "" and strays(AFTER, BEFORE | {LOSS: AFTER[LOSS]}, BEFORE)
+    assert strays(BEFORE, BEFORE, BEFORE) == ""
+    assert strays(AFTER, BEFORE | {LOSS: AFTER[LOSS], RIGHT: AFTER[RIGHT]}, BEFORE)
