@@ -50,8 +50,8 @@ def plan(
         kinds: of submodels; by default all.
         gammas: shares of the parameters; by default the paper's.
         progress: is told of each size before it is looked at; a size takes some seconds.
-        processes: how many sizes are looked at side by side, forked from this process. Where it has computed gradients
-            before, torch cannot compute them in a fork, and there is one.
+        processes: how many sizes are looked at side by side, forked from this process. Where torch cannot compute there any
+            more, which depends on what this process has done before, they are looked at here.
 
     Raises:
         ModelError: if the model has no submodel at all. That none fits is told by ``recommended()`` of the result.

@@ -32,7 +32,7 @@ def tune(
     Args:
         bundle: one that was compiled, or the path of one.
         threads: of the engine, those that the device will train with.
-        store: folder of a device's store, which then runs what was found; None: nothing is kept.
+        store: folder of a device's store, made where there is none, which then runs what was found; None: nothing is kept.
         progress: told the name of each graph before it is tried.
 
     Returns:
