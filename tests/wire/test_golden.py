@@ -16,8 +16,9 @@ from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
-from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port, Variant
+from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table
+from edgefl.wire.bundle.variants import Variant
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
 from edgefl.wire.mqtt import messages

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.blobs import SHA256, BlobRef
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
+from edgefl.wire.bundle.variants import MOST_VARIANTS, Variant, is_sound
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
@@ -34,9 +35,6 @@ SAMPLE = "sample"
 PARTS = ("x", "y", "mask", SAMPLE)
 """What every batch may have: what flows through the units, labels, which rows count, and the samples once more. Other parts
 are inputs beside x."""
-
-MOST_VARIANTS = 8
-"""Of one graph."""
 
 Draws = Literal["walk", "draw", "length"]
 """How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
@@ -66,19 +64,6 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def nbytes(self) -> int:
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
-
-
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """Another form of a graph with the same ports, which some processors run faster and some engines cannot load.
-
-    ``blob`` unfolds, with the graph's own artifact, to ``raw`` bytes of digest ``sha256``
-    (:func:`edgefl.wire.bundle.variants.unfolded`).
-    """
-
-    name: str
-    blob: BlobRef
-    raw: int
-    sha256: str
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -295,13 +280,6 @@ def _consistent(port: Port) -> bool:
     return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
 
 
-def _is_sound(variant: Variant) -> bool:
-    named = bool(variant.name) and variant.name.isprintable()
-    return (
-        named and variant.raw > 0 and not variant.blob.codec and SHA256.fullmatch(variant.sha256) is not None
-    )
-
-
 def _check_graph(graph: Graph) -> None:
     for ports in (graph.inputs, graph.outputs):
         names = [port.name for port in ports]
@@ -329,7 +307,7 @@ def _check_graph(graph: Graph) -> None:
             port=wrong[0],
         )
     names = [variant.name for variant in graph.variants]
-    if wrong := [each.name for each in graph.variants if not _is_sound(each)]:
+    if wrong := [each.name for each in graph.variants if not is_sound(each)]:
         raise BundleError(
             f"variant {wrong[0]!r} of graph {graph.name!r} is inconsistent; export the bundle again",
             graph=graph.name,

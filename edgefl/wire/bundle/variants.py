@@ -13,10 +13,10 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
-from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.manifest import Variant
+from edgefl.wire.blobs import SHA256, BlobRef, describe
 from edgefl.wire.compression import packed_beside, unpacked_beside
 from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
@@ -26,6 +26,31 @@ ALIKE = 5e-2
 """How far apart two forms may be, relative to the change of a matrix of the state or to another output. In deep networks
 with batch norm rounding makes up to a hundredth of a gradient; another formula, or a kernel that reads another layout,
 all of it."""
+
+
+MOST_VARIANTS = 8
+"""Of one graph."""
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """Another form of a graph with the same ports, which some processors run faster and some engines cannot load.
+
+    ``blob`` unfolds, with the graph's own artifact, to ``raw`` bytes of digest ``sha256``
+    (:func:`unfolded`).
+    """
+
+    name: str
+    blob: BlobRef
+    raw: int
+    sha256: str
+
+
+def is_sound(variant: Variant) -> bool:
+    """Whether a manifest may hold it."""
+    named = bool(variant.name) and variant.name.isprintable()
+    return (
+        named and variant.raw > 0 and not variant.blob.codec and SHA256.fullmatch(variant.sha256) is not None
+    )
 
 
 def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:

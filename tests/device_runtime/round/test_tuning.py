@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +14,8 @@ from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, fastest
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
+from edgefl.wire.bundle.variants import Variant
 from edgefl.wire.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.tensors import Arrays
 from tests.device_runtime import tiny
@@ -169,3 +171,31 @@ def test_a_variant_that_cannot_be_taken_is_the_graph_s_own_form(
 
     assert forms.artifact(train(device)) == tiny.train()[1] and forms.used == {"train": ""}
     assert bool(forms.dropped) == (limit == 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"raw": 0}, "is inconsistent"),
+        ({"sha256": "no digest"}, "is inconsistent"),
+        ({"name": ""}, "is inconsistent"),
+        ({"name": "a\x1b[2J"}, "is inconsistent"),
+        ({"name": "wrong"}, "each has a name of its own"),
+    ],
+)
+def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
+    device: Device, change: dict[str, object], message: str
+) -> None:
+    manifest, graph = device.world.bundle.manifest, train(device)
+
+    def encoded(*variants: Variant) -> bytes:
+        changed = msgspec.structs.replace(graph, variants=variants)
+        graphs = [changed if each.name == graph.name else each for each in manifest.graphs]
+        return encode_manifest(msgspec.structs.replace(manifest, graphs=tuple(graphs)))
+
+    first, *rest = graph.variants
+    assert decode_manifest(encoded(first, *rest)) == manifest
+    with pytest.raises(BundleError, match=message):
+        decode_manifest(encoded(msgspec.structs.replace(first, **change), *rest))
+    with pytest.raises(BundleError, match="no more than 8"):
+        decode_manifest(encoded(*(msgspec.structs.replace(first, name=str(number)) for number in range(9))))
