@@ -24,8 +24,8 @@ from edgefl.wire.tensors import Array
 
 ALIKE = 5e-2
 """How far apart two forms may be, relative to the change of a matrix of the state or to another output. In deep networks
-with batch norm rounding makes up to a hundredth of a gradient; another formula, or a kernel that reads another layout,
-all of it."""
+with batch norm rounding makes a hundredth of a gradient, so this is loose: it finds another formula, or a kernel that reads
+another layout, and no small error."""
 
 
 MOST_VARIANTS = 8
