@@ -63,11 +63,18 @@ class Format(Protocol):
         ...
 
     def verify(
-        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+        self,
+        function: Function,
+        model: bytes,
+        seed: int,
+        in_place: Collection[str] = (),
+        *,
+        quick: bool = False,
     ) -> Verification:
         """Run ``model`` in the runtime of this format beside torch; ExportError if it strays (exporters.verify.graphs).
 
-        The state ``in_place`` is written where it is read, if that runtime can be told to.
+        The state ``in_place`` is written where it is read, if that runtime can be told to. ``quick`` takes torch's word
+        in float32 for what rounding does, as long as that excuses the graph.
         """
         ...
 
@@ -108,9 +115,15 @@ class Onnx:
         return self.write(within(captured, count)), count
 
     def verify(
-        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+        self,
+        function: Function,
+        model: bytes,
+        seed: int,
+        in_place: Collection[str] = (),
+        *,
+        quick: bool = False,
     ) -> Verification:
-        return verify(function, model, seed, in_place)
+        return verify(function, model, seed, in_place, quick=quick)
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
@@ -172,11 +185,17 @@ class ExecuTorch:
         return program_within(captured, budget)
 
     def verify(
-        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+        self,
+        function: Function,
+        model: bytes,
+        seed: int,
+        in_place: Collection[str] = (),
+        *,
+        quick: bool = False,
     ) -> Verification:
         from exporters.executorch.check import programs
 
-        return programs.verify(function, model, seed)
+        return programs.verify(function, model, seed, quick=quick)
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()

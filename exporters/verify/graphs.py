@@ -27,11 +27,26 @@ FACTOR = 2.0
 CEILING = 5e-2
 # But not behind a graph that is itself so close to float64.
 CLOSE = 1e-2
-# Such an example shows little; another one may show all.
-ATTEMPTS = 3
-# Of these, so many may be a little off: a kink that the graph takes and no float32 of torch's does. A wrong formula is wrong
-# on the others too.
-STRAYED = 1
+
+
+@dataclass(frozen=True)
+class Care:
+    """How much is asked before a graph is called right.
+
+    An example on which rounding decides shows little; another one may show all, so up to ``attempts`` are tried. Of these,
+    ``forgiven`` may be a little off: a kink that the graph takes and no float32 of torch's does. A wrong formula is wrong on
+    the others too. Without ``double`` torch's float32 on nudged examples says what rounding does, not its float64, which
+    would take most of the time of compiling a deep model.
+    """
+
+    attempts: int
+    forgiven: int
+    double: bool
+
+
+THOROUGH = Care(attempts=3, forgiven=1, double=True)
+# Nothing is forgiven: what strays is looked at thoroughly.
+QUICK = Care(attempts=2, forgiven=0, double=False)
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 """A runtime with a graph in it: arrays by port name in, outputs in the order of the graph. Extra entries are ignored."""
@@ -60,31 +75,46 @@ class Verification:
         return max(self.errors.values(), default=0.0)
 
 
-def verify(function: Function, model: bytes, seed: int, in_place: Collection[str] = ()) -> Verification:
+def verify(
+    function: Function, model: bytes, seed: int, in_place: Collection[str] = (), *, quick: bool = False
+) -> Verification:
     """Run ``model`` in onnxruntime on ``function.example(seed)`` and compare all outputs with torch.
 
     The state ``in_place`` is written where it is read, as on a device.
 
     An output passes within the tolerance beside torch or beside float64, or if its distance to float64 is at most
-    ``FACTOR`` times that of torch's float32. The last is weak, so up to ``ATTEMPTS`` examples are tried for one that
-    does without, and torch itself must stay within ``CEILING``, or the graph within ``CLOSE``. Where even that fails by
-    no more than ``CEILING``, the other examples all have to pass. Raises ExportError naming the function, the first
-    output that differs, the measured error and what is allowed; its detail ``worst`` is the largest relative error
-    of all outputs. Raises it also where the excuse is needed and torch gives different results for one example.
+    ``FACTOR`` times that of torch's float32. The last is weak, so other examples are tried for one that does without
+    (:class:`Care`), and torch itself must stay within ``CEILING``, or the graph within ``CLOSE``. Where even that fails
+    by no more than ``CEILING``, the other examples all have to pass. ``quick``: see :func:`compare`. Raises ExportError
+    naming the function, the first output that differs, the measured error and what is allowed; its detail ``worst`` is
+    the largest relative error of all outputs. Raises it also where the excuse is needed and torch gives different
+    results for one example.
     """
-    return compare(function, load(function, model, in_place), seed)
+    return compare(function, load(function, model, in_place), seed, quick=quick)
 
 
-def compare(function: Function, run: Run, seed: int) -> Verification:
-    """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere."""
+def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> Verification:
+    """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere.
+
+    ``quick`` asks float64 only where float32 does not excuse the graph; errors are beside torch's float32 then.
+    """
+    if quick:
+        try:
+            return _compared(function, run, seed, QUICK)
+        except ExportError:
+            pass  # float64 decides
+    return _compared(function, run, seed, THOROUGH)
+
+
+def _compared(function: Function, run: Run, seed: int, care: Care) -> Verification:
     reports: list[Verification] = []
     strayed: list[ExportError] = []
-    for attempt in range(seed, seed + ATTEMPTS):
+    for attempt in range(seed, seed + care.attempts):
         try:
-            reports.append(_judged(function, run, attempt))
+            reports.append(_judged(function, run, attempt, double=care.double, proven=bool(reports)))
         except ExportError as error:
             strayed.append(error)
-            if len(strayed) > STRAYED or not 0 <= _relative(error) <= CEILING:
+            if len(strayed) > care.forgiven or not 0 <= _relative(error) <= CEILING:
                 raise strayed[0] from None
             continue
         if not reports[-1].rounding and not strayed:
@@ -97,9 +127,9 @@ def compare(function: Function, run: Run, seed: int) -> Verification:
     return replace(best, set_aside=tuple(each for each in tried if each != best.seed))
 
 
-def _judged(function: Function, run: Run, seed: int) -> Verification:
+def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bool) -> Verification:
     example = function.example(seed)
-    yardstick = Rounding(function, example)
+    yardstick = Rounding(function, example, double=double, proven=proven)
     expected = yardstick.plain
     outputs = run({name: value.numpy() for name, value in example.items()})
     if len(outputs) != len(expected):

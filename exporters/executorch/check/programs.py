@@ -15,9 +15,9 @@ from exporters.verify.graphs import Run, Verification, compare
 from exporters.verify.rounding import Array
 
 
-def verify(function: Function, model: bytes, seed: int) -> Verification:
+def verify(function: Function, model: bytes, seed: int, *, quick: bool = False) -> Verification:
     """:func:`exporters.verify.graphs.verify` with ExecuTorch in place of onnxruntime."""
-    return compare(function, load(function, model), seed)
+    return compare(function, load(function, model), seed, quick=quick)
 
 
 def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:

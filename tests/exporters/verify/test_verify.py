@@ -15,7 +15,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import ExportError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import ATTEMPTS, CEILING, FACTOR, RELATIVE, Run, compare, verify
+from exporters.verify.graphs import CEILING, FACTOR, RELATIVE, THOROUGH, Run, compare, verify
 from exporters.verify.rounding import Array, exactly
 from tests.exporters.examples import pointwise, small_net, step_of
 
@@ -33,22 +33,24 @@ def test_report_holds_the_error_of_each_output() -> None:
     assert list(report.errors) == ["update.w"] and report.worst < 1e-6
 
 
-def test_wrong_result_names_function_output_error_and_tolerance() -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_wrong_result_names_function_output_error_and_tolerance(quick: bool) -> None:
     model = to_onnx(capture(scaled(2.0)))
 
     with pytest.raises(ExportError, match=r"'update\.w' of function 'example' differs from torch") as caught:
-        verify(scaled(3.0), model, 0)
+        verify(scaled(3.0), model, 0, quick=quick)
 
     details = caught.value.details
     assert details["output"] == "update.w"
     assert details["error"] > details["tolerance"] > 0  # type: ignore[operator]
 
 
-def test_slightly_wrong_result_is_caught_on_every_example() -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_slightly_wrong_result_is_caught_on_every_example(quick: bool) -> None:
     model = to_onnx(capture(scaled(2.0)))
 
     with pytest.raises(ExportError, match="differs from torch"):
-        verify(scaled(2.001), model, 0)
+        verify(scaled(2.001), model, 0, quick=quick)
 
 
 def kinked(tensors: Tensors) -> Tensors:
@@ -78,10 +80,43 @@ def test_where_rounding_decides_torchs_own_rounding_is_the_measure() -> None:
     assert list(report.rounding) == ["record.gate"]
     assert 0.015 < report.errors["record.gate"] < 0.025 and report.errors["update.w"] == 0.0
     assert report.rounding["record.gate"] >= report.errors["record.gate"] / FACTOR
-    assert len(report.set_aside) == ATTEMPTS - 1
+    assert len(report.set_aside) == THOROUGH.attempts - 1
 
 
-def test_what_torch_itself_gets_wrong_by_far_excuses_nothing() -> None:
+def test_quick_leaves_float64_out_where_nudged_float32_excuses_a_graph() -> None:
+    asked = []
+
+    def watched(t: Tensors) -> Tensors:
+        asked.append(t["state.w"].dtype)
+        return gated(t, 0.02)
+
+    def other_gate(arrays: Mapping[str, Array]) -> list[Array]:
+        w = arrays["state.w"]
+        torchs = gated({"state.w": torch.from_numpy(w)}, 0.02)["record.gate"].numpy()
+        return [np.float32(2.02) * w - torchs, 2 * w]
+
+    report = compare(pointwise(watched, state__w=(64,)), other_gate, 0, quick=True)
+
+    assert list(report.rounding) == ["record.gate"] and report.rounding["record.gate"] > 0.005
+    assert set(asked) == {torch.float32}
+
+
+def test_quick_asks_float64_before_it_refuses() -> None:
+    asked = []
+
+    def rough(t: Tensors) -> Tensors:
+        """Wrong in float32 by a part in a thousand, whatever nudges its input."""
+        w = t["state.w"]
+        asked.append(w.dtype)
+        return {"update.w": w * (1.001 if w.dtype == torch.float32 else 1.0)}
+
+    report = compare(pointwise(rough, state__w=(64,)), lambda arrays: [arrays["state.w"]], 0, quick=True)
+
+    assert torch.float64 in asked and report.worst < 1e-6 and not report.rounding
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_torch_itself_gets_wrong_by_far_excuses_nothing(quick: bool) -> None:
     function = pointwise(lambda t: gated(t, 1.0), state__w=(64,))
 
     def run(arrays: Mapping[str, Array]) -> list[Array]:
@@ -90,19 +125,20 @@ def test_what_torch_itself_gets_wrong_by_far_excuses_nothing() -> None:
         return [3 * w - exact, 2 * w]
 
     with pytest.raises(ExportError, match=r"'record\.gate'.*up to 0\.05 is excused") as caught:
-        compare(function, run, 0)
+        compare(function, run, 0, quick=quick)
 
     assert caught.value.details["rounding"] > CEILING  # type: ignore[operator]
 
 
-def test_a_function_that_draws_its_own_random_numbers_is_not_excused() -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_function_that_draws_its_own_random_numbers_is_not_excused(quick: bool) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def noisy(t: Tensors) -> Tensors:
         return {"update.w": t["state.w"] + 1e-3 * torch.rand(64, generator=generator)}
 
     with pytest.raises(ExportError, match=r"'example' is not deterministic.*role noise"):
-        compare(pointwise(noisy, state__w=(64,)), lambda arrays: [arrays["state.w"]], 0)
+        compare(pointwise(noisy, state__w=(64,)), lambda arrays: [arrays["state.w"]], 0, quick=quick)
 
 
 def test_torch_runs_once_where_no_excuse_is_needed() -> None:
