@@ -92,9 +92,9 @@ if TYPE_CHECKING:
     from edgefl.api.deploy import deploy
     from edgefl.api.device import Agent, train_round
     from edgefl.api.export import export
-    from edgefl.api.federation import Tier, federation
+    from edgefl.api.federation import Tier, demo_federation, federation, load_federation
     from edgefl.api.plan import plan
-    from edgefl.api.run import Run, Server, demo_federation, load_federation, load_run, prepare, run
+    from edgefl.api.run import Run, Server, load_run, prepare, run
     from edgefl.api.tune import tune
     from edgefl.config import DataTable as Data
     from edgefl.config import Federation
@@ -199,9 +199,9 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.deploy": ("deploy",),
     "edgefl.api.device": ("Agent", "train_round"),
     "edgefl.api.export": ("export",),
-    "edgefl.api.federation": ("Tier", "federation"),
+    "edgefl.api.federation": ("Tier", "demo_federation", "federation", "load_federation"),
     "edgefl.api.plan": ("plan",),
-    "edgefl.api.run": ("Run", "Server", "demo_federation", "load_federation", "load_run", "prepare", "run"),
+    "edgefl.api.run": ("Run", "Server", "load_run", "prepare", "run"),
     "edgefl.api.tune": ("tune",),
     "edgefl.config": ("Federation",),
     "edgefl.contract.tensors": ("TensorSpec",),

@@ -19,7 +19,8 @@ from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport
 from edgefl.analysis.reproduce import catalog
 from edgefl.analysis.reproduce.report import Reproduction, ReproductionReport
-from edgefl.api.run import Run, demo_federation, load_federation, load_run
+from edgefl.api.federation import demo_federation, load_federation
+from edgefl.api.run import Run, load_run
 from edgefl.bench.device_table import report as device_table
 from edgefl.config import Federation
 from edgefl.contract.program import Program

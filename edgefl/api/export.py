@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from edgefl.api.bundle import Bundle
-from edgefl.api.run import load_federation
+from edgefl.api.federation import load_federation
 from edgefl.config import Federation, without_devices
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.model import federation_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.api.choices import LossLike, address_of, codec_choice, loss_choice
-from edgefl.config import DataTable, Federation, parse
+from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.tables import (
     AggregateTable,
     BrokerTable,
@@ -18,6 +18,7 @@ from edgefl.config.tables import (
     Table,
 )
 from edgefl.contract.choice import Choice, CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
+from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute
 from edgefl.optimizers.catalog import NONE
 from edgefl.wire.bundle.formats import FormatName
@@ -191,3 +192,19 @@ class Training:
             CodecChoice(codec.name, codec.options),
             None if optimizer.name == NONE else OptimizerChoice(optimizer.name, optimizer.options),
         )
+
+
+def load_federation(
+    path: str | Path | None = None, settings: Mapping[str, object] | None = None
+) -> Federation:
+    """The federation in the file ``path`` (None: the defaults), with ``settings`` by dotted key over it
+    (``{"program.lr": 0.1}``).
+
+    ConfigError lists every problem.
+    """
+    return load(None if path is None else Path(path), settings)
+
+
+def demo_federation(settings: Mapping[str, Any] | None = None) -> Federation:
+    """What `edgefl run` trains without a file, with ``settings`` by dotted key over it."""
+    return load(None, with_demo_defaults(settings or {}))

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from device_runtime.round.offline import read_weights
+from edgefl.api.federation import load_federation
 from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
 from edgefl.data.dataset import Dataset
-from edgefl.lab.demo import with_demo_defaults
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
 from edgefl.models.user_factory import absolute, refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
@@ -146,22 +145,6 @@ def load_run(folder: str | Path) -> Run:
             f"{path} is not the folder of a run (no {CONFIG_NAME}); name what `out` was", path=str(path)
         )
     return Run(path)
-
-
-def load_federation(
-    path: str | Path | None = None, settings: Mapping[str, object] | None = None
-) -> Federation:
-    """The federation in the file ``path`` (None: the defaults), with ``settings`` by dotted key over it
-    (``{"program.lr": 0.1}``).
-
-    ConfigError lists every problem.
-    """
-    return load(None if path is None else Path(path), settings)
-
-
-def demo_federation(settings: Mapping[str, Any] | None = None) -> Federation:
-    """What `edgefl run` trains without a file, with ``settings`` by dotted key over it."""
-    return load(None, with_demo_defaults(settings or {}))
 
 
 @dataclass(frozen=True)

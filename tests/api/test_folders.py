@@ -36,7 +36,7 @@ def federation() -> Federation:
         "password": "s3cret",
     }
     settings = {"model.name": "mlp", "data.name": "digits", "tiers.strong.count": 1}
-    return runs.load_federation(None, settings | {f"broker.{key}": value for key, value in broker.items()})
+    return edgefl.load_federation(None, settings | {f"broker.{key}": value for key, value in broker.items()})
 
 
 def test_a_second_run_in_the_same_folder_is_told_where_and_by_whom(
@@ -166,4 +166,4 @@ def _of_own_data(folder: Path) -> Federation:
     held_out = edgefl.Dataset.of(data.test_x[:0], data.test_y[:0], data.test_x, data.test_y, classes=10)
     table = {"name": "file", "file": held_out.save(folder.parent / "held-out.npz"), "devices_dir": folder}
     settings = {f"data.{key}": str(value) for key, value in table.items()}
-    return runs.load_federation(None, {"model.name": "mlp", "tiers.strong.count": 1, **settings})
+    return edgefl.load_federation(None, {"model.name": "mlp", "tiers.strong.count": 1, **settings})

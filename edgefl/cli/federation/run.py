@@ -97,7 +97,8 @@ def run(
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
-    from edgefl.api.run import demo_federation, load_federation, prepare
+    from edgefl.api.federation import demo_federation, load_federation
+    from edgefl.api.run import prepare
     from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
     from edgefl.setup.tier_text import parse_tiers

@@ -65,9 +65,12 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
+    from device_runtime.memory import return_memory_late
     from edgefl.api.export import exporting, written
-    from edgefl.api.run import load_federation
+    from edgefl.api.federation import load_federation
     from edgefl.cli.options import named_model
+
+    return_memory_late()
 
     named = named_model(model, option or ())
     if fit is not None:
@@ -142,8 +145,7 @@ def _export_fitting(
     """One bundle per format: the recommended submodel for the device in ``file``, whose stem names the tier."""
     from edgefl.api.compile import compile
     from edgefl.api.export import written
-    from edgefl.api.federation import Training
-    from edgefl.api.run import load_federation
+    from edgefl.api.federation import Training, load_federation
     from edgefl.cli.models.fit import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice

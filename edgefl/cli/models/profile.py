@@ -244,7 +244,7 @@ def _is_bundle(target: str) -> bool:
 def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
     from edgefl.api.export import exporting
-    from edgefl.api.run import load_federation
+    from edgefl.api.federation import load_federation
 
     path = Path(target) if target.endswith(".toml") else None
     changes: dict[str, object] = {} if path else {"model.name": target}
