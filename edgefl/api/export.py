@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.federation import load_federation
 from edgefl.config import Federation, without_devices
 from edgefl.setup.bundles import bundle_of
-from edgefl.setup.model import federation_model
+from edgefl.setup.model import federation_model, process_bytes
 from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
+from edgefl.system.forks import side_by_side
 from edgefl.wire.errors import ConfigError
 from exporters.bundle.formats import check_installed
+from exporters.capture.forked import begin
+from exporters.front.cache import Found
 from exporters.front.folder import bundle_name
+from exporters.front.tier import Exchange, Tier
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,16 @@ class Exported:
 
 @dataclass(frozen=True)
 class Exporting:
-    """What is to be compiled: ``count`` graphs in all, for whoever shows progress."""
+    """What is to be compiled: ``count`` graphs in all, for whoever shows progress.
+
+    ``bundles`` compiles them, in as many processes as it is given, each of which takes up to ``process_bytes``.
+    """
 
     federation: Federation
-    bundles: Callable[[Callable[[str], None]], Iterator[Bundle]]
+    bundles: Callable[[Callable[[str], None], int], Iterator[Bundle]]
     data: str
     count: int
+    process_bytes: int
 
 
 def export(
@@ -46,6 +55,7 @@ def export(
     formats: Sequence[str] = (),
     memory_budget: str = "",
     progress: Callable[[str], None] = lambda _: None,
+    processes: int = 1,
 ) -> tuple[Exported, ...]:
     """Compile the tiers of a federation and write their bundles into the folder ``out``.
 
@@ -57,13 +67,15 @@ def export(
         formats: ``onnx``, ``executorch``; by default as the federation says.
         memory_budget: peak of training over the idle process, like ``64MiB`` or ``60%``; by default each tier's own.
         progress: is told of each graph before it is made.
+        processes: how many bundles are compiled side by side, forked from this process. Where torch cannot compute there any
+            more, which depends on what this process has done before, they are compiled here.
 
     Raises:
         ConfigError: for a tier that there is not, and where the federation cannot be used.
         ExportError: where a graph cannot be made, or disagrees with torch.
     """
     what = exporting(federation, tiers=tiers, formats=formats, memory_budget=memory_budget)
-    return tuple(written(bundle, Path(out)) for bundle in what.bundles(progress))
+    return tuple(written(bundle, Path(out)) for bundle in what.bundles(progress, processes))
 
 
 def exporting(
@@ -74,7 +86,7 @@ def exporting(
     memory_budget: str = "",
     main_only: bool = False,
 ) -> Exporting:
-    """The same one after another, each compiled when it is asked for; ``main_only``: of a program's exchanges the main
+    """The same in their order, compiled when they are asked for; ``main_only``: of a program's exchanges the main
     one."""
     settings = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = completed(without_devices(settings))
@@ -90,19 +102,24 @@ def exporting(
         }
         whole = whole.model_copy(update={"tiers": tables})
     dataset = samples_like(settings)
+    spec = federation_model(whole, dataset)
     made = [
         (tier, exchange, form)
-        for tier in tiers_of(whole, federation_model(whole, dataset), names).values()
+        for tier in tiers_of(whole, spec, names).values()
         for exchange, form in product((tier.main,) if main_only else tier.exchanges, wanted[tier.name])
     ]
 
-    def bundles(progress: Callable[[str], None]) -> Iterator[Bundle]:
-        for tier, exchange, form in made:
-            found = bundle_of(whole, dataset, tier, exchange, format=form, progress=progress)
+    def compiled(tier: Tier, exchange: Exchange, form: str, progress: Callable[[str], None]) -> Found:
+        return bundle_of(whole, dataset, tier, exchange, format=form, progress=progress)
+
+    def bundles(progress: Callable[[str], None], processes: int) -> Iterator[Bundle]:
+        tasks = [partial(compiled, *each) for each in made]
+        results = side_by_side(tasks, progress, processes=processes, begin=begin)
+        for (tier, exchange, _), found in zip(made, results, strict=True):
             yield Bundle(found.bundle, (tier, exchange), found.compiled)
 
     graphs = sum(len(tier.prefix) + len(exchange.program.functions) for tier, exchange, _ in made)
-    return Exporting(whole, bundles, dataset.name, graphs)
+    return Exporting(whole, bundles, dataset.name, graphs, process_bytes(spec))
 
 
 def written(bundle: Bundle, folder: Path) -> Exported:

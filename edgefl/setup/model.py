@@ -20,8 +20,11 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS, model_trained_on
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.sizes import GIB
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Array
+
+_PROCESS_BYTES, _PROCESS_SHARE = GIB, 24
 
 
 @runtime_checkable
@@ -31,6 +34,11 @@ class SelfChecking(Protocol):
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
         """What a person should know before it is trained from these initial weights."""
         ...
+
+
+def process_bytes(spec: ModelSpec) -> int:
+    """What a process takes that compiles: torch with its graphs, and some copies of the weights and of a step's values."""
+    return _PROCESS_BYTES + _PROCESS_SHARE * sum(tensor.nbytes for tensor in spec.weights.values())
 
 
 def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:

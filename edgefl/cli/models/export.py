@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.options import Engine
 from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ def export(
     rows = []
     numbers = count(1)
     with progress() as tell:
-        bundles = what.bundles(lambda text: tell(f"exporting graph {next(numbers)} of {what.count}: {text}"))
+        bundles = what.bundles(
+            lambda text: tell(f"exporting graph {next(numbers)} of {what.count}: {text}"),
+            processes_for(what.process_bytes),
+        )
         rows = [_facts(written(bundle, out)) for bundle in bundles]
     _tell_cache(rows)
     rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]

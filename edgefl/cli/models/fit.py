@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.system.forks import processes_for
-from edgefl.system.sizes import GIB
 from edgefl.wire.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
     from exporters.fit import Device, Fit
-
-_PROCESS_BYTES, _PROCESS_SHARE = GIB, 24
-"""What a process takes that looks at sizes: torch with its graphs, and some copies of the weights and of a step's values."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +100,7 @@ def planned(
     """Every submodel of ``spec`` beside the device, trained by the federation's program."""
     from edgefl.api.federation import Training
     from edgefl.api.plan import plan
+    from edgefl.setup.model import process_bytes
 
     training = Training.of(federation)
     return plan(
@@ -115,13 +112,8 @@ def planned(
         kinds=wishes.kinds,
         gammas=gammas(map(str, wishes.gamma)),
         progress=say,
-        processes=processes_for(_process_bytes(spec)),
+        processes=processes_for(process_bytes(spec)),
     )
-
-
-def _process_bytes(spec: ModelSpec) -> int:
-    weights = sum(tensor.nbytes for tensor in spec.weights.values())
-    return _PROCESS_BYTES + _PROCESS_SHARE * weights
 
 
 def suited(federation: Federation, submodel: Submodel) -> Federation:

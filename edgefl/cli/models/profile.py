@@ -251,4 +251,4 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     federation = load_federation(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
     formats = (chosen.engine,) if chosen.engine else ()
     what = exporting(federation, tiers=chosen.tiers, formats=formats, main_only=chosen.main_only)
-    yield from what.bundles(lambda _: None)
+    yield from what.bundles(lambda _: None, 1)

@@ -1,0 +1,46 @@
+"""`edgefl export` compiles bundles in processes side by side; what it writes does not depend on that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import edgefl
+
+FEDERATION = """
+[model]
+name = "mlp"
+options = { hidden = [4, 4] }
+[data]
+name = "digits"
+[tiers.strong]
+cut = 0
+[tiers.weak]
+cut = 1
+"""
+
+
+def test_two_tiers_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(FEDERATION)
+
+    command = [sys.executable, "-m", "edgefl", "export", str(file), "--out", str(tmp_path / "out"), "--json"]
+    # In the test's own process torch has computed gradients, and computes them in no process forked from it.
+    ran = subprocess.run(
+        command,
+        env=os.environ | {"EDGEFL_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+    here = edgefl.export(file, tmp_path / "here", processes=2)
+    written = json.loads(ran.stdout)
+    assert [row["compiled"] for row in written] == [True, True]
+    assert {row["tier"]: row["digest"] for row in written} == {
+        made.bundle.manifest.tier: made.bundle.digest for made in here
+    }
