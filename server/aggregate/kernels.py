@@ -14,7 +14,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at, shorts_at, words_at
+from server.aggregate.native import (
+    Number,
+    Numbers,
+    bytes_at,
+    compiled,
+    floats_at,
+    lowest_bit,
+    shorts_at,
+    words_at,
+)
 
 BLOCK = 4096
 """Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
@@ -94,7 +103,7 @@ def _transposed(
 
 @compiled
 def _last(address: Number, count: Number) -> Number:
-    """The ``count`` bytes (at most 7) at ``address`` as a word; what lies behind is not read."""
+    """The ``count`` bytes (at most 8) at ``address`` as a word; what lies behind is not read."""
     word, source = np.uint64(0), bytes_at(address)
     for j in range(count):
         word |= np.uint64(source[j]) << np.uint64(8 * j)
@@ -184,7 +193,7 @@ def _look_up_bits(tables: Numbers, planes: Numbers, skip: Number, out: Numbers) 
 
 @compiled
 def _look_up(tables: Numbers, codes: Numbers, groups: Number, out: Numbers) -> None:
-    """Add to ``out[i]`` what ``codes[g, i]`` finds in ``tables[g]``, for each group g."""
+    """Add to ``out[i]`` what ``codes[g, i]`` finds in ``tables[g]``, for each group g; groups come in fours."""
     for first in range(0, groups, 4):
         t0, t1, t2, t3 = tables[first], tables[first + 1], tables[first + 2], tables[first + 3]
         b0, b1, b2, b3 = codes[first], codes[first + 1], codes[first + 2], codes[first + 3]
@@ -197,6 +206,18 @@ def _look_up(tables: Numbers, codes: Numbers, groups: Number, out: Numbers) -> N
 
 
 @compiled
+def _fill_pairs(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
+    """``tables`` [groups, 4**bits]: entry c + (d << bits) is what code c of one update and d of the next add."""
+    updates, codes = values.shape[0], 1 << bits
+    for group in range((updates + 1) >> 1):
+        first = values[2 * group, row]
+        for d in range(codes):
+            more = values[2 * group + 1, row, d] if 2 * group + 1 < updates else 0
+            for c in range(codes):
+                tables[group, c + (d << bits)] = first[c] + more
+
+
+@compiled
 def add_codes(
     addresses: Numbers,
     bits: Number,
@@ -206,22 +227,38 @@ def add_codes(
     size: Number,
     sums: Numbers,
 ) -> None:
-    """``bits`` (2 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
-    updates = addresses.shape[0]
-    tables = np.zeros((-(-updates // 4) * 4, 1 << bits), np.int64)
+    """``bits`` (2 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits]).
+
+    Up to four bits, the codes that two updates have for an entry make one, which looks up their sum.
+    """
+    updates, paired = addresses.shape[0], bits <= 4
+    groups = (updates + 1) >> 1 if paired else updates
+    tables = np.zeros((-(-groups // 4) * 4, 1 << (2 * bits if paired else bits)), np.int64)
     unpacked = np.zeros((tables.shape[0], BLOCK), np.uint8)
+    other = np.zeros(BLOCK, np.uint8)
     scratch = np.zeros(BLOCK, np.int64)
     row = -1
     for b in range(blocks.shape[0]):
         block = blocks[b]
+        first, count, source = block[FIRST], block[LENGTH], block[SOURCE]
         if block[ROW] != row:
             row = block[ROW]
-            tables[:updates] = values[:, row]
-        for k in range(updates):
-            codes = bytes_at(addresses[k, block[SOURCE]])
-            _unpack(codes, block[FIRST], bits, unpacked[k, : block[LENGTH]])
+            if paired:
+                _fill_pairs(values, row, bits, tables)
+            else:
+                tables[:updates] = values[:, row]
+        for group in range(groups):
+            codes = unpacked[group, :count]
+            if not paired:
+                _unpack(bytes_at(addresses[group, source]), first, bits, codes)
+                continue
+            _unpack(bytes_at(addresses[2 * group, source]), first, bits, codes)
+            if 2 * group + 1 < updates:
+                _unpack(bytes_at(addresses[2 * group + 1, source]), first, bits, other[:count])
+                for i in range(count):
+                    codes[i] |= other[i] << np.uint8(bits)
         out = _place(block, size, sums, scratch)
-        _look_up(tables, unpacked, updates, out)
+        _look_up(tables, unpacked, groups, out)
         _spread(out, block, index, size, sums)
 
 
@@ -233,8 +270,14 @@ def _unpack(codes: Numbers, first: Number, bits: Number, out: Numbers) -> None:
         for i in range(out.shape[0]):
             out[i] = codes[start + i]
         return
+    whole = 0
+    if bits == 4 and not first & 7:
+        start, whole = first >> 3, out.shape[0] & ~1
+        for j in range(whole >> 1):
+            byte = codes[start + j]
+            out[2 * j], out[2 * j + 1] = byte & np.uint8(15), byte >> np.uint8(4)
     mask = (1 << bits) - 1
-    for i in range(out.shape[0]):
+    for i in range(whole, out.shape[0]):
         at = first + i * bits
         word, shift = np.int64(codes[at >> 3]), at & 7
         if shift + bits > 8:  # else nothing may lie behind
@@ -317,19 +360,35 @@ def add_kept(
     scratch = np.zeros(BLOCK, np.int64)
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        first, stop = block[FIRST], block[FIRST] + block[LENGTH]
         out = _place(block, size, sums, scratch)
         for k in range(addresses.shape[0]):
-            mask = bytes_at(addresses[k, block[SOURCE]])
-            values = floats_at(addresses[k, source])
-            at = starts[k, b]
-            for byte in range(first >> 3, (stop + 7) >> 3):
-                left = np.int64(mask[byte])
-                for bit in range(max(first, 8 * byte), min(stop, 8 * byte + 8)) if left else range(0):
-                    if left >> (bit & 7) & 1:
-                        out[bit - first] += _fixed(values[at], factors[k])
-                        at += 1
+            mask = addresses[k, block[SOURCE]]
+            values = floats_at(addresses[k, source] + np.uint64(4 * starts[k, b]))
+            _add_kept_of(mask, block[FIRST], values, factors[k], out)
         _spread(out, block, index, size, sums)
+
+
+@compiled
+def _add_kept_of(mask: Number, first: Number, values: Numbers, factor: Number, out: Numbers) -> None:
+    """Entry i has bit ``first + i`` of the mask at this address. Bits are read by words as far as these go."""
+    skip, count = first & 7, out.shape[0]
+    address = mask + np.uint64(first >> 3)
+    words, last, at = words_at(address), (skip + count) >> 6, 0
+    for j in range(last + 1):
+        if j < last:
+            left = words[j]
+        else:
+            bits = (skip + count) & 63
+            left = _last(address + np.uint64(8 * j), (bits + 7) >> 3) & (
+                (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+            )
+        if j == 0:
+            left &= ~((np.uint64(1) << np.uint64(skip)) - np.uint64(1))
+        start = 64 * j - skip
+        while left:
+            out[start + np.int64(lowest_bit(left))] += _fixed(values[at], factor)
+            left &= left - np.uint64(1)
+            at += 1
 
 
 @compiled

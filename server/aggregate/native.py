@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
+from llvmlite.ir import Constant, IntType
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -53,3 +54,23 @@ bytes_at = pointer(types.uint8)
 words_at = pointer(types.uint64)
 shorts_at = pointer(types.uint16)
 floats_at = pointer(types.float32)
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, word: Any) -> Any:
+    """In compiled code: the place of the lowest bit that is set in a word (uint64), which must not be 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], Constant(IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def set_bits(typing_context: Any, word: Any) -> Any:
+    """In compiled code: how many bits of a word (uint64) are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate

@@ -7,31 +7,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at, shorts_at
+from server.aggregate.native import (
+    Number,
+    Numbers,
+    bytes_at,
+    compiled,
+    floats_at,
+    set_bits,
+    shorts_at,
+    words_at,
+)
 
 
 @compiled
-def _ones(byte: Number) -> Number:
-    """How many bits of a byte are set."""
-    byte = byte - ((byte >> 1) & 0x55)
-    byte = (byte & 0x33) + ((byte >> 2) & 0x33)
-    return (byte + (byte >> 4)) & 0x0F
+def _below(bits: Number) -> Number:
+    """A word whose lowest ``bits`` (at most 63) are set."""
+    return (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
 
 
 @compiled
 def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbers) -> None:
-    """``counts[b]``: how many of the ``lengths[b]`` bits from bit ``firsts[b]`` on are set."""
+    """``counts[b]``: how many of the ``lengths[b]`` bits from bit ``firsts[b]`` on are set. Nothing behind them is read."""
     for b in range(firsts.shape[0]):
-        first, stop = firsts[b], firsts[b] + lengths[b]
-        mask = bytes_at(address)
-        ones = np.int64(0)
-        for byte in range(first >> 3, (stop + 7) >> 3):
-            ones += np.int64(_ones(mask[byte]))
-        if first & 7 and stop > first:
-            ones -= np.int64(_ones(mask[first >> 3] & ((1 << (first & 7)) - 1)))
-        if stop & 7 and stop > first:
-            ones -= np.int64(_ones(mask[stop >> 3] >> (stop & 7)))
-        counts[b] = ones
+        skip = firsts[b] & 7
+        start, stop = np.uint64(address) + np.uint64(firsts[b] >> 3), skip + lengths[b]
+        words, ones = words_at(start), np.int64(0)
+        for j in range(stop >> 6):
+            ones += np.int64(set_bits(words[j]))
+        rest = stop & 63
+        if rest:
+            left, source = np.uint64(0), bytes_at(start + np.uint64((stop >> 6) << 3))
+            for j in range((rest + 7) >> 3):
+                left |= np.uint64(source[j]) << np.uint64(8 * j)
+            ones += np.int64(set_bits(left & _below(rest)))
+        if skip and lengths[b] > 0:
+            before = np.uint64(bytes_at(start)[0]) & _below(min(skip, stop))
+            ones -= np.int64(set_bits(before))
+        counts[b] = ones if lengths[b] > 0 else 0
 
 
 @compiled
