@@ -75,9 +75,12 @@ class CpuAccumulator:
     def __init__(self, size: int, threads: int = 0) -> None:
         self.size = size
         self._sums = np.zeros(size, np.int64)
+        self._fresh = False
         self._threads = threads or cores()
 
     def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+        if not pieces.covering:
+            self._zeroed()
         calls = [
             call
             for work in pieces.works
@@ -85,18 +88,25 @@ class CpuAccumulator:
             for call in self._calls(pieces, work, updates, factors)
         ]
         run(calls, self._threads if pieces.size * len(updates) >= _LEAST else 1)
+        self._fresh = False
 
     def sums(self) -> Integers:
+        self._zeroed()
         return self._sums
 
     def reset(self) -> None:
-        self._sums.fill(0)
+        self._fresh = True  # the first updates then write over it, which spares a walk through memory
+
+    def _zeroed(self) -> None:
+        if self._fresh:
+            self._sums.fill(0)
+            self._fresh = False
 
     def _calls(
         self, pieces: Pieces, work: Work, updates: Sequence[Checked], factors: npt.NDArray[np.float64]
     ) -> Iterator[_Call]:
         addresses = np.array([[array.ctypes.data for array in u.arrays] for u in updates], np.uint64)
-        rest = (pieces.index, pieces.model, self._sums)
+        rest = (pieces.index, pieces.model, self._fresh, self._sums)
         spans = _spans(work, _SPANS * self._threads)
         match work.encoding:
             case Codes(bits=bits):
@@ -133,9 +143,14 @@ def run(calls: Sequence[_Call], threads: int) -> None:
         for call in calls:
             call()
         return
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(call) for call in calls]:
-            done.result()
+    for done in [_pool(threads).submit(call) for call in calls]:
+        done.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that stay: starting some takes as long as looking through a megabyte."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="aggregate")
 
 
 def _spans(work: Work, count: int) -> list[slice]:

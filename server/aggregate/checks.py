@@ -22,9 +22,8 @@ _DIVERGED = "training diverged on this device; lower the learning rate"
 
 def checked(arrays: Mapping[str, Array], pieces: Pieces) -> Checked:
     """The update, ready to add. UpdateRejected, with a reason and what to do, if anything is not as it should be."""
-    expected = _expected(pieces)
-    _check_names(arrays, expected)
-    for name, (dtype, shape) in expected.items():
+    _check_names(arrays, pieces.expected)
+    for name, (dtype, shape) in pieces.expected.items():
         _check_array(name, arrays[name], dtype, shape)
     update = Checked(
         pieces, tuple(np.require(arrays[name], requirements=["C", "A"]) for name in pieces.sources)
@@ -42,14 +41,6 @@ def checked(arrays: Mapping[str, Array], pieces: Pieces) -> Checked:
     if "mask" in named:
         _check_mask(named["mask"], pieces)
     return update
-
-
-def _expected(pieces: Pieces) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """(dtype, shape) of each array."""
-    if not pieces.form.sections:
-        return {name: ("float32", shape) for name, shape in pieces.shapes.items()}
-    layout = pieces.form.arrays(pieces.entries)
-    return {name: (dtype, (length,)) for name, (dtype, length) in layout.items()}
 
 
 def _check_names(arrays: Mapping[str, Array], expected: Mapping[str, object]) -> None:

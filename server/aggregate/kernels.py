@@ -2,10 +2,10 @@
 
 All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never
 copied together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
-``size`` are those of :mod:`server.aggregate.scatter`. Each block's sum over the batch is built in the cache, so the
-sums in memory are read and written once per batch. The loops hold no lock of Python's: several threads may run them
-on disjoint blocks. They are not numba's own parallel loops, whose thread pool must not be used from several threads
-at once.
+``size`` are those of :mod:`server.aggregate.scatter`; ``fresh`` sums hold nothing yet, whatever is there. Each block's
+sum over the batch is built in the cache, so the sums in memory are read and written once per batch. The loops hold no
+lock of Python's: several threads may run them on disjoint blocks. They are not numba's own parallel loops, whose thread
+pool must not be used from several threads at once.
 
 Everything that these loops are compiled with stands in this file (:mod:`server.aggregate.native` says why).
 """
@@ -34,11 +34,15 @@ its scale, and first entry in the model; ``layout.size + i`` stands for the posi
 
 
 @compiled
-def _place(block: Numbers, size: Number, sums: Numbers, scratch: Numbers) -> Numbers:
-    """Where the block's sums go: its part of ``sums``, or zeroed scratch if its places are scattered."""
+def _place(block: Numbers, size: Number, fresh: Number, sums: Numbers, scratch: Numbers) -> Numbers:
+    """Where the block's sums go: its part of ``sums``, zeroed if that is ``fresh``, or zeroed scratch if its places are
+    scattered."""
     at, count = block[TARGET], block[LENGTH]
     if at < size:
-        return sums[at : at + count]
+        out = sums[at : at + count]
+        if fresh:
+            out[:] = 0
+        return out
     out = scratch[:count]
     out[:] = 0
     return out
@@ -142,6 +146,7 @@ def add_bits(
     blocks: Numbers,
     index: Numbers,
     size: Number,
+    fresh: Number,
     sums: Numbers,
 ) -> None:
     """One bit per entry: 0 adds ``low[k, row]`` and 1 ``high[k, row]`` (int64 [updates, rows]).
@@ -166,7 +171,7 @@ def add_bits(
             # The table does not look at the bits of updates that are repeated.
             _few(addresses, 8 * group, block[SOURCE], eight)
             _turn(eight + np.uint64(start), count, planes[group])
-        out = _place(block, size, sums, scratch)
+        out = _place(block, size, fresh, sums, scratch)
         for first in range(0, groups, 4):  # so many at a time: their sum stays in a register
             _look_up_bits(tables[first : first + 4], planes[first : first + 4], skip, out)
         _spread(out, block, index, size, sums)
@@ -225,6 +230,7 @@ def add_codes(
     blocks: Numbers,
     index: Numbers,
     size: Number,
+    fresh: Number,
     sums: Numbers,
 ) -> None:
     """``bits`` (2 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits]).
@@ -257,7 +263,7 @@ def add_codes(
                 _unpack(bytes_at(addresses[2 * group + 1, source]), first, bits, other[:count])
                 for i in range(count):
                     codes[i] |= other[i] << np.uint8(bits)
-        out = _place(block, size, sums, scratch)
+        out = _place(block, size, fresh, sums, scratch)
         _look_up(tables, unpacked, groups, out)
         _spread(out, block, index, size, sums)
 
@@ -292,7 +298,13 @@ def _fixed(value: Number, factor: Number) -> Number:
 
 @compiled
 def add_floats(
-    addresses: Numbers, factors: Numbers, blocks: Numbers, index: Numbers, size: Number, sums: Numbers
+    addresses: Numbers,
+    factors: Numbers,
+    blocks: Numbers,
+    index: Numbers,
+    size: Number,
+    fresh: Number,
+    sums: Numbers,
 ) -> None:
     """float32 entries: x adds rint(float64(x) * factors[k]). Four updates at a time share each visit to the sums."""
     scratch, four = np.zeros(BLOCK, np.int64), np.zeros(4, np.uint64)
@@ -300,7 +312,7 @@ def add_floats(
     own[: addresses.shape[0]] = factors
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        out = _place(block, size, sums, scratch)
+        out = _place(block, size, fresh, sums, scratch)
         for k in range(0, addresses.shape[0], 4):
             _few(addresses, k, block[SOURCE], four)
             _add_four_floats(four, own[k : k + 4], block[FIRST], out)
@@ -325,13 +337,14 @@ def add_halves(
     blocks: Numbers,
     index: Numbers,
     size: Number,
+    fresh: Number,
     sums: Numbers,
 ) -> None:
     """16 bits per entry, whose value is ``widened`` (float32 [65536]), added as floats are."""
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        out = _place(block, size, sums, scratch)
+        out = _place(block, size, fresh, sums, scratch)
         for k in range(addresses.shape[0]):
             halves = shorts_at(addresses[k, block[SOURCE]] + np.uint64(2 * block[FIRST]))
             for i in range(out.shape[0]):
@@ -351,6 +364,7 @@ def add_kept(
     blocks: Numbers,
     index: Numbers,
     size: Number,
+    fresh: Number,
     sums: Numbers,
 ) -> None:
     """A mask's bit per entry: where it is 1, the next value of array ``source`` is added as a float, else nothing.
@@ -360,7 +374,7 @@ def add_kept(
     scratch = np.zeros(BLOCK, np.int64)
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        out = _place(block, size, sums, scratch)
+        out = _place(block, size, fresh, sums, scratch)
         for k in range(addresses.shape[0]):
             mask = addresses[k, block[SOURCE]]
             values = floats_at(addresses[k, source] + np.uint64(4 * starts[k, b]))

@@ -56,21 +56,20 @@ shorts_at = pointer(types.uint16)
 floats_at = pointer(types.float32)
 
 
-@intrinsic
-def lowest_bit(typing_context: Any, word: Any) -> Any:
-    """In compiled code: the place of the lowest bit that is set in a word (uint64), which must not be 0."""
+def _of_word(made: Callable[[Any, Any], Any]) -> Any:
+    """A function of a word (uint64) that is one instruction of the processor."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], Constant(IntType(1), 1))
+    @intrinsic
+    def of(typing_context: Any, word: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return made(builder, arguments[0])
 
-    return types.uint64(types.uint64), generate
+        return types.uint64(types.uint64), generate
+
+    return of
 
 
-@intrinsic
-def set_bits(typing_context: Any, word: Any) -> Any:
-    """In compiled code: how many bits of a word (uint64) are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
+lowest_bit = _of_word(lambda builder, word: builder.cttz(word, Constant(IntType(1), 1)))
+"""The place of the lowest bit that is set in a word, which must not be 0."""
+set_bits = _of_word(lambda builder, word: builder.ctpop(word))
+"""How many bits of a word are set."""

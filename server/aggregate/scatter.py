@@ -89,6 +89,14 @@ class Pieces:
         return {name: math.prod(shape) for name, shape in self.shapes.items()}
 
     @cached_property
+    def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """(dtype, shape) of each array of an update."""
+        if not self.form.sections:
+            return {name: ("float32", shape) for name, shape in self.shapes.items()}
+        arrays = self.form.arrays(self.entries)
+        return {name: (dtype, (length,)) for name, (dtype, length) in arrays.items()}
+
+    @cached_property
     def blocks(self) -> Integers:
         """The blocks of all sections."""
         return np.concatenate([work.blocks for work in self.works]) if self.works else _no_blocks()
@@ -97,6 +105,11 @@ class Pieces:
     def whole(self) -> bool:
         """Whether every entry of the model is held."""
         return self.size == self.model
+
+    @cached_property
+    def covering(self) -> bool:
+        """Whether the blocks lie side by side on the whole model, and none is scattered."""
+        return self.whole and bool((self.blocks[:, TARGET] < self.model).all())
 
     def targets(self) -> Integers:
         """Position in the model of each entry, in the order of the blocks."""
