@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all test-slow coverage lint facts wheel docs check clean
+.PHONY: setup demo test test-all test-slow coverage lint facts bench wheel docs check clean
 
 setup: $(TESTS)
 
@@ -66,6 +66,10 @@ lint: $(TESTS)
 # What `edgefl ls` and `edgefl validate` know of the catalogs, written anew after one of these changed.
 facts: $(TESTS)
 	$(BIN)/python -m edgefl.cli.catalog.live
+
+# All tables of docs/benchmarks.md, measured on this machine: about half an hour, of which nothing else should run.
+bench: $(TESTS)
+	$(BIN)/python tools/benchmarks.py
 
 # A source distribution and the wheel from it; what each side installs from the wheel trains with the other.
 wheel: $(TESTS)
