@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from edgefl.config.choices import DatasetName, PartitionName
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.readers import Reader, problem_of
@@ -128,21 +129,10 @@ class OptimizerTable(Table):
 class DataTable(Table):
     """What the simulated devices hold, and what the server evaluates on."""
 
-    name: Literal[
+    name: DatasetName = Field(
         "auto",
-        "fashion_mnist",
-        "mnist",
-        "cifar10",
-        "digits",
-        "random",
-        "imdb",
-        "ag_news",
-        "wikitext2",
-        "shakespeare",
-        "file",
-    ] = Field(
-        "auto",
-        description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits; file: your own, see `file`",
+        description="auto: Fashion-MNIST where its files are found, else scikit-learn's digits; cifar10_jpeg: CIFAR-10 in "
+        "JPEG of quality 75; file: your own, see `file`",
     )
     task: Literal["auto", "class", "next"] = Field(
         "auto", description="of texts: their class, or the next token; auto: the class where they have one"
@@ -179,13 +169,12 @@ class DataTable(Table):
         "standard",
         description="of pixels: mean 0 and deviation 1 over the dataset, or as they are, in [0, 1]",
     )
-    partition: Literal[
-        "auto", "dirichlet", "iid", "labels", "owners", "groups", "similarity", "dirichlet_equal", "paired"
-    ] = Field(
+    partition: PartitionName = Field(
         "auto",
         description=(
             "how samples are spread over devices; auto: dirichlet where samples have a class, else owners, else iid; "
-            "labels: a few labels to each; owners: whole authors, speakers or documents; groups: Per-FedAvg's ten groups; "
+            "labels: a few labels to each; shards: pieces of the rows sorted by label; owners: whole authors, "
+            "speakers or documents; groups: Per-FedAvg's ten groups; "
             "similarity, dirichlet_equal, paired: FAFED's low, medium and high, in equal sizes"
         ),
     )
@@ -193,6 +182,7 @@ class DataTable(Table):
         1.0, gt=0, description="concentration of dirichlet and dirichlet_equal; smaller is more skewed"
     )
     labels_per_device: int = Field(3, ge=1, description="labels that a device holds, for partition labels")
+    shards_per_device: int = Field(2, ge=1, description="pieces of sorted rows, for partition shards")
     similarity: float = Field(
         95.0, ge=0, le=100, description="percent of the samples dealt alike, for partition similarity"
     )

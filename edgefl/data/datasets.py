@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data import idx
+from edgefl.data import cifar10, idx
 from edgefl.data.dataset import Dataset
-from edgefl.data.idx import FASHION_MNIST, MNIST, IdxSource, Progress
+from edgefl.data.download import Progress
+from edgefl.data.idx import FASHION_MNIST, MNIST, IdxSource
 from edgefl.wire import folders
 from edgefl.wire.errors import ConfigError, DataError
 
-NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "digits", "random")
+NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "cifar10_jpeg", "digits", "random")
 _IDX: Mapping[str, IdxSource] = {"fashion_mnist": FASHION_MNIST, "mnist": MNIST}
-_CIFAR_SUBSET = "exact_subset_4k_1k.npz"
 DIGITS = Path(__file__).with_name("digits.csv.gz")
 _DIGITS_TRAIN = 1437
 
@@ -49,7 +49,10 @@ def load(
     if name == "random":
         return random_images()
     if name == "cifar10":
-        return _cifar10(places(directory))
+        target = directory or download_folder()
+        return cifar10.load(places(directory), target, download=download, progress=progress)
+    if name == "cifar10_jpeg":
+        return cifar10.load_jpeg(places(directory))
     if name not in _IDX:
         raise DataError(f"no dataset {name!r}; there are: {', '.join(NAMES)}", name=name)
     return _idx(_IDX[name], directory, download=download, progress=progress)
@@ -98,36 +101,6 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
     target = directory or download_folder()
     idx.download(source, target, progress)
     return idx.read(source, idx.find(source, target) or {})
-
-
-def _cifar10(folders: tuple[Path, ...]) -> Dataset:
-    for place in folders:
-        for path in (place / "cifar10" / _CIFAR_SUBSET, place / _CIFAR_SUBSET):
-            if path.is_file():
-                return _cifar10_subset(path)
-    searched = ", ".join(str(place) for place in folders)
-    raise DataError(f"CIFAR-10 needs {_CIFAR_SUBSET}, which is in none of {searched}", searched=searched)
-
-
-def _cifar10_subset(path: Path) -> Dataset:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            parts = {key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")}
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
-    train, test = len(parts["y_train"]), len(parts["y_test"])
-    # One mean and deviation for all channels: a manifest carries one scale and one shift.
-    mean, deviation = 0.4734, 0.2516
-    return Dataset(
-        name=f"CIFAR-10 (exact subset: first {train:,} train and {test:,} test images)",
-        train_x=np.ascontiguousarray(parts["x_train"].transpose(0, 3, 1, 2)),
-        train_y=parts["y_train"].astype(np.int64),
-        test_x=np.ascontiguousarray(parts["x_test"].transpose(0, 3, 1, 2)),
-        test_y=parts["y_test"].astype(np.int64),
-        scale=1.0 / (255.0 * deviation),
-        shift=-mean / deviation,
-        classes=10,
-    )
 
 
 def digits() -> Dataset:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from edgefl.data.dataset import Dataset
-from edgefl.system.files import replacing
+from edgefl.data.download import Progress, fetch, md5_of
 from edgefl.wire.errors import DataError
 from edgefl.wire.idx import read_idx
-
-# (file, bytes so far, bytes in all or 0 if the server does not say)
-Progress = Callable[[str, int, int], None]
-
-PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -110,7 +99,7 @@ def _check_identity(source: IdxSource, path: Path) -> None:
     """MNIST and Fashion-MNIST share their file names; a gzipped official file tells them apart."""
     if path.suffix != ".gz":
         return
-    digest = _md5(path)
+    digest = md5_of(path)
     for other in (FASHION_MNIST, MNIST):
         if other.name != source.name and other.md5.get(path.name) == digest:
             raise DataError(f"{path} is a file of {other.name}, not of {source.name}", path=str(path))
@@ -126,49 +115,13 @@ def download(
     for name, md5 in source.md5.items():
         target = folder / source.folder / name
         if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _fetch(source, target, md5, progress or print_progress, timeout_s)
-
-
-def _fetch(source: IdxSource, target: Path, md5: str, progress: Progress, timeout_s: float) -> None:
-    problems = []
-    for base in source.urls:
-        try:
-            with replacing(target) as file:
-                digest = _copy(base + target.name, file, progress, timeout_s)
-                if digest != md5:
-                    raise ValueError(f"the file's MD5 is {digest}, published is {md5}")
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-            problems.append(f"{base}: {getattr(error, 'reason', error)}")
-        else:
-            return
-    raise DataError(
-        f"cannot download {target.name} of {source.name} ({'; '.join(problems)}). Put the four official .gz files into "
-        f"{target.parent} or name their folder with `data` or EDGEFL_DATA",
-        file=target.name,
-        problems=problems,
-    )
-
-
-def _copy(url: str, file: BinaryIO, progress: Progress, timeout_s: float) -> str:
-    """MD5 of what was copied."""
-    digest = hashlib.md5(usedforsecurity=False)
-    with urllib.request.urlopen(url, timeout=timeout_s) as response:
-        total, done = int(response.headers.get("Content-Length") or 0), 0
-        while piece := response.read(PIECE):
-            file.write(piece)
-            digest.update(piece)
-            done += len(piece)
-            progress(url.rsplit("/", 1)[-1], done, total)
-    return digest.hexdigest()
-
-
-def print_progress(file: str, done: int, total: int) -> None:
-    """One line on stderr, rewritten as the download goes on."""
-    share = f"{done / total:4.0%}" if total else f"{done:,} bytes"
-    print(f"\r{file} {share}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            remedy = f"Put the four official .gz files into {target.parent} or name their folder with `data` or EDGEFL_DATA"
+            fetch(
+                source.urls,
+                target,
+                md5,
+                of=source.name,
+                remedy=remedy,
+                progress=progress,
+                timeout_s=timeout_s,
+            )

@@ -17,7 +17,7 @@ from edgefl.data import datasets
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_equal, paired, similarity
 from edgefl.data.groups import groups
-from edgefl.data.partition import alike, by_labels, by_owners, dirichlet, histograms, iid
+from edgefl.data.partition import alike, by_labels, by_owners, by_shards, dirichlet, histograms, iid
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus
 from edgefl.wire.bundle.readers import Text
@@ -94,6 +94,7 @@ def partition(
         "iid": iid,
         "owners": partial(by_owners, owners=np.asarray(dataset.owners)),
         "labels": partial(by_labels, per_client=table.labels_per_device),
+        "shards": partial(by_shards, per_client=table.shards_per_device),
         "similarity": partial(similarity, percent=table.similarity),
         "dirichlet_equal": partial(dirichlet_equal, alpha=table.alpha),
         "paired": paired,

@@ -167,7 +167,7 @@ def test_floats_are_normalised_and_limits_are_named() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(DataError, match="fashion_mnist, mnist, cifar10, digits"):
+    with pytest.raises(DataError, match="fashion_mnist, mnist, cifar10, cifar10_jpeg, digits"):
         datasets.load("imagenet")
 
 

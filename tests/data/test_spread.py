@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
+from edgefl.data.partition import by_shards
 from edgefl.setup.data import held_out, open_data, own_data, partition
 from edgefl.wire.errors import ConfigError, DataError
 
@@ -149,3 +152,34 @@ def test_whose_test_samples_are_stays_with_them_in_a_part_and_in_a_file(tmp_path
     assert read.test_owners is not None and read.test_owners.tolist() == [5, 6, 7, 8]
     with pytest.raises(DataError, match="4 test samples have owners"):
         replace(data, test_owners=np.array([1]))
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    clients=st.integers(1, 9),
+    per_client=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_shards_use_every_row_once_in_equal_pieces_of_few_labels(
+    counts: list[int], clients: int, per_client: int, seed: int
+) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    if len(labels) < clients * per_client:
+        with pytest.raises(DataError, match="cannot give"):
+            by_shards(labels, clients, per_client=per_client, seed=seed)
+        return
+    parts = by_shards(labels, clients, per_client=per_client, seed=seed)
+
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    assert max(map(len, parts)) - min(map(len, parts)) <= per_client
+    # A piece crosses a border between labels only where one lies in it.
+    pieces = clients * per_client
+    assert sum(len(np.unique(labels[part])) for part in parts) <= pieces + len(counts) - 1
+    again = by_shards(labels, clients, per_client=per_client, seed=seed)
+    assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
+
+
+def test_the_file_asks_for_shards() -> None:
+    federation = _federation(partition="shards", shards_per_device=2)
+    parts = partition(federation, open_data(federation), 10)
+    assert len(parts) == 10 and sum(map(len, parts)) == 1437

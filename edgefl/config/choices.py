@@ -1,0 +1,32 @@
+"""Names that keys of ``[data]`` take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DatasetName = Literal[
+    "auto",
+    "fashion_mnist",
+    "mnist",
+    "cifar10",
+    "cifar10_jpeg",
+    "digits",
+    "random",
+    "imdb",
+    "ag_news",
+    "wikitext2",
+    "shakespeare",
+    "file",
+]
+PartitionName = Literal[
+    "auto",
+    "dirichlet",
+    "iid",
+    "labels",
+    "owners",
+    "groups",
+    "shards",
+    "similarity",
+    "dirichlet_equal",
+    "paired",
+]

@@ -1,0 +1,77 @@
+"""Published files, fetched from the first address that has them and checked before they appear under their names."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from edgefl.system.files import replacing
+from edgefl.wire.errors import DataError
+
+# (file, bytes so far, bytes in all or 0 if the server does not say)
+Progress = Callable[[str, int, int], None]
+
+PIECE = 1 << 16
+
+
+def fetch(
+    urls: Sequence[str],
+    target: Path,
+    md5: str,
+    *,
+    of: str,
+    remedy: str,
+    progress: Progress | None = None,
+    timeout_s: float = 20.0,
+) -> None:
+    """The file ``target`` from the first of the folders ``urls`` that has one of this name and MD5.
+
+    DataError, with what each address said and with ``remedy``, where none has. ``of`` is the dataset's name.
+    """
+    problems = []
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for base in urls:
+        try:
+            with replacing(target) as file:
+                digest = _copy(base + target.name, file, progress or print_progress, timeout_s)
+                if digest != md5:
+                    raise ValueError(f"the file's MD5 is {digest}, published is {md5}")
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            problems.append(f"{base}: {getattr(error, 'reason', error)}")
+        else:
+            return
+    raise DataError(
+        f"cannot download {target.name} of {of} ({'; '.join(problems)}). {remedy}",
+        file=target.name,
+        problems=problems,
+    )
+
+
+def _copy(url: str, file: BinaryIO, progress: Progress, timeout_s: float) -> str:
+    """MD5 of what was copied."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        total, done = int(response.headers.get("Content-Length") or 0), 0
+        while piece := response.read(PIECE):
+            file.write(piece)
+            digest.update(piece)
+            done += len(piece)
+            progress(url.rsplit("/", 1)[-1], done, total)
+    return digest.hexdigest()
+
+
+def print_progress(file: str, done: int, total: int) -> None:
+    """One line on stderr, rewritten as the download goes on."""
+    share = f"{done / total:4.0%}" if total else f"{done:,} bytes"
+    print(f"\r{file} {share}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def md5_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
