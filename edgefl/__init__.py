@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from edgefl.api.federation import Tier, demo_federation, federation, load_federation
     from edgefl.api.plan import plan
     from edgefl.api.run import Run, Server, load_run, prepare, run
+    from edgefl.api.spread import spread
     from edgefl.api.tune import tune
     from edgefl.config import DataTable as Data
     from edgefl.config import Federation
@@ -202,6 +203,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.federation": ("Tier", "demo_federation", "federation", "load_federation"),
     "edgefl.api.plan": ("plan",),
     "edgefl.api.run": ("Run", "Server", "load_run", "prepare", "run"),
+    "edgefl.api.spread": ("spread",),
     "edgefl.api.tune": ("tune",),
     "edgefl.config": ("Federation",),
     "edgefl.contract.tensors": ("TensorSpec",),
@@ -336,6 +338,7 @@ __all__ = [
     "run",
     "serve_broker",
     "split",
+    "spread",
     "train_round",
     "tune",
     "update_sizes",

@@ -104,7 +104,7 @@ def partition(
 
 def how_spread(table: DataTable, dataset: Dataset) -> str:
     """The partition that the table asks for; ConfigError for one that such samples do not have."""
-    classed = _classed(dataset)
+    classed = has_classes(dataset)
     if table.partition == "auto":
         return "dirichlet" if classed else "owners" if dataset.owners is not None else "iid"
     if table.partition == "owners" and dataset.owners is None:
@@ -117,7 +117,7 @@ def how_spread(table: DataTable, dataset: Dataset) -> str:
     return table.partition
 
 
-def _classed(dataset: Dataset) -> bool:
+def has_classes(dataset: Dataset) -> bool:
     """Whether each sample has one class."""
     return dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
 
@@ -173,7 +173,7 @@ def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list
     how = how_spread(table, dataset)
     if how == "owners" and dataset.owners is not None and dataset.test_owners is not None:
         return _of_owners(dataset.owners, dataset.test_owners, parts)
-    if not _classed(dataset):
+    if not has_classes(dataset):
         return list(iid(dataset.test_y, len(parts), seed=seed))
     if how == "groups":
         most, single = table.group_test_samples, table.single_class

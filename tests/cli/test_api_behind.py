@@ -22,6 +22,7 @@ API = {
     "server": "edgefl.Server",
     "device": "edgefl.Agent",
     "data check": "edgefl.check_data",
+    "data spread": "edgefl.spread",
     "device personalize": "edgefl.adapt",
     "device build-engine": "edgefl.build_engine",
     "check": "edgefl.check",

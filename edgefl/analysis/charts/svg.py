@@ -271,8 +271,13 @@ def _cell(place: tuple[float, float, float, float], value: float, share: float, 
     ink = "#fff" if share > 0.5 else "#222"
     return made + (
         f'<text class="small" x="{left + wide / 2:.1f}" y="{top + tall / 2 + 4:.1f}" text-anchor="middle" '
-        f'style="fill:{ink}">{value:.2g}</text>'
+        f'style="fill:{ink}">{_short(value)}</text>'
     )
+
+
+def _short(value: float) -> str:
+    """In a cell: counts as they are as long as there is room, other numbers to two digits."""
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e4 else f"{value:.2g}"
 
 
 def _thinned(count: int, room: float, each: float) -> range:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.analysis import spread
 from edgefl.cli.output import console, human, print_json, print_table
 from edgefl.wire.errors import DataError
 
@@ -27,9 +28,14 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="A device's own data.", no_args_is_help=True, rich_markup_mode="rich")
+    group = typer.Typer(
+        help="Data: a device's own, and how a federation's are spread.",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+    )
     group.callback()(lambda: None)
     group.command("check", help=HELP)(check)
+    group.command("spread", help=spread.HELP)(spread.spread)
     app.add_typer(group, name="data")
 
 

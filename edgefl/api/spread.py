@@ -1,0 +1,59 @@
+"""How the samples of a federation are spread over its devices, without a model and without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgefl.analysis.spread import Spread, spread_of
+from edgefl.api.federation import demo_federation, load_federation
+from edgefl.config import Federation
+from edgefl.data.partition import histograms
+from edgefl.setup.data import has_classes, how_spread, open_data, partition
+from edgefl.setup.tiers import completed, device_names
+
+
+def spread(
+    federation: Federation | str | Path | None = None,
+    *,
+    devices: int = 0,
+    seed: int | None = None,
+    data: str | Path | None = None,
+) -> Spread:
+    """Samples and classes of each device, and how unlike devices are, as ``[data]`` of a federation spreads them.
+
+    Args:
+        federation: objects, or their file; None: the demo.
+        devices: to spread the samples over; 0: as many as the tiers have.
+        seed: in place of the federation's.
+        data: folder with the dataset's standard files.
+
+    Raises:
+        DataError: if the data are nowhere, or cannot be spread so; the message says what to change.
+
+    >>> edgefl.spread("federation.toml", devices=100).classes_held
+    """
+    settings = _read(federation, seed, data)
+    count = devices or len(device_names(completed(settings)))
+    dataset = open_data(settings)
+    parts = partition(settings, dataset, count)
+    how, own_seed = how_spread(settings.data, dataset), settings.federation.seed
+    samples = tuple(len(part) for part in parts)
+    if not has_classes(dataset):
+        return Spread(dataset=dataset.name, partition=how, seed=own_seed, samples=samples)
+    names = dataset.names or tuple(str(label) for label in range(dataset.classes))
+    counts = histograms(dataset.train_y, parts, dataset.classes)
+    return spread_of(dataset.name, how, own_seed, samples, names, counts)
+
+
+def _read(
+    federation: Federation | str | Path | None, seed: int | None, data: str | Path | None
+) -> Federation:
+    given: dict[str, object] = {} if seed is None else {"federation.seed": seed}
+    given |= {"data.dir": str(Path(data).resolve())} if data else {}
+    if not isinstance(federation, Federation):
+        return demo_federation(given) if federation is None else load_federation(federation, given)
+    tables = {
+        "federation": federation.federation.model_copy(update={} if seed is None else {"seed": seed}),
+        "data": federation.data.model_copy(update={"dir": given["data.dir"]} if data else {}),
+    }
+    return federation.model_copy(update=tables)
