@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
+
+_NAMED_BYTES, _TOLD_BYTES = 1 << 10, 1 << 16
+"""Of an update, beside its numbers: a tensor's name, shape and place; metrics, profile and the message around them."""
 
 Received = Callable[[], Arrays]
 """The weights as devices have them: worked out only where it matters."""
@@ -44,6 +48,13 @@ class ActiveRound:
     readings: Mapping[str, UpdateReading]
     aggregator: Aggregator
     sent_bytes: int = 0
+
+    def most_bytes(self, tier: str) -> int:
+        """The largest update that a device of ``tier`` has a reason to send: its tensors, and what is told of them."""
+        reading = self.readings[tier]
+        expected = self.aggregator.pieces(reading.sent, reading.tier.form).expected
+        held = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in expected.values())
+        return held + _NAMED_BYTES * len(expected) + _TOLD_BYTES
 
     def check(self, update: Update) -> CheckedUpdate:
         """UpdateRejected unless the update's tensors are what its tier sends."""

@@ -16,6 +16,8 @@ from edgefl.wire.tensors import Array, Arrays
 
 _DEVICE = "cpu"
 _LIBRARY = "onnxruntime_pybind11_state"
+_ELSEWHERE = b"\x0a\x08location"
+"""In a model's bytes: the key under which a tensor names a file that holds its numbers."""
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
@@ -30,6 +32,12 @@ class OnnxEngine:
         self._threads = threads
 
     def load(self, graph: Graph, artifact: bytes) -> OnnxGraph:
+        if _ELSEWHERE in artifact:  # versions of onnxruntime open it
+            raise BundleError(
+                f"graph {graph.name!r} reads numbers from a file of this device, which no bundle may: export it again with "
+                "its tensors inside",
+                graph=graph.name,
+            )
         try:
             session = ort.InferenceSession(artifact, self._options(), providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own unrelated exception types

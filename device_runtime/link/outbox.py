@@ -124,7 +124,8 @@ class Outbox:
             if ack is None:
                 wanted = range(len(pieces))
             elif ack.status == "missing":
-                wanted = [index for index in ack.missing if 0 <= index < len(pieces)]
+                # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
+                wanted = [index for index in dict.fromkeys(ack.missing) if 0 <= index < len(pieces)]
             else:
                 self._settled(outgoing, ack)
                 return

@@ -90,6 +90,7 @@ class Intake:
         if assignment.status != "open" or active is None:
             return Verdict(_repeated(assignment, number)) if _edge(chunk) else Verdict()
         try:
+            _check_size(chunk, assignment.tier, active)
             piece = self._assembly.add(device, chunk)
             if piece is None:
                 return Verdict()
@@ -204,6 +205,18 @@ def _repeated(assignment: Assignment, number: int) -> Ack:
         return Ack(round=number, nonce=assignment.nonce, status="accepted")
     text = f"the update for round {number} has been refused already; wait for the next round"
     return Ack(round=number, nonce=assignment.nonce, status="rejected", reason="already-rejected", text=text)
+
+
+def _check_size(chunk: UpdateChunk, tier: str, active: ActiveRound) -> None:
+    """UpdateRejected, before anything is kept, for an update that claims more bytes than its tier's may have."""
+    most = active.most_bytes(tier)
+    if chunk.size > most:
+        raise UpdateRejected(
+            "too-large",
+            f"the update has {chunk.size} bytes, and one of tier {tier!r} has {most} at most: send its tensors and "
+            "nothing else",
+            size=chunk.size,
+        )
 
 
 def _check_codec(update: Update, form: Form) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
@@ -211,6 +213,25 @@ def test_a_damaged_graph_raises_nothing_but_bundle_error(place: int, value: int)
         ENGINE.load(TRAIN, damaged)
     except BundleError:
         return
+
+
+def test_a_graph_that_names_a_file_of_the_device_is_refused_before_the_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.full(WIDTH, 7, np.float32).tofile(tmp_path / "secret")
+    monkeypatch.chdir(tmp_path)
+    tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[WIDTH])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="secret")
+    out = onnx.helper.make_tensor_value_info("update.w", onnx.TensorProto.FLOAT, [WIDTH])
+    made = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["w"], ["update.w"])], "leak", [], [out], [tensor]
+    )
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+    data = model.SerializeToString()
+    with pytest.raises(BundleError, match="file of this device"):
+        ENGINE.load(tiny.graph_of("leak", data, [], [port("update.w", (WIDTH,))]), data)
 
 
 def test_an_operator_the_runtime_lacks_is_refused() -> None:

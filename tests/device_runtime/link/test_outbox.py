@@ -184,14 +184,19 @@ def test_only_missing_chunks_are_sent_again(server: Server, device: Device) -> N
     assert device.verdict() == ("n1", "accepted")
 
 
-def test_missing_chunks_that_do_not_exist_are_ignored(server: Server, device: Device) -> None:
+def test_missing_chunks_that_do_not_exist_or_are_asked_for_twice_are_ignored(
+    server: Server, device: Device
+) -> None:
+    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=PATIENCE_S)
+    device.restart(device.session)
     device.add("n1")
     chunks = server.copy()
 
-    server.ack("n1", "missing", missing=[-1, 999, 2])
+    server.ack("n1", "missing", missing=[-1, 999, 2, *[0] * 5000])
     device.hear()
 
-    assert server.chunk() == chunks[2]
+    assert [server.chunk(), server.chunk()] == [chunks[2], chunks[0]]
+    assert server.silent()
 
 
 def test_a_rejected_update_is_settled_and_not_sent_again(server: Server, device: Device) -> None:

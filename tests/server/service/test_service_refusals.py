@@ -47,6 +47,13 @@ def reshaped_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
     device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
 
 
+def padded_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    """What the journal would keep whole: a field that no message has, however large."""
+    update = update_for(device.name, task, opened.model_version, trained(device.name, task))
+    fields = msgspec.msgpack.decode(encode(update))
+    device.send(msgspec.msgpack.encode({**fields, "pad": bytes(1 << 20)}), task)
+
+
 # An update never has masks, and a few bytes of one could ask for a gigabyte.
 MASKED = tensors.dump({"mask": np.zeros(1000, np.uint8)}, {"mask": 8000})
 
@@ -60,6 +67,7 @@ def changed(**changes: Any) -> Callable[..., None]:
     [
         (nan_update, "not-finite"),
         (reshaped_update, "wrong-shape"),
+        (padded_update, "too-large"),
         (changed(tier="weak"), "wrong-tier"),
         (changed(run="another"), "wrong-run"),
         (changed(device="strong-0"), "wrong-device"),
@@ -68,7 +76,7 @@ def changed(**changes: Any) -> Callable[..., None]:
         (changed(tensors=MASKED), "malformed"),
         (lambda device, task, opened: device.send(b"no message", task), "malformed"),
     ],
-    ids=["nan", "shape", "tier", "run", "device", "version", "tensors", "mask", "message"],
+    ids=["nan", "shape", "padded", "tier", "run", "device", "version", "tensors", "mask", "message"],
 )
 def test_a_bad_update_is_refused_and_recorded_and_the_round_goes_on(
     device: MakeDevice, serve: Any, tmp_path: Path, bad: Any, reason: str
