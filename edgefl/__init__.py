@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from edgefl.api.federation import Tier, demo_federation, federation, load_federation
     from edgefl.api.plan import plan
     from edgefl.api.run import Run, Server, load_run, prepare, run
+    from edgefl.api.simulate import Simulation, prepare_simulation, simulate
     from edgefl.api.spread import spread
     from edgefl.api.tune import tune
     from edgefl.config import DataTable as Data
@@ -204,6 +205,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.plan": ("plan",),
     "edgefl.api.run": ("Run", "Server", "load_run", "prepare", "run"),
     "edgefl.api.spread": ("spread",),
+    "edgefl.api.simulate": ("Simulation", "prepare_simulation", "simulate"),
     "edgefl.api.tune": ("tune",),
     "edgefl.config": ("Federation",),
     "edgefl.contract.tensors": ("TensorSpec",),
@@ -307,6 +309,7 @@ __all__ = [
     "Server",
     "ServerMomentum",
     "SignSGD",
+    "Simulation",
     "SquaredError",
     "StocSignSGD",
     "TensorSpec",
@@ -334,9 +337,11 @@ __all__ = [
     "personalize",
     "plan",
     "prepare",
+    "prepare_simulation",
     "reproduce",
     "run",
     "serve_broker",
+    "simulate",
     "split",
     "spread",
     "train_round",

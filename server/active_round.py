@@ -58,9 +58,13 @@ class ActiveRound:
 
     def check(self, update: Update) -> CheckedUpdate:
         """UpdateRejected unless the update's tensors are what its tier sends."""
-        reading = self.readings[update.tier]
+        return self.check_sent(update.tier, update.tensors)
+
+    def check_sent(self, tier: str, sent_bytes: bytes) -> CheckedUpdate:
+        """The same of the tensors alone, as they travel."""
+        reading = self.readings[tier]
         try:
-            arrays = tensors.load(update.tensors, max_bits=reading.tier.mask_bits)
+            arrays = tensors.load(sent_bytes, max_bits=reading.tier.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
         sent = self.aggregator.check(arrays, reading.sent, reading.tier.form)

@@ -46,6 +46,25 @@ def compose(
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
+    made = _Bundles(federation, dataset, out / "bundles", emit)
+    spec = composed(federation, dataset, made.of, emit=emit, device=device)
+    emit(made.told())
+    return spec
+
+
+BundleFor = Callable[[Tier, Exchange, str], Bundle]
+"""The bundle of an exchange of a tier, in the format of that name."""
+
+
+def composed(
+    federation: Federation,
+    dataset: Dataset,
+    bundle_for: BundleFor,
+    *,
+    emit: Callable[[Event], None] = lambda _: None,
+    device: str = "auto",
+) -> RunSpec:
+    """:func:`compose` with bundles from elsewhere."""
     spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
@@ -59,9 +78,7 @@ def compose(
         emit(Noted(text=text))
     for warned in _warnings(federation, tiers, model, initial, aggregate):
         emit(warned)
-    bundles = _Bundles(federation, dataset, out / "bundles", emit)
-    exchanges = [_exchange(federation, tiers, exchange, bundles) for exchange in exchanges_of(method)]
-    emit(bundles.told())
+    exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
@@ -126,17 +143,17 @@ class _Bundles:
 
 
 def _exchange(
-    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundles: _Bundles
+    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundle_for: BundleFor
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
-    specs = {name: _tier_spec(federation, tier, own[name], bundles) for name, tier in tiers.items()}
+    specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
     return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
 
 
-def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundles: _Bundles) -> TierSpec:
-    bundle, *further = (bundles.of(tier, exchange, format) for format in federation.formats_of(tier.name))
+def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor) -> TierSpec:
+    bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(tier.name))
     form = exchange.program.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
     labels = [port.label for port in finish.outputs_of("update")]

@@ -15,20 +15,21 @@ from torch import Tensor
 
 from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
+from edgefl.api.places import found_from_anywhere, held
 from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
 from edgefl.data.dataset import Dataset
 from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
-from edgefl.models.user_factory import absolute, refuse_while_loading
+from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.digests import UNDECIDING
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import write_text
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.system.folder_lock import FolderLock
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError, ParticipationError, StoreError
+from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.size import UpdateSize
@@ -40,9 +41,7 @@ from server.service import Service
 from server.storage.history import History, rounds_of
 
 MODEL_NAME = "model.safetensors"
-_STOPPING_S = 5.0
 _SERVER_LOCK = "serve.lock"
-"""How long a process that is being stopped may keep the folder from the next one."""
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
 News = Said | Restarted
@@ -189,7 +188,7 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
     """
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
-    whole = _found_from_anywhere(completed(read))
+    whole = found_from_anywhere(completed(read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
     folder = Path(out).resolve()
     dataset = open_data(whole)
@@ -204,10 +203,10 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
     parts = [] if own else partition(whole, dataset, len(devices))
     if fresh:
         refuse_foreign(folder)
-    lock = _held(folder, "run.lock", "run")
+    lock = held(folder, "run.lock", "run")
     try:
         with ExitStack() as made_ready:
-            made_ready.callback(_held(folder, _SERVER_LOCK, "server").release)
+            made_ready.callback(held(folder, _SERVER_LOCK, "server").release)
             if fresh:
                 discard(folder)
             lab = Lab(whole, folder)
@@ -216,24 +215,6 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
         lock.release()
         raise
     return Prepared(lab, dataset, updates, lock)
-
-
-def _held(folder: Path, name: str, what: str) -> FolderLock:
-    """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FolderLock(folder, name, patience_s=_STOPPING_S)
-    except FolderHeld as held:
-        raise StoreError(
-            f"a {what} goes on in {folder} already ({held.who}): wait for its end, stop it, or use another `out`",
-            folder=str(folder),
-            pid=held.pid,
-        ) from held
-    except OSError as error:
-        raise StoreError(
-            f"{folder} cannot be used: {error.strerror}; make room, let it be written, or use another `out`",
-            folder=str(folder),
-        ) from error
 
 
 def run(
@@ -286,7 +267,7 @@ class Server:
         refuse_while_loading("start a server")
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
-        self._lock = _held(folder, _SERVER_LOCK, "server")
+        self._lock = held(folder, _SERVER_LOCK, "server")
         history = History(folder)
 
         def told(event: Event) -> None:
@@ -334,28 +315,10 @@ def _address(federation: Federation, broker: str | Address, ca_file: str) -> Add
     return Address(address.host, address.port, *user, ca_file)
 
 
-def _found_from_anywhere(federation: Federation) -> Federation:
-    """The server is another process, and the run may be taken up from another folder."""
-    model, program, data, broker = federation.model, federation.program, federation.data, federation.broker
-    places = {key: _resolved(getattr(data, key)) for key in ("file", "devices_dir", "dir")}
-    return federation.model_copy(
-        update={
-            "model": model.model_copy(update={"name": absolute(model.name)}),
-            "program": program.model_copy(update={"name": absolute(program.name)}),
-            "data": data.model_copy(update={key: place for key, place in places.items() if place}),
-            "broker": broker.model_copy(update={"ca_file": _resolved(broker.ca_file)}),
-        }
-    )
-
-
-def _resolved(path: str) -> str:
-    return str(Path(path).resolve()) if path else ""
-
-
 def _changed(federation: Federation, folder: Path) -> str:
     """What differs from the run in ``folder``, key by key; where no key does, the code does."""
     path = folder / CONFIG_NAME
-    now = _found_from_anywhere(federation)
+    now = found_from_anywhere(federation)
     differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
     return "; ".join(differ) or "edgefl's version, or the file of the model or of the program, is another one"
 
@@ -363,4 +326,4 @@ def _changed(federation: Federation, folder: Path) -> str:
 def _write_down(federation: Federation, path: Path) -> None:
     """What a server trains, for :func:`load_run`, without the broker's password; a run of one machine has its own file."""
     if not path.exists():
-        write_text(path, dump(_found_from_anywhere(without_password(federation))))
+        write_text(path, dump(found_from_anywhere(without_password(federation))))

@@ -30,13 +30,13 @@ class BadRows(StrEnum):
     skip = "skip"
 
 
-def model_options(pairs: Sequence[str]) -> dict[str, Any]:
+def model_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
     """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise ConfigError(f"a model option is KEY=VALUE, found {pair!r}")
+            raise ConfigError(f"{what} is KEY=VALUE, found {pair!r}")
         try:
             options[key] = json.loads(value)
         except ValueError:

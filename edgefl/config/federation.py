@@ -18,6 +18,7 @@ from edgefl.config.tables import (
     OptimizerTable,
     ProgramTable,
     RoundTable,
+    SimulationTable,
     Table,
     TierTable,
 )
@@ -31,7 +32,7 @@ class Federation(Table):
     """A federation file: who trains what together, and how.
 
     Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``,
-    ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker`` and ``limits``.
+    ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -47,6 +48,7 @@ class Federation(Table):
     aggregate: AggregateTable = AggregateTable()
     downlink: DownlinkTable = DownlinkTable()
     broker: BrokerTable = BrokerTable()
+    simulation: SimulationTable = SimulationTable()
     limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
 
     @model_validator(mode="after")

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import Image, Reader
-from exporters.bundle.formats import format_of
+from exporters.bundle.formats import Format, format_of
+from exporters.bundle.outline import Outline
 from exporters.front.cache import BundleCache, Found
-from exporters.front.compile import cached
+from exporters.front.compile import cached, compiled
 from exporters.front.order import Order
 from exporters.front.tier import Exchange, Tier
 from exporters.memory.recompute import Budget
@@ -35,17 +37,34 @@ def bundle_of(
     ExportError if a graph cannot be made or disagrees with torch, ConfigError if what writes this format is not
     installed.
     """
-    order = Order(
+    order = _order(federation, dataset, tier, exchange, format_of(format))
+    return cached(cache or BundleCache.of_user(), order, progress)
+
+
+def outline_of(
+    federation: Federation,
+    dataset: Dataset,
+    tier: Tier,
+    exchange: Exchange,
+    *,
+    progress: Progress = lambda _: None,
+) -> Bundle:
+    """The bundle with its manifest and without its graphs: nothing is compiled. ExportError if a function breaks the
+    contract."""
+    return compiled(_order(federation, dataset, tier, exchange, Outline()), progress)
+
+
+def _order(federation: Federation, dataset: Dataset, tier: Tier, exchange: Exchange, format: Format) -> Order:
+    return Order(
         tier,
         exchange,
         model=federation.model.name,
         data=data_spec(dataset),
-        format=format_of(format),
+        format=format,
         chunk_bytes=federation.wire_limits.chunk_bytes,
         memory_budget=_budget(federation, tier.name),
         tokenizer=dataset.tokenizer,
     )
-    return cached(cache or BundleCache.of_user(), order, progress)
 
 
 def _budget(federation: Federation, tier: str) -> Budget | None:

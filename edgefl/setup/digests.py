@@ -14,6 +14,7 @@ from edgefl.system.distribution import version
 
 UNDECIDING: Mapping[str, IncEx | bool] = {
     "broker": True,
+    "simulation": True,
     "limits": True,
     "data": {"dir", "download"},
     "downlink": {"compression"},

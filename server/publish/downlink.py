@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
@@ -24,9 +25,18 @@ from edgefl.wire.patches import halved, patch, patched, widened
 from edgefl.wire.regions import Entries, Placement, Positions, Region, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
-from server.publish.publisher import Publisher
 from server.run_spec import Count, DownlinkSpec, Encoding
 from server.storage.published import Lines, PublishedModel, PublishedModels
+
+
+class Shelf(Protocol):
+    """Where blobs are offered (:class:`server.publish.publisher.Publisher`)."""
+
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef: ...
+
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef: ...
+
+    def travelling(self, sha256: str) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Downlink:
     """Publishes the parts of one model after the other. The same models in the same order give the same bytes."""
 
     def __init__(
-        self, spec: DownlinkSpec, publisher: Publisher, published: PublishedModels, blob_limit: int
+        self, spec: DownlinkSpec, publisher: Shelf, published: PublishedModels, blob_limit: int
     ) -> None:
         self._spec = spec
         self._publisher = publisher

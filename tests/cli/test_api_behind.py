@@ -18,6 +18,7 @@ from edgefl.cli.commands import app
 
 API = {
     "run": "edgefl.prepare",
+    "simulate": "edgefl.prepare_simulation",
     "broker": "edgefl.serve_broker",
     "server": "edgefl.Server",
     "device": "edgefl.Agent",

@@ -1,0 +1,49 @@
+"""Where things lie: folders that one process has at a time, and files that are found from anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgefl.config import Federation
+from edgefl.models.user_factory import absolute
+from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.wire.errors import StoreError
+
+_STOPPING_S = 5.0
+"""How long a process that is being stopped may keep the folder from the next one."""
+
+
+def held(folder: Path, name: str, what: str) -> FolderLock:
+    """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return FolderLock(folder, name, patience_s=_STOPPING_S)
+    except FolderHeld as found:
+        raise StoreError(
+            f"a {what} goes on in {folder} already ({found.who}): wait for its end, stop it, or use another `out`",
+            folder=str(folder),
+            pid=found.pid,
+        ) from found
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot be used: {error.strerror}; make room, let it be written, or use another `out`",
+            folder=str(folder),
+        ) from error
+
+
+def found_from_anywhere(federation: Federation) -> Federation:
+    """With the files that it names where they are, for another process, and for another working folder."""
+    model, program, data, broker = federation.model, federation.program, federation.data, federation.broker
+    places = {key: _resolved(getattr(data, key)) for key in ("file", "devices_dir", "dir")}
+    return federation.model_copy(
+        update={
+            "model": model.model_copy(update={"name": absolute(model.name)}),
+            "program": program.model_copy(update={"name": absolute(program.name)}),
+            "data": data.model_copy(update={key: place for key, place in places.items() if place}),
+            "broker": broker.model_copy(update={"ca_file": _resolved(broker.ca_file)}),
+        }
+    )
+
+
+def _resolved(path: str) -> str:
+    return str(Path(path).resolve()) if path else ""

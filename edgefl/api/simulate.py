@@ -1,0 +1,208 @@
+"""Federations simulated: the same rounds as over a broker, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edgefl.api.federation import load_federation
+from edgefl.api.places import found_from_anywhere, held
+from edgefl.config import Federation, load
+from edgefl.data.dataset import Dataset
+from edgefl.lab.lab import without_password
+from edgefl.models.user_factory import refuse_while_loading
+from edgefl.setup.data import open_data, own_data, partition
+from edgefl.setup.tiers import completed, device_names
+from edgefl.simulator.clients import ClientData, Own, Spread
+from edgefl.simulator.downlink import Downloads
+from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, check, discard, rows_of
+from edgefl.simulator.plan import Plan
+from edgefl.simulator.rounds import RUN, Rounds
+from edgefl.simulator.row import Row
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Array, Arrays
+from server.events import Event, Noted, Warned
+
+_LOCK = "simulate.lock"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulation's folder, read."""
+
+    folder: Path
+
+    @cached_property
+    def federation(self) -> Federation:
+        """As it was simulated."""
+        return load(self.folder / CONFIG_NAME)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are over."""
+        return (self.folder / MODEL_NAME).is_file()
+
+    @cached_property
+    def history(self) -> tuple[Row, ...]:
+        """A row for each round."""
+        return rows_of(self.folder)
+
+    @cached_property
+    def curves(self) -> Mapping[str, Array]:
+        """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
+        ``up_bytes``, ``down_bytes``, ``seconds``, and each of the metrics; NaN where there is no value."""
+        rows = [msgspec.to_builtins(row) for row in self.history]
+        metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
+        names = ("round", "accuracy", "loss", "train_loss", "reports", "up_bytes", "down_bytes", "seconds")
+        return {
+            name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+            for name in names
+        } | {
+            name: np.array([row["metrics"].get(name, np.nan) for row in rows], np.float64) for name in metrics
+        }
+
+    @cached_property
+    def model(self) -> Arrays:
+        """The trained weights, float arrays by global name. ConfigError before the last round is over."""
+        if not self.finished:
+            raise ConfigError(
+                f"the simulation in {self.folder} is not finished: `resume` goes on with it",
+                path=str(self.folder),
+            )
+        return tensors.load((self.folder / MODEL_NAME).read_bytes())
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "unfinished"
+        return f"Simulation({str(self.folder)!r}, {len(self.history)} rounds, {state})"
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A simulation that is ready to run: ``run`` once."""
+
+    federation: Federation
+    dataset: Dataset
+    clients: ClientData
+    folder: Path
+    resume: bool
+    device: str
+
+    def run(
+        self,
+        watch: Callable[[Row], None] = lambda _: None,
+        *,
+        progress: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> Simulation:
+        """Simulate all rounds that are left. KeyboardInterrupt stops it; ``resume`` goes on."""
+        for row in self.rounds(progress=progress, warn=warn):
+            watch(row)
+        return Simulation(self.folder)
+
+    def rounds(
+        self,
+        *,
+        progress: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[Row]:
+        """Each round as it ends."""
+        lock = held(self.folder, _LOCK, "simulation")
+        try:
+            folder = SimulationFolder.open(self.folder, self.federation, resume=self.resume)
+            try:
+                yield from self._rounds(folder, progress, warn)
+            finally:
+                folder.carries.close()
+        finally:
+            lock.release()
+
+    def _rounds(
+        self, folder: SimulationFolder, progress: Callable[[str], None], warn: Callable[[str], None]
+    ) -> Iterator[Row]:
+        def told(event: Event) -> None:
+            if isinstance(event, Warned | Noted):
+                warn(event.text)
+
+        plan = Plan.of(self.federation, self.dataset, emit=told, progress=progress, device=self.device)
+        rounds = Rounds(
+            plan.spec,
+            plan.functions,
+            self.clients,
+            Downloads(plan.spec, self.folder, RUN),
+            folder.carries,
+            together=self.federation.simulation.together,
+            device=self.device,
+            warn=warn,
+        )
+        left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
+        yield from folder.write(plan.spec, left)
+
+
+def prepare_simulation(
+    federation: Federation | str | Path,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    fresh: bool = False,
+    device: str = "auto",
+) -> Simulated:
+    """A simulation of ``federation`` in the folder ``out``, its data read and spread. ``resume`` goes on with the one that
+    is there, ``fresh`` discards it; updates are summed and the model is evaluated on ``device``, as :func:`simulate` says.
+
+    ConfigError if ``out`` holds another simulation, or is not to be gone on with.
+    """
+    refuse_while_loading("start a simulation")
+    read = federation if isinstance(federation, Federation) else load_federation(federation)
+    whole = without_password(found_from_anywhere(completed(read)))
+    folder = Path(out).resolve()
+    if resume and fresh:
+        raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
+    dataset = open_data(whole)
+    names = device_names(whole)
+    own = own_data(whole, names)
+    clients: ClientData = (
+        Own(own)
+        if own
+        else Spread(dataset, dict(zip(names, partition(whole, dataset, len(names)), strict=True)))
+    )
+    if fresh and folder.exists():
+        lock = held(folder, _LOCK, "simulation")
+        try:
+            discard(folder)
+        finally:
+            lock.release()
+    check(folder, whole, resume=resume)
+    return Simulated(whole, dataset, clients, folder, resume, device)
+
+
+def simulate(
+    federation: Federation | str | Path,
+    out: str | Path = "simulations/latest",
+    *,
+    resume: bool = False,
+    fresh: bool = False,
+    device: str = "auto",
+    watch: Callable[[Row], None] = lambda _: None,
+) -> Simulation:
+    """Train a federation in this process, without broker and devices: the same programs, submodels, codecs, batches, noise
+    and sums as :func:`edgefl.run`, in torch. Nothing is compiled.
+
+    Args:
+        federation: objects (:func:`edgefl.federation`), or their file.
+        out: folder for all that the simulation leaves.
+        resume: go on with the one that was stopped there, to the same bits; it begins where there is none.
+        fresh: discard what an earlier one left there.
+        device: where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``.
+        watch: is told each round as it ends.
+
+    Raises:
+        ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
+        ParticipationError: where the program needs clients that the federation has not.
+    """
+    return prepare_simulation(federation, out, resume=resume, fresh=fresh, device=device).run(watch)

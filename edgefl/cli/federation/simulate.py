@@ -1,0 +1,124 @@
+"""``edgefl simulate``: a federation in one process, before a fleet is touched."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.federation.scores import shown
+from edgefl.cli.output import console, errors, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from edgefl.api.simulate import Simulated
+    from edgefl.simulator.row import Row
+
+_EXAMPLES = """
+Train a federation in this process: no broker, no devices, nothing compiled, and the same weights.
+
+It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
+
+Examples:
+
+  edgefl simulate federation.toml --out simulations/first
+
+  edgefl simulate federation.toml --set round.fraction=0.01 --set simulation.together=10 --out simulations/second
+
+  edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
+
+  edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate", help=_EXAMPLES)(simulate)
+
+
+def simulate(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
+    out: Annotated[Path, typer.Option(help="folder for everything the simulation leaves behind")] = Path(
+        "simulations/latest"
+    ),
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="KEY=VALUE, any key of the file, such as round.fraction=0.1; may be given again"
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="go on with the simulation in --out")] = False,
+    fresh: Annotated[bool, typer.Option(help="discard what an earlier simulation left in --out")] = False,
+    device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
+) -> None:
+    from edgefl.api.federation import demo_federation, load_federation
+    from edgefl.api.simulate import prepare_simulation
+    from edgefl.cli.options import model_options
+
+    chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
+    given = {
+        "federation.rounds": rounds,
+        "federation.seed": seed,
+        "data.dir": str(data.resolve()) if data else None,
+    }
+    chosen |= {key: value for key, value in given.items() if value is not None}
+    federation = load_federation(config, chosen) if config else demo_federation(chosen)
+    with progress("reading the data and spreading it over the clients"):
+        simulated = prepare_simulation(federation, out, resume=resume, fresh=fresh, device=device)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _watch_json(simulated) if as_json else _watch(simulated)
+    except KeyboardInterrupt:
+        errors.print(f"stopped; the same with --resume goes on where {simulated.folder} was")
+        raise typer.Exit(130) from None
+
+
+def _watch_json(simulated: Simulated) -> None:
+    simulated.run(print_json, warn=lambda text: errors.print(text, markup=False))
+
+
+def _watch(simulated: Simulated) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    made = simulated.federation
+    console.print(
+        f"[bold]{made.federation.name}[/]: {made.model.name} on {simulated.dataset.name}, "
+        f"{len(simulated.clients.samples):,} clients"
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors) as bar:
+        task = bar.add_task("looking at the functions", total=made.federation.rounds)
+
+        def take(row: Row) -> None:
+            bar.update(task, completed=row.round, description=_told(row))
+
+        ended = simulated.run(
+            take,
+            progress=lambda text: bar.update(task, description=text),
+            warn=lambda text: errors.print(text, markup=False),
+        )
+    print_table(str(ended.folder), [_facts(row) for row in ended.history[-10:]])
+
+
+def _told(row: Row) -> str:
+    value = row.metrics.get(row.metric, row.loss)
+    return f"round {row.round}" if value is None else f"round {row.round}, {shown(row.metric, value)}"
+
+
+def _facts(row: Row) -> dict[str, object]:
+    return {
+        "round": row.round,
+        "outcome": row.outcome,
+        row.metric: row.metrics.get(row.metric, row.loss),
+        "train_loss": row.train_loss,
+        "reports": row.reports,
+        "up_bytes": row.up_bytes,
+        "down_bytes": row.down_bytes,
+        "seconds": row.seconds,
+    }

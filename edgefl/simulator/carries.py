@@ -1,0 +1,66 @@
+"""What programs keep on their clients from round to round, on disk: one row for each, as in a device's own store.
+
+Nothing is final before :meth:`Carries.commit`: a process that is killed leaves what the last one left.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from device_runtime.store.carry_choice import RoundToBegin, choose
+from device_runtime.store.carry_rows import StoredCarry
+from edgefl.wire import tensors
+from edgefl.wire.tensors import Arrays
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS standing(only INTEGER PRIMARY KEY CHECK (only = 1), data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS carries(
+  id INTEGER PRIMARY KEY, client TEXT NOT NULL, name TEXT NOT NULL, nonce TEXT NOT NULL, round INTEGER NOT NULL,
+  data BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS by_client ON carries(client);
+"""
+
+
+class Carries:
+    """``state.sqlite`` in a simulation's folder. ``standing``: where the simulation stands, in its own words; None before
+    the first commit."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path)
+        self._db.executescript(_SCHEMA)
+        self._db.execute("PRAGMA journal_mode=WAL")
+
+    @property
+    def standing(self) -> bytes | None:
+        row = self._db.execute("SELECT data FROM standing").fetchone()
+        return None if row is None else bytes(row[0])
+
+    def commit(self, standing: bytes) -> None:
+        """Make everything since the last call final, and ``standing`` with it."""
+        self._db.execute("INSERT OR REPLACE INTO standing(only, data) VALUES(1, ?)", (standing,))
+        self._db.commit()
+
+    def take_up(self, client: str, begun: RoundToBegin, exchanges: int) -> Arrays:
+        """What a round of ``client`` goes on from; empty if there is nothing. What is of no use any more is dropped."""
+        rows = self._db.execute(
+            "SELECT id, name, nonce, round FROM carries WHERE client = ? ORDER BY id", (client,)
+        )
+        stored = [StoredCarry(key, name, nonce, number, waits=False) for key, name, nonce, number in rows]
+        choice = choose(stored, begun, exchanges)
+        useless = [*(void.carry for void in choice.void), *choice.superseded]
+        self._db.executemany("DELETE FROM carries WHERE id = ?", [(each.id,) for each in useless])
+        if choice.carry is None:
+            return {}
+        row = self._db.execute("SELECT data FROM carries WHERE id = ?", (choice.carry.id,)).fetchone()
+        return tensors.load(row[0])
+
+    def keep(self, client: str, begun: RoundToBegin, nonce: str, carry: Arrays) -> None:
+        """What round ``begun`` left on ``client``, beside what was there before."""
+        self._db.execute(
+            "INSERT INTO carries(client, name, nonce, round, data) VALUES(?, ?, ?, ?, ?)",
+            (client, begun.name, nonce, begun.round, tensors.dump(carry)),
+        )
+
+    def close(self) -> None:
+        self._db.close()

@@ -1,0 +1,93 @@
+"""What clients are given of a model: put together from the blobs that would travel, as devices do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from edgefl.contract.tensors import Tensors
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.compression import Compression, packed, unpacked
+from edgefl.wire.patches import patched, widened
+from edgefl.wire.tensors import Arrays
+from server.publish.downlink import Downlink
+from server.publish.model import Model
+from server.run_spec import RunSpec
+from server.storage.published import PublishedModels
+
+
+@dataclass
+class Blobs:
+    """The blobs of the current model, as they travel."""
+
+    chunk: int
+    compression: Compression
+    held: dict[str, tuple[BlobRef, bytes]] = field(default_factory=dict)
+
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
+        return self.put(*packed(data, chunk or self.chunk, "none" if plain else self.compression))
+
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef:
+        return self.held.setdefault(ref.sha256, (ref, data))[0]
+
+    def travelling(self, sha256: str) -> bytes:
+        return self.held[sha256][1]
+
+    def keep_only(self, wanted: Mapping[str, tuple[BlobRef, ...]]) -> None:
+        names = {ref.sha256 for line in wanted.values() for ref in line}
+        self.held = {name: each for name, each in self.held.items() if name in names}
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The weights that a tier's clients read, by the labels of ports, and the bytes that brought them."""
+
+    weights: Tensors
+    nbytes: int
+
+
+class Downloads:
+    """Offers one model after the other, in the federation's encoding."""
+
+    def __init__(self, spec: RunSpec, folder: Path, run: str) -> None:
+        limits, downlink = spec.limits, spec.downlink
+        self._spec = spec
+        self._limit = limits.max_blob_bytes
+        self._blobs = Blobs(limits.chunk_bytes, downlink.compression)
+        self._downlink = Downlink(downlink, self._blobs, PublishedModels(folder, run), limits.max_blob_bytes)
+
+    def publish(self, model: Model) -> None:
+        """Offer a new model."""
+        self._downlink.publish(model.number, model.version, model.parts(self._spec))
+        self._blobs.keep_only(self._downlink.units)
+
+    def resume(self, model: Model) -> None:
+        """Offer a model as a killed process did."""
+        self._downlink.resume(model.number, model.version, model.parts(self._spec))
+
+    def received(self, model: Model) -> Arrays:
+        """The weights of ``model`` by global name, rounded on their way."""
+        return self._downlink.given(model.weights, model.parts(self._spec))
+
+    def fetch(self, manifest: Manifest) -> Fetched:
+        """What a client of the tier reads in a round, who has nothing of it yet."""
+        names = (*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix)
+        arrays: Arrays = {}
+        nbytes = 0
+        for name in dict.fromkeys(names):
+            first, *patches = self._downlink.units.get(name, ())
+            whole = widened(tensors.load(self._unpacked(first)))
+            for patch in patches:
+                whole = patched(whole, self._unpacked(patch))
+            arrays |= whole
+            nbytes += first.size + sum(ref.size for ref in patches)
+        # Copies: what safetensors gives lies in the blob, which is read-only.
+        return Fetched({name: torch.tensor(array) for name, array in arrays.items()}, nbytes)
+
+    def _unpacked(self, ref: BlobRef) -> bytes:
+        return unpacked(ref, self._blobs.travelling(ref.sha256), self._limit)

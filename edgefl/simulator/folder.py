@@ -1,0 +1,183 @@
+"""A simulation's folder: its configuration, its rounds, its models, and where it stands."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pydantic.main import IncEx
+
+from edgefl.config import Federation, load
+from edgefl.config.text import changes, dump
+from edgefl.setup.digests import code_of
+from edgefl.simulator.carries import Carries
+from edgefl.simulator.rounds import Ended, Standing
+from edgefl.simulator.row import Row
+from edgefl.system.digests import digest_of
+from edgefl.system.files import write_text
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Arrays
+from server.run_spec import RunSpec
+from server.storage.checkpoints import Checkpoints
+
+CONFIG_NAME = "config.toml"
+ROUNDS_NAME = "rounds.jsonl"
+TABLE_NAME = "rounds.csv"
+MODEL_NAME = "model.safetensors"
+_STATE_NAME = "state.sqlite"
+_LEFT = (
+    "checkpoints",
+    "published",
+    _STATE_NAME + "*",
+    MODEL_NAME,
+    ROUNDS_NAME,
+    TABLE_NAME,
+    f"{CONFIG_NAME}*",
+)
+_SAVE_EVERY_S = 5.0
+"""A killed simulation loses this much, and no round waits for a disk that is slow."""
+
+_FREE: Mapping[str, IncEx | bool] = {
+    "broker": True,
+    "limits": True,
+    "export": True,
+    "data": {"dir", "download"},
+    "aggregate": {"threads"},
+}
+"""Keys that have no say in the weights of a simulation."""
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``state.sqlite`` says: where the simulation stands, and what code it comes from."""
+
+    standing: Standing
+    code: str
+
+
+def rows_of(folder: Path) -> tuple[Row, ...]:
+    """The rounds in a folder, in order; half a line, which a killed process left, is passed over."""
+    path = folder / ROUNDS_NAME
+    rows: list[Row] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            rows.append(msgspec.json.decode(line, type=Row))
+    return tuple(rows)
+
+
+def discard(folder: Path) -> None:
+    """Remove what an earlier simulation left, and nothing else; ConfigError for a folder that holds something else."""
+    refuse_foreign(folder)
+    for name in _LEFT:
+        for path in folder.glob(name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def refuse_foreign(folder: Path) -> None:
+    """ConfigError for a folder that holds more than locks and is none of a simulation."""
+    if not folder.exists() or (folder / CONFIG_NAME).is_file():
+        return
+    if any(child.suffix != ".lock" for child in folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not the folder of a simulation (no {CONFIG_NAME}); it is left alone, use another `out`",
+            path=str(folder),
+        )
+
+
+def check(path: Path, federation: Federation, *, resume: bool) -> None:
+    """ConfigError if the folder holds a simulation that is not to go on, one of another configuration, or something
+    else."""
+    refuse_foreign(path)
+    config = path / CONFIG_NAME
+    if config.exists() and not resume:
+        raise ConfigError(
+            f"{path} holds a simulation: `resume` goes on with it, `fresh` discards it, or use another `out`",
+            path=str(path),
+        )
+    if config.exists() and (differ := changes(load(config), federation, but=_FREE)):
+        raise ConfigError(
+            f"{path} holds a simulation with another configuration ({'; '.join(differ)}): restore that, use `fresh`, "
+            "or another `out`",
+            path=str(path),
+        )
+
+
+@dataclass
+class SimulationFolder:
+    """The folder of ``federation``, begun or taken up."""
+
+    path: Path
+    federation: Federation
+    carries: Carries
+    standing: Standing
+    resumed: bool
+
+    @classmethod
+    def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
+        """ConfigError as :func:`check`, and if other code began the simulation that is there."""
+        check(path, federation, resume=resume)
+        carries = Carries(path / _STATE_NAME)
+        saved = carries.standing
+        if saved is None:
+            write_text(path / CONFIG_NAME, dump(federation))
+            return cls(path, federation, carries, Standing(), resumed=False)
+        known = msgspec.json.decode(saved, type=_Saved)
+        if known.code != digest_of(code_of(federation)):
+            carries.close()
+            raise ConfigError(
+                f"{path} holds a simulation by other code: edgefl's version, or the file of the model or of the program, is "
+                "another one; restore it, use `fresh`, or another `out`",
+                path=str(path),
+            )
+        return cls(path, federation, carries, known.standing, resumed=True)
+
+    def weights(self, spec: RunSpec) -> Arrays:
+        """The model that the simulation goes on from, with the server's state."""
+        return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
+
+    def write(self, spec: RunSpec, rounds: Iterable[Ended]) -> Iterator[Row]:
+        """Write every round down, give its row, and save where the simulation stands now and then; at the end write the
+        model."""
+        checkpoints, last = Checkpoints(self.path), time.monotonic()
+        code = digest_of(code_of(self.federation))
+        rows = [row for row in rows_of(self.path) if row.round <= self.standing.number]
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        (self.path / ROUNDS_NAME).write_bytes(lines)
+        # A patch of int8 is made from the models before, of which the disk keeps one.
+        every = 0.0 if spec.downlink.encoding == "int8" else _SAVE_EVERY_S
+        ended: Ended | None = None
+        with (self.path / ROUNDS_NAME).open("ab") as file:
+            for ended in rounds:
+                file.write(msgspec.json.encode(ended.row) + b"\n")
+                file.flush()
+                if time.monotonic() - last >= every:
+                    self._save(checkpoints, ended.weights, ended.standing, code)
+                    last = time.monotonic()
+                yield ended.row
+        weights = ended.weights if ended is not None else self.weights(spec)
+        standing = ended.standing if ended is not None else self.standing
+        self._save(checkpoints, weights, standing, code)
+        checkpoints.finish(spec.model_of(weights))
+        self._tabulate()
+
+    def _save(self, checkpoints: Checkpoints, weights: Arrays, standing: Standing, code: str) -> None:
+        """The model first: what is committed names it."""
+        checkpoints.save(standing.number, weights)
+        self.carries.commit(msgspec.json.encode(_Saved(standing=standing, code=code)))
+        checkpoints.prune(standing.number)
+
+    def _tabulate(self) -> None:
+        rows = rows_of(self.path)
+        measured = dict.fromkeys(name for row in rows for name in row.metrics if name != "accuracy")
+        fields = [name for name in Row.__struct_fields__ if name not in ("metrics", "metric")]
+        with (self.path / TABLE_NAME).open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow([*fields, *measured])
+            for row in rows:
+                values = [getattr(row, name) for name in fields]
+                table.writerow([*values, *(row.metrics.get(name) for name in measured)])

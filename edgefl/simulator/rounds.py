@@ -1,0 +1,367 @@
+"""The rounds of a simulated federation: the coordinator decides, the aggregator sums, and clients train in between.
+
+No clock: time is the federation's own, in seconds since it began (:mod:`edgefl.simulator.fleet`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from device_runtime.data.rows import Parts
+from device_runtime.data.samples import LabelSpec
+from device_runtime.round.runner import RoundResult
+from device_runtime.store.carry_choice import RoundToBegin
+from edgefl.simulator.carries import Carries
+from edgefl.simulator.clients import ClientData
+from edgefl.simulator.downlink import Downloads, Fetched
+from edgefl.simulator.functions import Functions
+from edgefl.simulator.row import Row
+from edgefl.simulator.training import Given, LocalTraining, Participant
+from edgefl.wire import tensors
+from edgefl.wire.errors import ParticipationError, StepError, UpdateRejected
+from edgefl.wire.mqtt.messages import NO_CARRY
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.size import float32_bytes
+from server.active_round import ActiveRound, active_round, concluded
+from server.aggregate.accumulator import Accumulator
+from server.coordinator import attendance
+from server.coordinator import machine as coordinator
+from server.coordinator.claims import Claim, weigh
+from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
+from server.coordinator.roster import Device, tier_of
+from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Status, Warn
+from server.publish.model import Model
+from server.run_spec import RunSpec
+
+RUN = "simulation"
+
+Exchanges = Mapping[tuple[str, int], LocalTraining]
+"""Training by tier and number of the exchange (:meth:`server.run_spec.RunSpec.index`)."""
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a simulation stands between two rounds: with the model after round ``number`` and what clients keep, enough to
+    go on from to the same bits. ``now``: seconds of the federation's own time."""
+
+    number: int = 0
+    position: int = 0
+    base: int = 0
+    members: tuple[str, ...] = ()
+    refused: int = 0
+    now: float = 0.0
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A round that is over: what to tell of it, the weights (with the server's state) after it, and where that leaves the
+    simulation."""
+
+    row: Row
+    weights: Arrays
+    standing: Standing
+
+
+@dataclass
+class _Tally:
+    """What clients reported in the round under way."""
+
+    began: float
+    opened: float
+    losses: dict[str, float]
+    down_bytes: int = 0
+    up_bytes: int = 0
+    up_float32_bytes: int = 0
+
+
+class Rounds:
+    """Simulates ``spec`` from ``standing`` on, whose model is ``weights``."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        functions: Mapping[tuple[str, int], Functions],
+        data: ClientData,
+        downloads: Downloads,
+        carries: Carries,
+        *,
+        together: int = 1,
+        device: str = "auto",
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._spec = spec
+        self._rules = replace(spec.rules, run=RUN)
+        self._functions = functions
+        self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
+        self._data = data
+        self._downloads = downloads
+        self._carries = carries
+        self._device = device
+        self._warn = warn
+        self._sums: Accumulator | None = None
+        self._now = 0.0
+
+    def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
+        """Every round that is left. ParticipationError where the program needs clients that the run has not."""
+        self._now = standing.now
+        model = Model.of(self._spec, standing.number, weights)
+        (self._downloads.resume if resumed else self._downloads.publish)(model)
+        state = replace(
+            coordinator.initial(model.version, self._now),
+            next_round=standing.number + 1,
+            devices=self._devices(),
+            position=standing.position,
+            base=standing.base,
+            members=standing.members,
+            refused=standing.refused,
+        )
+        state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
+        if not actions and (later := coordinator.wake_at(self._rules, state, self._now)) is not None:
+            self._now = later
+            state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
+        if not actions:
+            needed = attendance.presence(self._rules, state, self._now).needed
+            raise ParticipationError(
+                f"round {state.next_round} cannot open: it needs {needed} clients, and the tiers have "
+                f"{len(state.devices)}; lower round.min_reports, or raise the count of a tier",
+                needed=needed,
+            )
+        pending, active, tally = deque(actions), None, self._tally()
+        while pending:
+            match pending.popleft():
+                case Open(round=opened):
+                    tally, active = self._tally(), self._active(opened, model)
+                    state, more = self._report(state, opened, active, model, tally)
+                    pending.extend(more)
+                case Close(round=opened) if active is not None:
+                    failed, weights = "", model.weights
+                    try:
+                        weights = self._concluded(opened, active, model, state)
+                    except StepError as error:
+                        failed = (
+                            f"round {opened.number} is abandoned and the model unchanged: {error.message}"
+                        )
+                    model, row = self._end(
+                        opened, active, weights, tally, "abandoned" if failed else "closed", failed
+                    )
+                    ready = coordinator.ModelReady(model.version, failed)
+                    state, more = coordinator.step(self._rules, state, ready, self._now)
+                    yield Ended(row, model.weights, self._standing(opened.number, state))
+                    pending.extend(more)
+                case Abandon(round=opened, text=text) if active is not None:
+                    model, row = self._end(opened, active, model.weights, tally, "abandoned", text)
+                    yield Ended(row, model.weights, self._standing(opened.number, state))
+                case Warn(text=text):
+                    self._warn(text)
+                case Refuse(text=text):
+                    raise ParticipationError(text)
+                case Finish():
+                    return
+
+    # -- clients ---------------------------------------------------------------------------------------------
+
+    def _devices(self) -> dict[str, Device]:
+        return {
+            name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
+            for name, (samples, memory) in self._clients().items()
+        }
+
+    def _clients(self) -> dict[str, tuple[int, int]]:
+        """Samples and memory of each client: one of a tier that goes by memory reports just this much."""
+        needs = {tier.name: tier.memory_bytes for tier in self._rules.tiers}
+        return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self._data.samples.items()}
+
+    def _report(
+        self, state: State, opened: OpenRound, active: ActiveRound, model: Model, tally: _Tally
+    ) -> tuple[State, Actions]:
+        """Train as many clients as the round wants, in the order in which they would report."""
+        waiting = deque(_arrivals(self._rules.seed, opened))
+        index = self._spec.index(opened.position)
+        hyper = self._spec.hyper_at(opened.number, opened.position)
+        fetched: dict[str, Fetched] = {}
+        actions: Actions = ()
+        while waiting and not actions and state.round is not None:
+            lacking = state.round.goal - len(state.round.with_status("accepted"))
+            wanted = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
+            answers: list[Answered | Declined] = []
+            for tier in dict.fromkeys(each.tier for each in wanted):
+                training = self._training[tier, index]
+                manifest = self._functions[tier, index].manifest
+                own = fetched.setdefault(tier, self._downloads.fetch(manifest))
+                # A few at a time: their data are in memory meanwhile.
+                few = [each for each in wanted if each.tier == tier]
+                for some in _portions(few, training.portion):
+                    taking = []
+                    for each in some:
+                        participant = self._participant(
+                            each, opened, self._functions[tier, index], state.base
+                        )
+                        if participant is None:
+                            answers.append(Declined(each.device, each.nonce, NO_CARRY))
+                        else:
+                            taking.append(participant)
+                    for client, result in training.run(Given(own.weights, hyper), taking):
+                        tally.down_bytes += own.nbytes
+                        answers.append(self._take(client.name, result, state, active, model, tally))
+            state, actions = _answered(self._rules, state, answers, self._now)
+        if not actions:
+            self._now = opened.deadline
+            state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
+        return state, actions
+
+    def _participant(
+        self, assignment: Assignment, opened: OpenRound, functions: Functions, base: int
+    ) -> Participant | None:
+        """None for a client that lacks what it should have kept."""
+        manifest, carry = functions.manifest, {}
+        reads = any(graph.inputs_of("carry") for graph in manifest.of_round)
+        if reads:
+            begun = self._begun(assignment, opened.number, base, manifest.program)
+            carry = self._carries.take_up(assignment.device, begun, manifest.carry_exchanges)
+            if manifest.carry_needed and not carry:
+                return None
+        local = self._data.of(assignment.device)
+        parts = Parts(functions.blob, functions.features)
+        data = local.fitted(manifest.data, LabelSpec.of(manifest), parts).first(self._rules.samples)
+        return Participant(assignment.device, assignment.seed, data, carry)
+
+    def _begun(self, assignment: Assignment, number: int, base: int, program: str) -> RoundToBegin:
+        return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", number, base)
+
+    def _take(
+        self,
+        client: str,
+        result: RoundResult,
+        state: State,
+        active: ActiveRound,
+        model: Model,
+        tally: _Tally,
+    ) -> Answered:
+        """Add a client's update to the round, as it would travel."""
+        assert state.round is not None
+        task = state.round.assignments[client]
+        sent = tensors.dump(result.update, result.masks)
+        claim = Claim(client, RUN, active.number, task.nonce, task.tier, model.version, result.samples)
+        try:
+            weight = weigh(self._rules, state, claim)
+            checked = active.check_sent(task.tier, sent)
+        except UpdateRejected as refusal:
+            return Answered(client, accepted=False, reason=refusal.reason)
+        active.aggregator.add(checked.added, weight)
+        tally.up_bytes += len(sent)
+        tally.up_float32_bytes += float32_bytes(checked.sent.pieces.shapes)
+        if math.isfinite(loss := result.metrics.get("loss", math.nan)):
+            tally.losses[client] = loss
+        if result.carry:
+            program = self._functions[task.tier, self._spec.index(state.round.position)].manifest.program
+            begun = self._begun(task, active.number, state.base, program)
+            self._carries.keep(client, begun, task.nonce, result.carry)
+        return Answered(client, accepted=True)
+
+    # -- models ----------------------------------------------------------------------------------------------
+
+    def _active(self, opened: OpenRound, model: Model) -> ActiveRound:
+        return active_round(
+            self._spec,
+            opened,
+            model,
+            received=lambda: self._downloads.received(model),
+            device=self._device,
+            sums=self._sums,
+            sent_bytes=0,
+        )
+
+    def _concluded(self, ended: OpenRound, active: ActiveRound, model: Model, state: State) -> Arrays:
+        members = len(state.members) if self._rules.all_needed else len(state.devices)
+        received = self._downloads.received
+        return concluded(self._spec, ended, active, model, received=lambda: received(model), devices=members)
+
+    def _end(
+        self,
+        ended: OpenRound,
+        active: ActiveRound,
+        weights: Arrays,
+        tally: _Tally,
+        outcome: coordinator.Outcome,
+        text: str,
+    ) -> tuple[Model, Row]:
+        self._sums = active.aggregator.released()
+        model = Model.of(self._spec, ended.number, weights)
+        self._downloads.publish(model)
+        metrics: dict[str, float] = {}
+        if self._spec.evaluate is not None and self._spec.evaluates(ended.number, outcome):
+            found = self._spec.evaluate(self._spec.model_of(weights))
+            metrics = {name: value for name, value in found.items() if math.isfinite(value)}
+        loss = metrics.pop("loss", None)
+        losses = [tally.losses[name] for name in sorted(tally.losses)]
+        row = Row(
+            round=ended.number,
+            outcome=outcome,
+            accuracy=metrics.get("accuracy"),
+            loss=loss,
+            train_loss=sum(losses) / len(losses) if losses else None,
+            selected=len(ended.assignments),
+            reports=len(ended.with_status("accepted")),
+            rejected=len(ended.with_status("rejected")),
+            declined=len(ended.with_status("declined")),
+            down_bytes=tally.down_bytes,
+            up_bytes=tally.up_bytes,
+            up_float32_bytes=tally.up_float32_bytes,
+            seconds=time.perf_counter() - tally.began,
+            weights_sha256=hashlib.sha256(tensors.dump(weights)).hexdigest(),
+            text=text,
+            metric=self._spec.metric,
+            metrics=metrics,
+        )
+        return model, row
+
+    def _standing(self, number: int, state: State) -> Standing:
+        return Standing(
+            number=number,
+            position=state.position,
+            base=state.base,
+            members=state.members,
+            refused=state.refused,
+            now=self._now,
+        )
+
+    def _tally(self) -> _Tally:
+        return _Tally(time.perf_counter(), self._now, {})
+
+
+def _arrivals(seed: int, opened: OpenRound) -> list[Assignment]:
+    """Who reports first, which decides where more clients were selected than the round wants: drawn for each round."""
+
+    def drawn(assignment: Assignment) -> bytes:
+        return hashlib.sha256(f"arrive/{seed}/{opened.number}/{assignment.device}".encode()).digest()
+
+    return sorted(opened.assignments.values(), key=drawn)
+
+
+def _answered(
+    rules: coordinator.Rules, state: State, answers: Sequence[Answered | Declined], now: float
+) -> tuple[State, Actions]:
+    """The state after all ``answers``, of which only the last can end the round: the coordinator looks at them once."""
+    if state.round is None or not answers:
+        return state, ()
+    tasks = dict(state.round.assignments)
+    for each in answers[:-1]:
+        if isinstance(each, Declined):
+            tasks[each.device] = replace(tasks[each.device], status="declined", reason=each.reason)
+        else:
+            status: Status = "accepted" if each.accepted else "rejected"
+            tasks[each.device] = replace(tasks[each.device], status=status, reason=each.reason)
+    counted = replace(state, round=replace(state.round, assignments=tasks))
+    return coordinator.step(rules, counted, answers[-1], now)
+
+
+def _portions(assignments: Sequence[Assignment], size: int) -> Iterator[Sequence[Assignment]]:
+    for first in range(0, len(assignments), size):
+        yield assignments[first : first + size]

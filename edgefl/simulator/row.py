@@ -1,0 +1,33 @@
+"""A simulated round as people read it: a line of ``rounds.jsonl``, a row of ``rounds.csv``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A round that ended, ``closed`` or ``abandoned``. ``accuracy``, ``loss`` and ``metrics`` are the global model's on the
+    test set, None and {} if it was not its turn; ``metric`` names the one that people are shown first.
+
+    ``train_loss``: mean over the clients that reported. ``down_bytes``: of the weights that they fetched, each as a client
+    that has nothing yet; ``up_bytes``: of their updates' tensors, ``up_float32_bytes`` the same in float32. ``seconds``:
+    what simulating it took here. ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
+    """
+
+    round: int
+    outcome: str
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    selected: int
+    reports: int
+    rejected: int
+    declined: int
+    down_bytes: int
+    up_bytes: int
+    up_float32_bytes: int
+    seconds: float
+    weights_sha256: str
+    text: str = ""
+    metric: str = "accuracy"
+    metrics: dict[str, float] = {}

@@ -1,0 +1,232 @@
+"""Local rounds of the clients of a tier, as :mod:`device_runtime.round.runner` runs each of them on its device.
+
+The same batches, noise, passes and facts about the data (:class:`device_runtime.round.feeds.Feeds`), in the same order;
+what runs are the functions themselves, in torch. Clients that make the same steps make them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_runtime.data.samples import FittedData
+from device_runtime.round.feeds import Feeds, complete, other_rows
+from device_runtime.round.graphs import check_port, labelled
+from device_runtime.round.runner import RoundResult
+from edgefl.contract.tensors import Tensors, role_of
+from edgefl.simulator.functions import Functions
+from edgefl.wire.bundle.manifest import Chunk, Graph, PhaseSpec
+from edgefl.wire.errors import BundleError
+from edgefl.wire.tensors import Array, Arrays
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client's part in a round: the seed of its task, the rows it may use, and what it kept of earlier rounds."""
+
+    name: str
+    seed: int
+    data: FittedData
+    carry: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all clients of a tier begin a round with: the weights by the labels of ports, and the scalars."""
+
+    weights: Tensors
+    hyper: Mapping[str, float]
+
+
+class LocalTraining:
+    """The rounds of one exchange of a tier, ``together`` clients at a time.
+
+    A group that is not full is filled up with its last client, so that equal groups give equal bits, whatever else a
+    round has.
+    """
+
+    def __init__(self, functions: Functions, together: int = 1) -> None:
+        self._functions = functions
+        self._manifest = functions.manifest
+        self._together = max(1, together)
+
+    @property
+    def portion(self) -> int:
+        """Clients that :meth:`run` takes well at a time."""
+        return self._together
+
+    def run(
+        self, given: Given, participants: Sequence[Participant]
+    ) -> Iterator[tuple[Participant, RoundResult]]:
+        """Every client's round. BundleError or DataError if weights, data and ports disagree."""
+        alike: dict[tuple[int, ...], list[Participant]] = {}
+        for each in participants:
+            alike.setdefault(self._manifest.steps_with(len(each.data)), []).append(each)
+        size = 1 if any(phase.shorter for phase in self._manifest.phases) else self._together
+        for clients in alike.values():
+            for first in range(0, len(clients), size):
+                group = clients[first : first + size]
+                yield from zip(group, self._round(given, group, size), strict=True)
+
+    def _round(self, given: Given, group: Sequence[Participant], size: int) -> list[RoundResult]:
+        manifest = self._manifest
+        filled = [*group, *([group[-1]] * (size - len(group)))]
+        feeds = [self._feeds(given, each) for each in group]
+        feeds += [feeds[-1]] * (size - len(group))
+        steps = manifest.steps_with(len(group[0].data))
+        total, start, finish = sum(steps), manifest.graph(manifest.start), manifest.graph(manifest.finish)
+        begun = [
+            _kept(start, each.carry) | fed.given(start, total)
+            for each, fed in zip(filled, feeds, strict=True)
+        ]
+        state = _state(self._call(start, given, begun, {}))
+        sums: list[Metrics] = [{} for _ in group]
+        position = 0
+        for phase, count in zip(manifest.phases, steps, strict=True):
+            for step in range(position, position + count):
+                graph, batches = self._fed(phase, feeds, step, position)
+                out = self._call(graph, given, batches, state)
+                state = state | _state(out)
+                _add(sums, out)
+            position += count
+        ended = [
+            _kept(finish, each.carry) | fed.given(finish, total + 1)
+            for each, fed in zip(filled, feeds, strict=True)
+        ]
+        out = self._call(finish, given, ended, state)
+        masks = {port.label: port.mask for port in finish.outputs_of("update") if port.mask}
+        return [
+            self._result(_of_client(out, at, size), masks, sums[at], steps, len(each.data))
+            for at, each in enumerate(group)
+        ]
+
+    def _result(
+        self, out: Arrays, masks: dict[str, int], sums: Metrics, steps: Sequence[int], samples: int
+    ) -> RoundResult:
+        means = {name: total / max(1, self._reporting(name, steps)) for name, total in sums.items()}
+        return RoundResult(
+            update=labelled(out, "update"),
+            masks=masks,
+            carry=labelled(out, "carry"),
+            metrics=means | {name: float(value) for name, value in labelled(out, "metric").items()},
+            samples=samples,
+        )
+
+    def _reporting(self, metric: str, steps: Sequence[int]) -> int:
+        graphs = [self._manifest.graph(phase.graph) for phase in self._manifest.phases]
+        return sum(
+            made
+            for graph, made in zip(graphs, steps, strict=True)
+            if any(port.label == metric for port in graph.outputs_of("metric"))
+        )
+
+    def _fed(
+        self, phase: PhaseSpec, feeds: Sequence[Feeds], step: int, first: int
+    ) -> tuple[Graph, list[Arrays]]:
+        """The graph of a step and what each client feeds it."""
+        whole = self._manifest.graph(phase.graph)
+        graph = whole
+        if phase.shorter:  # one client at a time
+            graph = self._manifest.graph(phase.graph_for(feeds[0].longest(whole, step)))
+        batches = [
+            fed.given(graph, step)
+            | (fed.passed(graph, step - first) if phase.over_data else fed.batches(whole, step, graph))
+            for fed in feeds
+        ]
+        return graph, batches
+
+    def _feeds(self, given: Given, client: Participant) -> Feeds:
+        manifest, features = self._manifest, None
+        if manifest.prefix:
+            record = self._record(given, client.data)
+
+            def recorded(rows: Array) -> Array:
+                return record[rows]
+
+            features = recorded
+        edges = {bucket.length for phase in manifest.phases for bucket in phase.shorter}
+        return Feeds(
+            client.seed,
+            client.data,
+            {**manifest.hyper, **given.hyper},
+            manifest.draws,
+            features,
+            tuple(sorted(edges)),
+        )
+
+    def _record(self, given: Given, data: FittedData) -> Array:
+        """The boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
+        record: Array | None = None
+        for chunk in self._manifest.prefix:
+            record = self._forward(chunk, given, data, record)
+        assert record is not None
+        return record
+
+    def _forward(self, chunk: Chunk, given: Given, data: FittedData, before: Array | None) -> Array:
+        spec, rows = self._manifest.graph(chunk.graph), len(data)
+        (flowing,) = (port for port in spec.inputs_of("batch") if port.label == "0.x")
+        others = [port for port in spec.inputs_of("batch") if port is not flowing]
+        group, parts = flowing.shape[0], []
+        for start in range(0, rows, group):
+            # The last group is filled by wrap-around: batch statistics are those of a full one.
+            indices = np.arange(start, start + group) % rows
+            batch = {each.name: other_rows(data, each, indices) for each in others}
+            batch[flowing.name] = data.rows(indices) if before is None else before[indices]
+            out = self._call(spec, given, [batch], {})
+            parts.append(out["record.x"].numpy()[: min(group, rows - start)])
+        return np.concatenate(parts)
+
+    def _call(self, graph: Graph, given: Given, own: Sequence[Arrays], state: Tensors) -> Tensors:
+        """One function for all clients in ``own``. ``state`` is theirs, with the clients in front if they are several."""
+        inputs: Tensors = {}
+        for port in graph.inputs_of("weights"):
+            if port.label not in given.weights:
+                raise BundleError(
+                    f"graph {graph.name!r} reads {port.label!r}, which the round's weights do not hold",
+                    port=port.name,
+                )
+            inputs[port.name] = given.weights[port.label]
+        for port in graph.inputs_of("state"):
+            inputs[port.name] = state[port.name]
+        # Of these only the names are looked at.
+        held: Arrays = dict.fromkeys(inputs, np.zeros(0))
+        many = len(own) > 1
+        for each in own:
+            complete(graph, {**each, **held})
+        for port in graph.inputs:
+            if port.name not in inputs:
+                arrays = [each[port.name] for each in own]
+                common = not many or port.role == "hyper"
+                inputs[port.name] = torch.from_numpy(np.asarray(arrays[0]) if common else np.stack(arrays))
+        return self._functions.recorded(graph.name, len(own))(inputs)
+
+
+def _kept(graph: Graph, carry: Arrays) -> Arrays:
+    """What a graph reads of earlier rounds; zeros where nothing is left."""
+    kept: Arrays = {}
+    for port in graph.inputs_of("carry"):
+        kept[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
+        check_port(port, kept[port.name])
+    return kept
+
+
+def _state(out: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in out.items() if role_of(name) == "state"}
+
+
+def _add(sums: list[Metrics], out: Mapping[str, Tensor]) -> None:
+    for name, tensor in out.items():
+        if role_of(name) == "metric":
+            label = name.partition(".")[2]
+            for own, value in zip(sums, tensor.reshape(-1).tolist(), strict=False):
+                own[label] = own.get(label, 0.0) + value
+
+
+def _of_client(out: Tensors, at: int, size: int) -> Arrays:
+    return {name: (tensor[at] if size > 1 else tensor).numpy() for name, tensor in out.items()}

@@ -1,0 +1,144 @@
+"""What a simulation leaves, how it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl.config import Federation, parse
+from edgefl.config.tables import SimulationTable
+from edgefl.simulator.row import Row
+from edgefl.wire.errors import ConfigError, ParticipationError
+from tests.e2e.inside import edgefl as command
+
+
+def federation(**changes: dict[str, object]) -> Federation:
+    tables: dict[str, dict[str, object]] = {
+        "federation": {"name": "simulated", "rounds": 3},
+        "model": {"name": "mlp", "options": {"hidden": [8]}},
+        "program": {"batch": 8, "steps": 2},
+        "data": {"name": "digits", "train_samples": 120, "test_samples": 50},
+        "tiers": {"strong": {"count": 4}, "weak": {"cut": 1, "count": 2}},
+    }
+    return parse(
+        {**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}},
+        source="the test",
+    )
+
+
+class Stopped(Exception):
+    """The simulation is stopped here."""
+
+
+def stop_after(number: int) -> object:
+    def watch(row: Row) -> None:
+        if row.round == number:
+            raise Stopped
+
+    return watch
+
+
+def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_path: Path) -> None:
+    told: list[Row] = []
+    made = edgefl.simulate(federation(), tmp_path / "out", watch=told.append)
+
+    lines = [json.loads(line) for line in (made.folder / "rounds.jsonl").read_text().splitlines()]
+    with (made.folder / "rounds.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row.round for row in told] == [1, 2, 3] == [line["round"] for line in lines]
+    assert [float(row["accuracy"]) for row in table] == [line["accuracy"] for line in lines]
+    assert made.history == tuple(told) and made.finished
+    assert made.federation.tiers["strong"].count == 4
+    assert np.isfinite(made.curves["train_loss"]).all() and made.curves["up_bytes"].min() > 0
+    assert {name.partition(".")[0] for name in made.model} == {"dense1", "head"}
+
+
+@pytest.mark.parametrize("kept", ["", "state at clients and server", "int8 down", "in groups"])
+def test_one_that_was_stopped_goes_on_to_the_same_bits(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
+    changes: dict[str, dict[str, object]] = {
+        "": {"round": {"fraction": 0.5}},
+        "state at clients and server": {
+            "program": {"name": "scaffold"},
+            "tiers": {"weak": {"cut": 0, "count": 1}},
+        },
+        "int8 down": {"downlink": {"encoding": "int8"}},
+        "in groups": {"simulation": {"together": 3}},
+    }[kept]
+    chosen = federation(**changes)
+    whole = edgefl.simulate(chosen, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(2))  # type: ignore[arg-type]
+    halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True)
+
+    assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
+
+
+def test_one_that_was_stopped_before_anything_was_saved_begins_again(tmp_path: Path) -> None:
+    whole = edgefl.simulate(federation(), tmp_path / "whole")
+    with pytest.raises(Stopped):
+        edgefl.simulate(federation(), tmp_path / "halves", watch=stop_after(2))  # type: ignore[arg-type]
+    halves = edgefl.simulate(federation(), tmp_path / "halves", resume=True)
+
+    assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
+
+
+@pytest.mark.parametrize("program", ["sgd", "scaffold", "per_fedavg", "fafed"])
+def test_clients_together_are_the_clients_one_by_one(program: str, tmp_path: Path) -> None:
+    tiers: dict[str, object] = {"all": {"count": 5}}
+    chosen = federation(program={"name": program})
+    apart = chosen.model_copy(update={"tiers": parse({"tiers": tiers}, source="the test").tiers})
+    grouped = apart.model_copy(update={"simulation": SimulationTable(together=2)})
+    one, other = edgefl.simulate(apart, tmp_path / "apart"), edgefl.simulate(grouped, tmp_path / "together")
+
+    for name, weights in one.model.items():
+        np.testing.assert_allclose(other.model[name], weights, atol=1e-5, err_msg=name)
+
+
+def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> None:
+    edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
+    with pytest.raises(ConfigError, match=r"federation.seed was 0, is 5"):
+        edgefl.simulate(federation(federation={"rounds": 1, "seed": 5}), tmp_path, resume=True)
+    with pytest.raises(ConfigError, match="`resume` goes on with it"):
+        edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="not the folder of a simulation"):
+        edgefl.simulate(federation(), tmp_path, fresh=True)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_fewer_clients_than_a_round_needs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ParticipationError, match="needs 9 clients, and the tiers have 6"):
+        edgefl.simulate(federation(round={"min_reports": 9}), tmp_path)
+
+
+def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text('[model]\nname = "mlp"\noptions = { hidden = [8] }\n[data]\nname = "digits"\n')
+    arguments = (
+        file,
+        "--rounds",
+        "2",
+        "--set",
+        "program.steps=1",
+        "--set",
+        "tiers.all.count=2",
+        "--out",
+        tmp_path / "out",
+    )
+    ran = command("simulate", *arguments, "--json")
+
+    assert ran.returncode == 0, ran.stderr
+    assert [line["round"] for line in ran.events()] == [1, 2]
+    again = command("simulate", *arguments)
+    assert again.returncode == ConfigError.exit_code and "--resume goes on with it" in again.stderr
