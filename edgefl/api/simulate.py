@@ -18,8 +18,10 @@ from edgefl.lab.lab import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.tiers import completed, device_names
+from edgefl.setup.updates import update_sizes
 from edgefl.simulator.clients import ClientData, Own, Spread
 from edgefl.simulator.downlink import Downloads
+from edgefl.simulator.fleet import Fleet
 from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, check, discard, rows_of
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
@@ -56,10 +58,20 @@ class Simulation:
     @cached_property
     def curves(self) -> Mapping[str, Array]:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
-        ``up_bytes``, ``down_bytes``, ``seconds``, and each of the metrics; NaN where there is no value."""
+        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, and each of the metrics; NaN where there is no value."""
         rows = [msgspec.to_builtins(row) for row in self.history]
         metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
-        names = ("round", "accuracy", "loss", "train_loss", "reports", "up_bytes", "down_bytes", "seconds")
+        names = (
+            "round",
+            "accuracy",
+            "loss",
+            "train_loss",
+            "reports",
+            "up_bytes",
+            "down_bytes",
+            "seconds",
+            "simulated_s",
+        )
         return {
             name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
             for name in names
@@ -136,6 +148,10 @@ class Simulated:
             self.clients,
             Downloads(plan.spec, self.folder, RUN),
             folder.carries,
+            fleet=Fleet(self.federation.simulation, self.federation.federation.seed),
+            update_bytes={
+                tier: size.nbytes for tier, size in update_sizes(self.federation, self.dataset).items()
+            },
             together=self.federation.simulation.together,
             device=self.device,
             warn=warn,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from pydantic import Field, model_validator
 
+from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
     AggregateTable,
     BrokerTable,
@@ -18,7 +19,6 @@ from edgefl.config.tables import (
     OptimizerTable,
     ProgramTable,
     RoundTable,
-    SimulationTable,
     Table,
     TierTable,
 )

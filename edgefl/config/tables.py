@@ -375,14 +375,6 @@ class DownlinkTable(Table):
     compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")
 
 
-class SimulationTable(Table):
-    """What `edgefl simulate` adds to a federation; no other command reads it."""
-
-    together: int = Field(
-        1, ge=1, description="clients of a tier that train in one call of each function; 1: one after another"
-    )
-
-
 class BrokerTable(Table):
     """The MQTT broker, and how to reach it."""
 

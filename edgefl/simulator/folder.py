@@ -45,7 +45,6 @@ _SAVE_EVERY_S = 5.0
 
 _FREE: Mapping[str, IncEx | bool] = {
     "broker": True,
-    "limits": True,
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},

@@ -21,6 +21,7 @@ from device_runtime.store.carry_choice import RoundToBegin
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.downlink import Downloads, Fetched
+from edgefl.simulator.fleet import Fleet
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.row import Row
 from edgefl.simulator.training import Given, LocalTraining, Participant
@@ -74,7 +75,6 @@ class _Tally:
     """What clients reported in the round under way."""
 
     began: float
-    opened: float
     losses: dict[str, float]
     down_bytes: int = 0
     up_bytes: int = 0
@@ -82,7 +82,7 @@ class _Tally:
 
 
 class Rounds:
-    """Simulates ``spec`` from ``standing`` on, whose model is ``weights``."""
+    """Simulates ``spec``. ``update_bytes``: what an update takes, by tier."""
 
     def __init__(
         self,
@@ -92,6 +92,8 @@ class Rounds:
         downloads: Downloads,
         carries: Carries,
         *,
+        fleet: Fleet,
+        update_bytes: Mapping[str, int],
         together: int = 1,
         device: str = "auto",
         warn: Callable[[str], None] = lambda _: None,
@@ -103,6 +105,8 @@ class Rounds:
         self._data = data
         self._downloads = downloads
         self._carries = carries
+        self._fleet = fleet
+        self._update_bytes = update_bytes
         self._device = device
         self._warn = warn
         self._sums: Accumulator | None = None
@@ -182,19 +186,20 @@ class Rounds:
         self, state: State, opened: OpenRound, active: ActiveRound, model: Model, tally: _Tally
     ) -> tuple[State, Actions]:
         """Train as many clients as the round wants, in the order in which they would report."""
-        waiting = deque(_arrivals(self._rules.seed, opened))
         index = self._spec.index(opened.position)
         hyper = self._spec.hyper_at(opened.number, opened.position)
-        fetched: dict[str, Fetched] = {}
+        tiers = {each.tier for each in opened.assignments.values()}
+        fetched = {tier: self._downloads.fetch(self._functions[tier, index].manifest) for tier in tiers}
+        waiting = deque(self._arrivals(opened, fetched))
         actions: Actions = ()
         while waiting and not actions and state.round is not None:
             lacking = state.round.goal - len(state.round.with_status("accepted"))
-            wanted = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
+            arrived = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
+            self._now, wanted = opened.opened + arrived[-1][0], [each for _, each in arrived]
             answers: list[Answered | Declined] = []
             for tier in dict.fromkeys(each.tier for each in wanted):
                 training = self._training[tier, index]
-                manifest = self._functions[tier, index].manifest
-                own = fetched.setdefault(tier, self._downloads.fetch(manifest))
+                own = fetched[tier]
                 # A few at a time: their data are in memory meanwhile.
                 few = [each for each in wanted if each.tier == tier]
                 for some in _portions(few, training.portion):
@@ -215,6 +220,19 @@ class Rounds:
             self._now = opened.deadline
             state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
         return state, actions
+
+    def _arrivals(self, opened: OpenRound, fetched: Mapping[str, Fetched]) -> list[tuple[float, Assignment]]:
+        """Who reports before the deadline, and when, in seconds since the round began: the first one first."""
+        fleet, index, samples = self._fleet, self._spec.index(opened.position), self._data.samples
+        arriving = []
+        for each in opened.assignments.values():
+            manifest = self._functions[each.tier, index].manifest
+            rows = samples[each.device]
+            steps = sum(manifest.steps_with(min(rows, self._rules.samples or rows)))
+            took = fleet.seconds(each.device, steps, fetched[each.tier].nbytes, self._update_bytes[each.tier])
+            if took < self._rules.deadline_s and not fleet.vanishes(opened.number, each.device):
+                arriving.append((took, each))
+        return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
     def _participant(
         self, assignment: Assignment, opened: OpenRound, functions: Functions, base: int
@@ -315,6 +333,7 @@ class Rounds:
             up_bytes=tally.up_bytes,
             up_float32_bytes=tally.up_float32_bytes,
             seconds=time.perf_counter() - tally.began,
+            simulated_s=self._now - ended.opened,
             weights_sha256=hashlib.sha256(tensors.dump(weights)).hexdigest(),
             text=text,
             metric=self._spec.metric,
@@ -333,16 +352,7 @@ class Rounds:
         )
 
     def _tally(self) -> _Tally:
-        return _Tally(time.perf_counter(), self._now, {})
-
-
-def _arrivals(seed: int, opened: OpenRound) -> list[Assignment]:
-    """Who reports first, which decides where more clients were selected than the round wants: drawn for each round."""
-
-    def drawn(assignment: Assignment) -> bytes:
-        return hashlib.sha256(f"arrive/{seed}/{opened.number}/{assignment.device}".encode()).digest()
-
-    return sorted(opened.assignments.values(), key=drawn)
+        return _Tally(time.perf_counter(), {})
 
 
 def _answered(

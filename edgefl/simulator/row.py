@@ -11,7 +11,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     ``train_loss``: mean over the clients that reported. ``down_bytes``: of the weights that they fetched, each as a client
     that has nothing yet; ``up_bytes``: of their updates' tensors, ``up_float32_bytes`` the same in float32. ``seconds``:
-    what simulating it took here. ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
+    what simulating it took here, ``simulated_s`` what it would have taken there (the table ``simulation``).
+    ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
     """
 
     round: int
@@ -27,6 +28,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     up_bytes: int
     up_float32_bytes: int
     seconds: float
+    simulated_s: float
     weights_sha256: str
     text: str = ""
     metric: str = "accuracy"

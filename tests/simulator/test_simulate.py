@@ -11,7 +11,7 @@ import pytest
 
 import edgefl
 from edgefl.config import Federation, parse
-from edgefl.config.tables import SimulationTable
+from edgefl.config.simulation import SimulationTable
 from edgefl.simulator.row import Row
 from edgefl.wire.errors import ConfigError, ParticipationError
 from tests.e2e.inside import edgefl as command
@@ -100,6 +100,31 @@ def test_clients_together_are_the_clients_one_by_one(program: str, tmp_path: Pat
 
     for name, weights in one.model.items():
         np.testing.assert_allclose(other.model[name], weights, atol=1e-5, err_msg=name)
+
+
+def test_slow_and_lost_clients_cost_a_round_its_time_and_their_updates(tmp_path: Path) -> None:
+    speeds: dict[str, object] = {"step_ms": 100.0, "up_mbit": 1.0, "spread": 1.0}
+    quick = edgefl.simulate(federation(simulation=speeds), tmp_path / "quick")
+    limits: dict[str, object] = {"round_deadline_s": 5.0}
+    lossy = federation(simulation={"dropout": 0.4}, limits=limits, federation={"rounds": 6})
+    lost = edgefl.simulate(lossy, tmp_path / "lossy")
+
+    assert {row.reports for row in quick.history} == {6} and min(quick.curves["simulated_s"]) > 0.2
+    assert len({row.simulated_s for row in quick.history}) == 1  # the same slowest client each time
+    assert 6 < lost.curves["reports"].sum() < 36
+    assert [row.simulated_s for row in lost.history if row.reports < 6] == [5.0] * sum(
+        row.reports < 6 for row in lost.history
+    )
+
+
+def test_who_is_late_is_not_waited_for_where_more_were_selected(tmp_path: Path) -> None:
+    speeds: dict[str, object] = {"step_ms": 100.0, "spread": 1.5}
+    chosen: dict[str, object] = {"fraction": 0.5, "over_selection": 2.0}
+    made = edgefl.simulate(federation(simulation=speeds, round=chosen), tmp_path / "some")
+    every = edgefl.simulate(federation(simulation=speeds), tmp_path / "all")
+
+    assert {(row.selected, row.reports) for row in made.history} == {(6, 3)}
+    assert made.history[0].simulated_s < every.history[0].simulated_s
 
 
 def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> None:
