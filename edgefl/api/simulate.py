@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
 from edgefl.api.places import found_from_anywhere, held
 from edgefl.config import Federation, load
@@ -26,6 +27,7 @@ from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, c
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
+from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array, Arrays
@@ -115,7 +117,11 @@ class Simulated:
         """Simulate all rounds that are left. KeyboardInterrupt stops it; ``resume`` goes on."""
         for row in self.rounds(progress=progress, warn=warn):
             watch(row)
-        return Simulation(self.folder)
+        ended = Simulation(self.folder)
+        title = f"{self.federation.federation.name}, {self.federation.model.name} on {self.dataset.name}"
+        for name, picture in curves(ended.history, title).items():
+            write_text(self.folder / f"{name}.svg", picture)
+        return ended
 
     def rounds(
         self,

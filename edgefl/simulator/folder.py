@@ -39,6 +39,7 @@ _LEFT = (
     ROUNDS_NAME,
     TABLE_NAME,
     f"{CONFIG_NAME}*",
+    "*.svg",
 )
 _SAVE_EVERY_S = 5.0
 """A killed simulation loses this much, and no round waits for a disk that is slow."""

@@ -18,6 +18,7 @@ from edgefl.contract.tensors import Tensors, role_of
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from exporters.bundle.features import FEATURES, features_of
 from exporters.capture.trace import joint_graph
@@ -79,7 +80,9 @@ def recorded(function: Function, clients: int) -> Recorded:
         name: torch.zeros((), dtype=spec.dtype).expand(spec.shape) for name, spec in function.inputs.items()
     }
     if clients > 1:
-        module = _for_many(module, [role_of(name) in _COMMON for name in fill], list(fill.values()), clients)
+        module = _for_many(
+            function.name, module, [role_of(name) in _COMMON for name in fill], list(fill.values()), clients
+        )
         fill = {
             name: each if role_of(name) in _COMMON else each.expand(clients, *each.shape)
             for name, each in fill.items()
@@ -97,7 +100,7 @@ def recorded(function: Function, clients: int) -> Recorded:
 
 
 def _for_many(
-    module: torch.fx.GraphModule, common: Sequence[bool], arguments: Sequence[Tensor], clients: int
+    name: str, module: torch.fx.GraphModule, common: Sequence[bool], arguments: Sequence[Tensor], clients: int
 ) -> torch.fx.GraphModule:
     # A number for each client, so that a function which reads nothing of its own has clients, too.
     def flat(_client: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
@@ -108,5 +111,10 @@ def _for_many(
         each.clone() if shared else each.expand(clients, *each.shape).clone()
         for each, shared in zip(arguments, common, strict=True)
     ]
-    made: torch.fx.GraphModule = make_fx(mapped)(torch.arange(clients), *example)
+    try:
+        made: torch.fx.GraphModule = make_fx(mapped)(torch.arange(clients), *example)
+    except Exception as error:  # vmap knows not every op, and says so by many classes
+        raise ConfigError(
+            f"function {name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
+        ) from error
     return made

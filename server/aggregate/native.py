@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
-from llvmlite.ir import Constant, IntType
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 _P = ParamSpec("_P")
@@ -69,7 +69,7 @@ def _of_word(made: Callable[[Any, Any], Any]) -> Any:
     return of
 
 
-lowest_bit = _of_word(lambda builder, word: builder.cttz(word, Constant(IntType(1), 1)))
+lowest_bit = _of_word(lambda builder, word: builder.cttz(word, cgutils.true_bit))
 """The place of the lowest bit that is set in a word, which must not be 0."""
 set_bits = _of_word(lambda builder, word: builder.ctpop(word))
 """How many bits of a word are set."""

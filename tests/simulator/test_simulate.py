@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import edgefl
 from edgefl.config import Federation, parse
 from edgefl.config.simulation import SimulationTable
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
 from edgefl.wire.errors import ConfigError, ParticipationError
 from tests.e2e.inside import edgefl as command
@@ -56,6 +60,8 @@ def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_pat
     assert made.federation.tiers["strong"].count == 4
     assert np.isfinite(made.curves["train_loss"]).all() and made.curves["up_bytes"].min() > 0
     assert {name.partition(".")[0] for name in made.model} == {"dense1", "head"}
+    assert {path.name for path in made.folder.glob("*.svg")} == {"accuracy.svg", "loss.svg"}
+    assert "training, mean over clients" in (made.folder / "loss.svg").read_text()
 
 
 @pytest.mark.parametrize("kept", ["", "state at clients and server", "int8 down", "in groups"])
@@ -167,3 +173,15 @@ def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Pat
     assert [line["round"] for line in ran.events()] == [1, 2]
     again = command("simulate", *arguments)
     assert again.returncode == ConfigError.exit_code and "--resume goes on with it" in again.stderr
+
+
+def test_a_function_that_cannot_run_for_many_clients_says_what_to_set() -> None:
+    def fn(inputs: Tensors) -> Tensors:
+        found = torch.nonzero(inputs["batch.0.x"])  # its size depends on the values
+        return {"record.x": found.sum(0)}
+
+    function = Function("own", fn, {"batch.0.x": TensorSpec((3,), torch.float32)})
+    with pytest.raises(
+        ConfigError, match=r"'own' cannot run for 4 clients together.*simulation\.together = 1"
+    ):
+        recorded(function, 4)

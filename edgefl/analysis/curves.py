@@ -1,0 +1,44 @@
+"""What became of a federation's model, round by round, as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from edgefl.analysis.charts import svg
+from edgefl.analysis.charts.svg import COUNT, FREE, SHARE
+from edgefl.simulator.row import Row
+
+Line = list[tuple[float, float]]
+_SHARES = frozenset({"accuracy", "f1", "iou"})
+"""Metrics that lie between 0 and 1."""
+
+
+def curves(rows: Sequence[Row], title: str) -> Mapping[str, str]:
+    """SVG by name: the federation's own metric on the test set, and losses there and in training. A picture for which no
+    round has a number is left out."""
+    metric = rows[-1].metric if rows else ""
+    shown = {
+        metric: {metric: _line(rows, [row.metrics.get(metric, row.accuracy) for row in rows])},
+        "loss": {
+            "test set": _line(rows, [row.loss for row in rows]),
+            "training, mean over clients": _line(rows, [row.train_loss for row in rows]),
+        },
+    }
+    drawn = {}
+    for name, series in shown.items():
+        lines = {label: line for label, line in series.items() if line}
+        if lines:
+            span = SHARE if name in _SHARES else FREE
+            drawn[name] = svg.line_chart(
+                lines, title=f"{title}: {name}", x="round", y=name, x_span=COUNT, y_span=span
+            )
+    return drawn
+
+
+def _line(rows: Sequence[Row], values: Sequence[float | None]) -> Line:
+    return [
+        (float(row.round), value)
+        for row, value in zip(rows, values, strict=True)
+        if value is not None and math.isfinite(value)
+    ]
