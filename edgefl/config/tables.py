@@ -305,6 +305,13 @@ class TierTable(Table):
             raise ValueError(f"cut and chunks belong to kind output_side, not to {self.kind}; remove them")
         return self
 
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _names_and_not_how_many(cls, given: object) -> object:
+        if isinstance(given, int | str):
+            raise ValueError('a list of names or patterns, like ["weak-*"]; how many devices there are is `count`')
+        return given
+
     @field_validator("memory_budget")
     @classmethod
     def _a_size_or_a_share(cls, text: str) -> str:

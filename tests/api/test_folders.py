@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.api import places
 from edgefl.api import run as runs
 from edgefl.config import Federation
 from edgefl.data.dataset import write_client
@@ -21,7 +22,7 @@ from edgefl.wire.errors import ConfigError, StoreError
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody waits for another process's end."""
-    monkeypatch.setattr(runs, "_STOPPING_S", 0.0)
+    monkeypatch.setattr(places, "_STOPPING_S", 0.0)
     yield
 
 

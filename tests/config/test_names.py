@@ -145,3 +145,11 @@ def test_what_is_told_here_is_refused_by_whoever_builds_it(tables: dict[str, Any
     with pytest.raises(EdgeflError):
         federation = parse(tables, source="the test")
         tiers_of(federation, federation_model(federation, dataset))
+
+
+@pytest.mark.parametrize("given", ["3", '"weak-0"'])
+def test_a_number_of_devices_where_names_belong_is_told_which_key_it_is(given: str, tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(f"[tiers.weak]\ndevices = {given}\n")
+    with pytest.raises(ConfigError, match=r'tiers\.weak\.devices: .*like \["weak-\*"\].*`count`'):
+        checked(file)
