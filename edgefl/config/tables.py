@@ -309,7 +309,9 @@ class TierTable(Table):
     @classmethod
     def _names_and_not_how_many(cls, given: object) -> object:
         if isinstance(given, int | str):
-            raise ValueError('a list of names or patterns, like ["weak-*"]; how many devices there are is `count`')
+            raise ValueError(
+                'a list of names or patterns, like ["weak-*"]; how many devices there are is `count`'
+            )
         return given
 
     @field_validator("memory_budget")
