@@ -4,7 +4,8 @@ With y[n, o, p] = sum_{c, k} w[o, c, k] x[n, c, p * stride + k * dilation - padd
 
 * input gradient: the transposed convolution of dL/dy with w, which for stride 1 and a small kernel is a plain
   convolution with the flipped kernel (runtimes run that one better, on several threads above all);
-* weight gradient: for each kernel offset k, the product of dL/dy with the input seen through that offset.
+* weight gradient: a convolution of the input with dL/dy as its kernel, channels as a further axis of space; for large
+  weights on few positions one product per kernel offset, of dL/dy with the input seen through that offset.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
 
-# Above this many kernel offsets one correlation replaces one product per offset: fewer nodes, slower.
-MAX_OFFSETS = 64
+# A convolution's kernel may have as many axes in runtimes, that of channels included.
+MOST_AXES = 3
 # Input gradients: up to this many kernel offsets by a flipped kernel, above by a transposed convolution if there
 # are this many positions.
 FLIPPED_OFFSETS = 9
 TRANSPOSED_POSITIONS = 64
 # Weights of so many entries per output position get one product over all samples, not one per sample.
-ENTRIES_PER_POSITION = 64
-# Up to this many rows, windows are stacked to a single product: a product per offset would be too thin.
-STACKED_ROWS = 32
+ENTRIES_PER_POSITION = 16
+# Below so many positions, weights of so many entries for each are faster as one product per kernel offset.
+FEW_POSITIONS, MANY_ENTRIES = 128, 64
 
 
 def convolution(
@@ -182,15 +183,73 @@ def weight_gradient(
     groups: int,
 ) -> Tensor:
     """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
-    kernel = shape[2:]
-    offsets = math.prod(kernel)
-    if offsets > MAX_OFFSETS:
-        return _by_correlation(grad, x, shape, stride, padding, dilation, groups)
     if groups > 1 and shape[1] == 1 and shape[0] == groups:
         return _by_offset_depthwise(grad, x, shape, stride, padding, dilation)
-    if groups == 1 and shape[1] * offsets <= STACKED_ROWS:
-        return _stacked(grad, x, shape, stride, padding, dilation)
-    return _by_offset(grad, x, shape, stride, padding, dilation, groups)
+    positions = math.prod(grad.shape[2:])
+    large = shape[0] * shape[1] >= MANY_ENTRIES * positions and positions < FEW_POSITIONS
+    if len(shape) - 1 > MOST_AXES or math.prod(shape[2:]) == 1 or (large and groups == 1):
+        return _by_offset(grad, x, shape, stride, padding, dilation, groups)
+    return _by_volume(grad, x, shape, stride, padding, dilation, groups)
+
+
+def _by_volume(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """One convolution over the axes of space and of channels, with dL/dy as its kernel of one channel:
+
+    dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
+
+    Stride and dilation change places. The samples are groups, whose results are summed, or for a large weight the channels
+    that the convolution sums over.
+    """
+    batch, out = grad.shape[:2]
+    rank, kernel, depth = len(shape) - 2, shape[2:], shape[1]
+    single = groups == 1 and out * depth >= ENTRIES_PER_POSITION * math.prod(grad.shape[2:])
+    ends = [
+        (grad.shape[2 + i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 - x.shape[2 + i] - padding[i]
+        for i in range(rank)
+    ]
+    images = x.reshape(batch * groups, depth, *x.shape[2:])
+    volumes, begins = _fitted(images.permute(0, *range(2, 2 + rank), 1), padding, ends)
+    kernels = grad.transpose(0, 1).unsqueeze(-1) if single else grad.reshape(-1, 1, *grad.shape[2:], 1)
+    zeros = [0] * (rank + 1)
+    products: Tensor = _aten.convolution(
+        volumes.unsqueeze(0),
+        kernels,
+        None,
+        [*dilation, 1],
+        [*begins, 0],
+        [*stride, 1],
+        False,
+        zeros,
+        1 if single else batch * groups,
+    )
+    dw = products.view(-1, out, math.prod(kernel), depth)
+    summed = dw.squeeze(0) if single else dw.sum(0)
+    return summed.transpose(1, 2).reshape(*shape)
+
+
+def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:
+    """The volumes [N, *S, C] with zeros or cuts at their ends, so that what is left to pad is alike on both sides: that, as
+    the second result."""
+    if begins == ends:
+        return volumes, begins
+    for axis, (size, end) in enumerate(zip(volumes.shape[1:-1], ends, strict=True), start=1):
+        if end < 0:  # a stride that does not divide the input leaves its last rows unread
+            volumes = volumes.narrow(axis, 0, size + end)
+    if all(end <= 0 and begin == 0 for begin, end in zip(begins, ends, strict=True)):
+        return volumes, begins
+    pads = [0, 0]
+    for begin, end in zip(reversed(begins), reversed(ends), strict=True):
+        pads += [begin, max(end, 0)]
+    padded: Tensor = _aten.constant_pad_nd(volumes, pads, 0.0)
+    return padded, [0] * len(begins)
 
 
 def _by_offset(
@@ -233,21 +292,6 @@ def _by_offset(
     return torch.cat(products, 1).view(out, len(products), shape[1]).transpose(1, 2).reshape(*shape)
 
 
-def _stacked(
-    grad: Tensor, x: Tensor, shape: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
-    """All windows of a thin input in one product [N, K*C, P] x [N, P, O], summed over samples."""
-    batch, out = grad.shape[:2]
-    padded = _pad(x, padding, first_axis=2)
-    windows = [
-        _window(padded, offset, grad.shape[2:], stride, dilation, first_axis=2)
-        for offset in itertools.product(*(range(size) for size in shape[2:]))
-    ]
-    rows = torch.cat(windows, 1).reshape(batch, len(windows) * x.shape[1], -1)
-    product = torch.bmm(rows, grad.reshape(batch, out, -1).transpose(1, 2)).sum(0)
-    return product.view(len(windows), x.shape[1], out).permute(2, 1, 0).reshape(*shape)
-
-
 def _by_offset_depthwise(
     grad: Tensor, x: Tensor, shape: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
@@ -265,31 +309,6 @@ def _by_offset_depthwise(
         for offset in itertools.product(*(range(size) for size in shape[2:]))
     ]
     return torch.stack(sums, 1).view(*shape)
-
-
-def _by_correlation(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    """Correlate x with dL/dy as the kernel: batch and channels change places, so do stride and dilation.
-
-    Per group: x^T [C/g, N, *S] with kernel dL/dy^T [O/g, N, *P] gives dL/dw^T [C/g, O/g, *K].
-    """
-    batch, out = grad.shape[:2]
-    per_group = shape[1]
-    kernels = grad.transpose(0, 1)
-    images = x.view(batch, groups, per_group, *x.shape[2:]).permute(2, 1, 0, *range(3, x.dim() + 1))
-    images = images.reshape(per_group, groups * batch, *x.shape[2:])
-    zeros = [0] * len(stride)
-    dw: Tensor = _aten.convolution(images, kernels, None, dilation, padding, stride, False, zeros, groups)
-    for axis, size in enumerate(shape[2:], start=2):
-        dw = dw.narrow(axis, 0, size)  # a stride that does not divide the input leaves extra offsets
-    return dw.transpose(0, 1).reshape(out, *shape[1:])
 
 
 def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
