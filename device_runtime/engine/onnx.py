@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import onnxruntime as ort
 from device_runtime.engine.base import Outputs, State
 from device_runtime.memory import release_code
 from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl.wire.bundle.rows import Rows, cover, rows_in
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 
@@ -78,19 +81,23 @@ class OnnxGraph:
 
     State that the graph rewrites is written into the memory that it is read from where the manifest allows it
     (``Graph.in_place``). The rest moves between two sets of buffers, one read and one written in turn: outputs taken anew
-    from the arena each step would leave gaps between its blocks that nothing fits.
+    from the arena each step would leave gaps between its blocks that nothing fits. Of large state a graph may read and write
+    rows, each a port of its own (:mod:`edgefl.wire.bundle.rows`): they are bound to places in the memory of the whole.
     """
 
     def __init__(self, graph: Graph, session: Any) -> None:
         self._graph = graph
         self._session = session
-        inputs, outputs = {arg.name: arg for arg in session.get_inputs()}, session.get_outputs()
-        self._outputs = [arg.name for arg in outputs]
         self._last: State = {}
         self._spare: State = {}
-        wrong = sorted(inputs.keys() ^ {port.name for port in graph.inputs})
-        wrong += [_differs(port, inputs[port.name]) for port in graph.inputs if port.name in inputs]
-        wrong += [_differs(port, arg) for port, arg in zip(graph.outputs, outputs, strict=False)]
+        inputs, outputs = list(session.get_inputs()), _by_port(session.get_outputs())
+        ports = {port.name: port for port in graph.inputs}
+        names = [rows.whole if (rows := rows_in(arg.name)) else arg.name for arg in inputs]
+        wrong = sorted({*names} ^ ports.keys())
+        self._inputs = [(ports[name], arg) for name, arg in zip(names, inputs, strict=True) if name in ports]
+        self._outputs = list(zip(graph.outputs, outputs, strict=False))
+        wrong += [_differs(port, arg) for port, arg in self._inputs]
+        wrong += [text for port, args in self._outputs for text in _outputs_differ(port, args)]
         if len(outputs) != len(graph.outputs):
             wrong.append(f"{len(outputs)} outputs instead of {len(graph.outputs)}")
         if any(wrong):
@@ -106,19 +113,28 @@ class OnnxGraph:
             for port in self._graph.outputs_of("state")
         }
         binding = self._session.io_binding()
-        for port in self._graph.inputs:
-            if port.role == "state":
-                binding.bind_ortvalue_input(port.name, state[port.name])
-            else:
+        for port, arg in self._inputs:
+            if port.role != "state":
                 binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
-        for port, name in zip(self._graph.outputs, self._outputs, strict=True):
-            if port.role == "state":
-                binding.bind_ortvalue_output(name, later_state[port.name])
+            elif rows := rows_in(arg.name):
+                binding.bind_input(arg.name, *_place(state[port.name], port, rows))
             else:
-                binding.bind_output(name, _DEVICE)
+                binding.bind_ortvalue_input(port.name, state[port.name])
+        for port, args in self._outputs:
+            for arg in args:
+                if port.role != "state":
+                    binding.bind_output(arg.name, _DEVICE)
+                elif rows := rows_in(arg.name):
+                    binding.bind_output(arg.name, *_place(later_state[port.name], port, rows))
+                else:
+                    binding.bind_ortvalue_output(arg.name, later_state[port.name])
         self._session.run_with_iobinding(binding)
-        values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
-        arrays = {name: value.numpy() for name, value in values.items() if name not in later_state}
+        bound = [port for port, args in self._outputs for _ in args]
+        arrays = {
+            port.name: value.numpy()
+            for port, value in zip(bound, binding.get_outputs(), strict=True)
+            if port.role != "state"
+        }
         # What it gave out keeps the binding, and the binding would keep the state that was read.
         binding.clear_binding_inputs()
         # Only what this graph made itself: the first state may be read again, by another graph.
@@ -133,18 +149,57 @@ class OnnxGraph:
         return ort.OrtValue.ortvalue_from_shape_and_type(port.shape, np.dtype(port.dtype), _DEVICE)
 
 
-def _differs(port: Port, arg: Any) -> str:
-    """What onnxruntime says of a port where it contradicts the manifest, else "". Unknown sizes contradict nothing."""
-    element_type = arg.type.removeprefix("tensor(").removesuffix(")")
-    dtype, shape = _DTYPES.get(element_type, element_type), tuple(arg.shape)
-    same_rank = len(shape) == len(port.shape)
-    if (
-        dtype == port.dtype
-        and same_rank
-        and all(
-            size == wanted or not isinstance(size, int)
-            for size, wanted in zip(shape, port.shape, strict=True)
+def _by_port(args: Sequence[Any]) -> list[list[Any]]:
+    """Outputs in groups: rows of one whole behind each other are one port."""
+
+    def whole(numbered: tuple[int, Any]) -> str | int:
+        rows = rows_in(numbered[1].name)
+        return rows.whole if rows else numbered[0]
+
+    return [[arg for _, arg in group] for _, group in groupby(enumerate(args), key=whole)]
+
+
+def _place(value: Any, port: Port, rows: Rows) -> tuple[str, int, Any, list[int], int]:
+    """Where rows of a state tensor are: device and its number, type of an entry, shape, address.
+
+    The address is all that onnxruntime sees of it, so a tensor that is not what the manifest lists is a BundleError.
+    """
+    found, dtype = tuple(value.shape()), np.dtype(port.dtype)
+    if found != tuple(port.shape) or _dtype_name(value.data_type()) != port.dtype:
+        raise BundleError(
+            f"state {port.name!r} should be {port.dtype} {tuple(port.shape)}, found {value.data_type()} {found}; begin the "
+            "round again"
         )
-    ):
+    address = value.data_ptr() + rows.start * math.prod(found[1:]) * dtype.itemsize
+    return _DEVICE, 0, dtype.type, [rows.stop - rows.start, *found[1:]], address
+
+
+def _dtype_name(element_type: str) -> str:
+    """onnxruntime's name of a tensor's type as numpy has it."""
+    name = element_type.removeprefix("tensor(").removesuffix(")")
+    return _DTYPES.get(name, name)
+
+
+def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
+    """What is wrong with the outputs of a port: each, and whether rows are all of it."""
+    parts = [rows for arg in args if (rows := rows_in(arg.name))]
+    if parts and (port.role != "state" or not cover(parts, port.shape[0] if port.shape else 0)):
+        return [f"{port.name}: rows that are not all of it"]
+    return [_differs(port, arg) for arg in args]
+
+
+def _differs(port: Port, arg: Any) -> str:
+    """What onnxruntime says of a port, or of rows of it, where it contradicts the manifest, else "".
+
+    Unknown sizes contradict nothing, but of rows, which are bound to memory by them.
+    """
+    dtype, shape, wanted = _dtype_name(arg.type), tuple(arg.shape), tuple(port.shape)
+    rows = rows_in(arg.name)
+    if rows is not None:
+        inside = port.role == "state" and wanted and rows.start < rows.stop <= wanted[0]
+        wanted = (rows.stop - rows.start, *wanted[1:]) if inside else ()
+    sizes = zip(shape, wanted, strict=False)
+    alike = all(size == length or (rows is None and not isinstance(size, int)) for size, length in sizes)
+    if dtype == port.dtype and len(shape) == len(wanted) and alike:
         return ""
-    return f"{port.name}: {port.dtype} {port.shape} listed, {dtype} {shape} in the graph"
+    return f"{arg.name}: {port.dtype} {wanted} listed, {dtype} {shape} in the graph"

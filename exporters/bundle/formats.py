@@ -29,6 +29,7 @@ from exporters.memory.recompute import Budget, within
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
+from exporters.onnx.rows import by_rows
 from exporters.sources.blob import onnx_nodes
 from exporters.verify.graphs import Verification, verify
 from exporters.verify.variants import agree
@@ -36,6 +37,10 @@ from exporters.verify.variants import agree
 if TYPE_CHECKING:
     from exporters.executorch.check.isolated import IsolatedRunner
     from exporters.executorch.check.ports import TensorPort
+
+
+BLOCKED, ROWS = "blocked", "rows"
+"""Other forms of an ONNX model: :mod:`exporters.onnx.blocked`, :mod:`exporters.onnx.rows`."""
 
 
 class Format(Protocol):
@@ -132,10 +137,13 @@ class Onnx:
 
     def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
         """Of a runtime here that cannot run one, there is none: nobody would have tried it."""
-        other = blocked(artifact.model)
-        if other is None or not agree(captured, artifact, other, seed):
-            return {}
-        return {"blocked": other}
+        in_blocks = blocked(artifact.model)
+        forms = {
+            BLOCKED: in_blocks,
+            ROWS: by_rows(artifact.model),
+            f"{BLOCKED}, {ROWS}": by_rows(in_blocks) if in_blocks else None,
+        }
+        return {name: form for name, form in forms.items() if form and agree(captured, artifact, form, seed)}
 
     def differs(self, graph: Graph, model: bytes) -> str:
         try:

@@ -140,6 +140,16 @@ def max_pool2d(
     return out, op.Sub(place, op.Reshape(starts, _ints([*planes, 1, 1])))
 
 
+def gelu(x: Value, approximate: str = "none") -> Value:
+    """x Phi(x), in the order of ops in which onnxruntime finds it and makes it one pass; or its form by tanh."""
+    if approximate == "tanh":
+        cube = op.Mul(op.Mul(op.Mul(x, x), x), _scalar(x, 0.044715))
+        bent = op.Tanh(op.Mul(op.Add(x, cube), _scalar(x, math.sqrt(2 / math.pi))))
+    else:
+        bent = op.Erf(op.Div(x, _scalar(x, math.sqrt(2))))
+    return op.Mul(op.Mul(x, op.Add(bent, _scalar(x, 1.0))), _scalar(x, 0.5))
+
+
 def refused(*arguments: Value, **options: Any) -> Value:
     """In place of a form of torch.onnx that is wrong: what no rule has rewritten is told as unsupported."""
     raise NotImplementedError("its form in torch.onnx is known to be wrong")
@@ -174,6 +184,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.permute.default: permute,
     _aten.flip.default: flip,
     _aten.bmm.default: bmm,
+    _aten.gelu.default: gelu,
     _aten.max_pool2d_with_indices.default: max_pool2d,
     _aten.as_strided.default: refused,
     _aten.as_strided_scatter.default: refused,

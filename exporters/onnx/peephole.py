@@ -10,7 +10,8 @@ _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
 
 def merge_chains(graph: ir.Graph) -> None:
-    """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape: fewer copies and nodes.
+    """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape, and so with Transpose: fewer
+    copies and nodes.
 
     A Reshape that waits for another value (see :mod:`exporters.capture.ordering`) goes on waiting: views behind it become
     part of it.
@@ -18,6 +19,8 @@ def merge_chains(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type == "Slice":
             _merge_slices(graph, node)
+        elif node.op_type == "Transpose":
+            _merge_transposes(node)
         elif node.op_type in _VIEWS and not _join_waiting(graph, node) and node.op_type == "Reshape":
             _merge_reshapes(node)
     for node in graph:
@@ -46,6 +49,20 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
     node.replace_input_with(0, before.inputs[0])
     for index, value in enumerate(joined, start=1):
         node.replace_input_with(index, value)
+
+
+def _merge_transposes(node: ir.Node) -> None:
+    """Two that undo each other become none."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    source = before.inputs[0] if before is not None and before.op_type == "Transpose" else None
+    if before is None or source is None:
+        return
+    first, second = (list(each.attributes["perm"].as_ints()) for each in (before, node))
+    joined = [first[axis] for axis in second]
+    node.replace_input_with(0, source)
+    node.attributes["perm"] = ir.AttrInt64s("perm", joined)
+    if joined == sorted(joined) and not node.outputs[0].is_graph_output():
+        node.outputs[0].replace_all_uses_with(source)
 
 
 def _merge_reshapes(node: ir.Node) -> None:

@@ -12,6 +12,7 @@ import onnxruntime
 import torch
 
 from edgefl.contract.program import Function
+from edgefl.wire.bundle.rows import Rows, rows_in
 from edgefl.wire.errors import ExportError
 from exporters.onnx import REWRITTEN
 from exporters.verify.rounding import Array, Rounding, distance
@@ -209,18 +210,41 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         if name in arrays
     }
     for port in session.get_inputs():
-        if port.name in shared:
-            binding.bind_ortvalue_input(port.name, shared[port.name])
+        rows = rows_in(port.name)
+        name = rows.whole if rows else port.name
+        if name not in shared:
+            array = arrays[name][rows.start : rows.stop] if rows else arrays[name]
+            binding.bind_cpu_input(port.name, np.asarray(array, order="C"))
+        elif rows:
+            binding.bind_input(port.name, *_place(shared[name], arrays[name], rows))
         else:
-            binding.bind_cpu_input(port.name, np.asarray(arrays[port.name], order="C"))
+            binding.bind_ortvalue_input(port.name, shared[name])
     for port in session.get_outputs():
-        old = shared.get(port.name.removesuffix(REWRITTEN))
-        if old is not None:
-            binding.bind_ortvalue_output(port.name, old)
-        else:
+        rows = rows_in(port.name)
+        name = (rows.whole if rows else port.name).removesuffix(REWRITTEN)
+        if name not in shared:
             binding.bind_output(port.name, "cpu")
+        elif rows:
+            binding.bind_output(port.name, *_place(shared[name], arrays[name], rows))
+        else:
+            binding.bind_ortvalue_output(port.name, shared[name])
     session.run_with_iobinding(binding)
-    return [value.numpy().copy() for value in binding.get_outputs()]
+    return _joined([port.name for port in session.get_outputs()], binding.get_outputs())
+
+
+def _place(value: Any, array: Array, rows: Rows) -> tuple[str, int, Any, list[int], int]:
+    """Where rows of the tensor ``value`` are, whose values were those of ``array``."""
+    address = value.data_ptr() + rows.start * math.prod(array.shape[1:]) * array.itemsize
+    return "cpu", 0, array.dtype.type, [rows.stop - rows.start, *array.shape[1:]], address
+
+
+def _joined(names: Sequence[str], values: Sequence[Any]) -> list[Array]:
+    """Copies of the outputs, rows of one tensor together."""
+    wholes: dict[str, list[Array]] = {}
+    for name, value in zip(names, values, strict=True):
+        rows = rows_in(name)
+        wholes.setdefault(rows.whole if rows else name, []).append(value.numpy().copy())
+    return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in wholes.values()]
 
 
 def _refused(function: Function, verb: str, error: Exception) -> ExportError:
