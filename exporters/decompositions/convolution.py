@@ -148,12 +148,14 @@ def _input_gradient(
     # Large kernels over many positions: one product and a sum of windows is faster than unfolding dL/dy.
     large = math.prod(w.shape[2:]) > FLIPPED_OFFSETS and math.prod(grad.shape[2:]) >= TRANSPOSED_POSITIONS
     if plain and not large:
-        flipped = _flip_and_swap(w, groups)
         rest = [r - p for r, p in zip(reach, padding, strict=True)]
-        by_flipped: Tensor = _aten.convolution(
-            grad, flipped, None, stride, rest, dilation, False, zeros, groups
-        )
-        return by_flipped
+        space = [axis for axis in range(2, w.dim()) if w.shape[axis] > 1]
+        # A flip goes entry by entry: of a large kernel's images, before and after, rather than of the kernel.
+        images = bool(space) and grad.numel() + x.numel() < w.numel()
+        kernel = _swap(w if images or not space else w.flip(space), groups)
+        seen = grad.flip(space) if images else grad
+        gradient: Tensor = _aten.convolution(seen, kernel, None, stride, rest, dilation, False, zeros, groups)
+        return gradient.flip(space) if images else gradient
     extra = [
         x.shape[2 + i] - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach[i] + 1)
         for i in range(len(stride))
@@ -162,14 +164,12 @@ def _input_gradient(
     return transposed
 
 
-def _flip_and_swap(w: Tensor, groups: int) -> Tensor:
-    """[O, C/g, *K] -> [C, O/g, *K], kernel reversed in every axis."""
+def _swap(w: Tensor, groups: int) -> Tensor:
+    """[O, C/g, *K] -> [C, O/g, *K]."""
     out, per_group, *kernel = w.shape
-    axes = [2 + i for i, size in enumerate(kernel) if size > 1]
-    flipped = w.flip(axes) if axes else w
     if groups == 1:
-        return flipped.transpose(0, 1)
-    split = flipped.view(groups, out // groups, per_group, *kernel).transpose(1, 2)
+        return w.transpose(0, 1)
+    split = w.view(groups, out // groups, per_group, *kernel).transpose(1, 2)
     return split.reshape(groups * per_group, out // groups, *kernel)
 
 

@@ -7,6 +7,9 @@ for inputs, which knows how large a block is::
     x [N, C, H, W]    -> ReorderInput                              -> [N][C/b][H W][b]
     w [O, C, h, w]    -> ReorderInput                              -> [O][C/b][h w][b]
                       -> as [1, O, C h w, 1] -> ReorderInput       -> [O/b][C/b][h w][b][b]
+
+The weight gradient of a depthwise convolution is one of them, too: each channel of each sample is a channel there, with
+dL/dy as its kernel, and both are in that layout already.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
+from exporters.onnx.depthwise_gradient import DepthwiseGradient, Finder
+
 DOMAIN = "com.microsoft.nchwc"
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
 
 
 def blocked(model: bytes) -> bytes | None:
-    """The ONNX model with its spatial convolutions on the blocked layout; None where none of them fits.
+    """The ONNX model with its spatial convolutions on the blocked layout, and weight gradients of depthwise ones; None where
+    none of them fits.
 
     Left alone are kernels of one position, whose products gain nothing, other groups than one for each channel, and a first
     layer of few channels, whose kernel is no faster.
@@ -36,8 +42,9 @@ def blocked(model: bytes) -> bytes | None:
         writer.add(node)
     if not writer.count:
         return None
+    read = writer.nodes_that_are_read({value.name for value in proto.graph.output})
     del proto.graph.node[:]
-    proto.graph.node.extend(writer.nodes)
+    proto.graph.node.extend(read)
     proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return bytes(proto.SerializeToString(deterministic=True))
 
@@ -53,10 +60,15 @@ class _Writer:
             value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
             for value in (*graph.value_info, *graph.input, *graph.output)
         }
+        self._gradients = Finder(graph, self._shapes)
         self._sizes: dict[tuple[int, ...], str] = {}
         self._reordered: dict[str, str] = {}
 
     def add(self, node: NodeProto) -> None:
+        gradient = self._gradients.gradient(node)
+        if gradient is not None and self._shapes[gradient.x][1] % BLOCK == 0:
+            self._weight_gradient(gradient, node.output[0])
+            return
         if node.op_type != "Conv" or node.domain or not self._fits(node):
             self.nodes.append(node)
             return
@@ -67,6 +79,40 @@ class _Writer:
         options = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         result = self._call("Conv", inputs, **options)
         self._emit("ReorderOutput", [result], node.output[0], channels=out)
+
+    def nodes_that_are_read(self, outputs: set[str]) -> list[NodeProto]:
+        """The nodes, without those that made something for what is written anew."""
+        read, kept = set(outputs), []
+        for node in reversed(self.nodes):
+            if any(name in read for name in node.output):
+                read.update(node.input)
+                kept.append(node)
+        return kept[::-1]
+
+    def _weight_gradient(self, gradient: DepthwiseGradient, result: str) -> None:
+        """[C, positions]: stride and dilation change places, and the results of the samples are summed."""
+        self.count += 1
+        x, grad = self._shapes[gradient.x], self._shapes[gradient.grad]
+        samples, channels = x[:2]
+        axes = (x[2:], grad[2:], gradient.kernel, gradient.stride, gradient.dilation, gradient.padding)
+        ends = [(q - 1) * s + (k - 1) * d + 1 - size - p for size, q, k, s, d, p in zip(*axes, strict=True)]
+        summed = self._call(
+            "Conv",
+            [
+                self._reshaped(self._input(gradient.x), (1, samples * channels, *x[2:])),
+                self._reshaped(self._input(gradient.grad), (samples * channels, 1, *grad[2:])),
+            ],
+            group=samples * channels,
+            pads=[*gradient.padding, *(max(end, 0) for end in ends)],
+            strides=gradient.dilation,
+            dilations=gradient.stride,
+        )
+        rows = self._call("ReorderOutput", [summed], channels=samples * channels)
+        if min(ends) < 0:  # a stride that does not divide the input: sums that belong to no position of the kernel
+            bounds = (0, 0), gradient.kernel, (2, 3)
+            rows = self._call("Slice", [rows, *map(self._numbers, bounds)], domain="")
+        each = self._reshaped(rows, (samples, channels, math.prod(gradient.kernel)))
+        self._emit("ReduceSum", [each, self._numbers((0,))], result, domain="", keepdims=0)
 
     def _fits(self, node: NodeProto) -> bool:
         weight = self._shapes.get(node.input[1], ())
@@ -87,11 +133,14 @@ class _Writer:
         return self._reshaped(self._call("ReorderInput", [rows]), shape)
 
     def _reshaped(self, value: str, shape: tuple[int, ...]) -> str:
-        if shape not in self._sizes:
-            self._sizes[shape] = f"blocked_size{len(self._sizes)}"
-            sizes = numpy_helper.from_array(np.array(shape, np.int64), self._sizes[shape])
-            self._graph.initializer.append(sizes)
-        return self._call("Reshape", [value, self._sizes[shape]], domain="")
+        return self._call("Reshape", [value, self._numbers(shape)], domain="")
+
+    def _numbers(self, numbers: tuple[int, ...]) -> str:
+        if numbers not in self._sizes:
+            self._sizes[numbers] = f"blocked_size{len(self._sizes)}"
+            constant = numpy_helper.from_array(np.array(numbers, np.int64), self._sizes[numbers])
+            self._graph.initializer.append(constant)
+        return self._sizes[numbers]
 
     def _call(self, op: str, inputs: Sequence[str], **options: Any) -> str:
         result = f"blocked{len(self.nodes)}"

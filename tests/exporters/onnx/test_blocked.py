@@ -9,8 +9,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from torch import nn
 
+from exporters.onnx import capture_for
 from exporters.onnx.blocked import DOMAIN, blocked
+from exporters.onnx.model import to_onnx
+from exporters.verify.graphs import verify
+from tests.exporters.examples import BATCH, step_of
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": ((8, 16, 14, 15), (32, 16, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -75,3 +80,46 @@ def test_it_gives_what_the_graph_gave(case: str) -> None:
 @pytest.mark.parametrize("case", LEFT)
 def test_what_gains_nothing_is_left_alone(case: str) -> None:
     assert blocked(model(*LEFT[case], bias=False)) is None
+
+
+DEPTHWISE: dict[str, dict[str, Any]] = {
+    "plain": {"kernel_size": 3, "padding": 1},
+    "stride": {"kernel_size": 3, "padding": 1, "stride": 2},
+    "stride that leaves rows": {"kernel_size": 3, "stride": 2},
+    "dilation": {"kernel_size": (3, 5), "padding": (2, 0), "dilation": (2, 1)},
+}
+
+
+@pytest.mark.parametrize("case", DEPTHWISE)
+def test_weight_gradients_of_depthwise_convolutions_are_convolutions_there(case: str) -> None:
+    channels, side = 32, 18
+    layer = nn.Conv2d(channels, channels, groups=channels, bias=False, **DEPTHWISE[case])
+    function = step_of(nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (channels, side, side))
+    own = to_onnx(capture_for(function))
+
+    other = blocked(own)
+
+    assert other is not None
+    nodes = onnx.load_from_string(other).graph.node
+    groups = {
+        helper.get_attribute_value(each) for node in nodes for each in node.attribute if each.name == "group"
+    }
+    assert BATCH * channels in groups  # the samples' channels side by side
+    assert "Pad" not in {node.op_type for node in nodes}  # what the products read is gone
+    assert verify(function, other, 1).worst < 1e-4
+
+
+def test_sums_that_are_no_gradient_of_a_convolution_are_left_alone() -> None:
+    """Windows in another order than a kernel's positions have."""
+    layer = nn.Conv2d(32, 32, 3, groups=32, bias=False)
+    function = step_of(nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (32, 18, 18))
+    proto = onnx.load_from_string(to_onnx(capture_for(function)))
+    [joined] = [node for node in proto.graph.node if node.op_type == "Concat" and len(node.input) == 9]
+    joined.input[0], joined.input[1] = joined.input[1], joined.input[0]
+
+    other = blocked(bytes(proto.SerializeToString()))
+
+    assert other is not None
+    assert any(
+        node.op_type == "Concat" and len(node.input) == 9 for node in onnx.load_from_string(other).graph.node
+    )

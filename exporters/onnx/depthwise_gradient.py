@@ -1,0 +1,130 @@
+"""Weight gradients of depthwise convolutions, found in an ONNX graph as :mod:`exporters.decompositions.convolution` writes
+them: one product and one sum for each position of the kernel, channels last, side by side as [C, positions]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper, numpy_helper
+
+_CHANNELS_LAST = [0, 2, 3, 1]
+_SLICE_INPUTS = 5
+_SPACE = (1, 2)
+
+
+@dataclass(frozen=True)
+class DepthwiseGradient:
+    """dL/dw[c, k] = sum_{n, p} dL/dy[n, c, p] x[n, c, p * stride + k * dilation - padding].
+
+    ``x`` and ``grad``: names of the values, [N, C, H, W] and [N, C, *P]. The others by axis of space.
+    """
+
+    x: str
+    grad: str
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+
+
+class Finder:
+    """Finds them by the node that puts the sums side by side."""
+
+    def __init__(self, graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._maker = {name: node for node in graph.node for name in node.output}
+        self._constants = {each.name: each for each in graph.initializer}
+        self._shapes = shapes
+
+    def gradient(self, node: NodeProto) -> DepthwiseGradient | None:
+        """What ``node`` is a gradient of; None if it is something else."""
+        if node.op_type != "Concat" or _attribute(node, "axis") != 1:
+            return None
+        products = [self._product(name) for name in node.input]
+        if any(product is None for product in products):
+            return None
+        grads, windows = zip(*(product for product in products if product), strict=True)
+        sources = [self._window(name) for name in windows]
+        found = [source for source in sources if source is not None]
+        if len({*grads}) != 1 or len(found) != len(sources) or len({name for name, _, _ in found}) != 1:
+            return None
+        return self._joined(grads[0], [(start, step) for _, start, step in found], found[0][0])
+
+    def _joined(
+        self, grad: str, windows: list[tuple[tuple[int, ...], tuple[int, ...]]], padded: str
+    ) -> DepthwiseGradient | None:
+        """The gradient of windows that begin at all positions of a kernel, row by row."""
+        source, padding = self._padded(padded)
+        given = self._transposed(grad)
+        starts, steps = [start for start, _ in windows], {step for _, step in windows}
+        axes = [sorted({start[axis] for start in starts}) for axis in range(len(_SPACE))]
+        if not source or not given or len(steps) != 1:
+            return None
+        if starts != [(row, column) for row in axes[0] for column in axes[1]]:
+            return None
+        dilation = [places[1] if len(places) > 1 else 1 for places in axes]
+        if any(
+            places != [k * d for k in range(len(places))] for places, d in zip(axes, dilation, strict=True)
+        ):
+            return None
+        kernel = tuple(map(len, axes))
+        return DepthwiseGradient(source, given, kernel, steps.pop(), tuple(dilation), padding)
+
+    def _product(self, name: str) -> tuple[str, str] | None:
+        """(dL/dy, window of x), both channels last, of one sum of products over all but channels."""
+        total = self._made(self._input(self._made(name, "Unsqueeze"), 0), "ReduceSum")
+        if (
+            total is None
+            or self._numbers(self._input(total, 1)) != [0, 1, 2]
+            or _attribute(total, "keepdims")
+        ):
+            return None
+        product = self._made(self._input(total, 0), "Mul")
+        return (product.input[0], product.input[1]) if product else None
+
+    def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+        """What is read, where it begins and in which steps, of a window along the axes of space."""
+        node = self._made(name, "Slice")
+        if node is None:
+            return name, (0, 0), (1, 1)
+        lists = [self._numbers(self._input(node, place)) for place in range(1, _SLICE_INPUTS)]
+        if any(each is None for each in lists):
+            return None
+        starts, _, axes, steps = (each or [] for each in lists)
+        if not {*axes} <= {*_SPACE}:
+            return None
+        start, step = dict(zip(axes, starts, strict=True)), dict(zip(axes, steps, strict=True))
+        return node.input[0], tuple(start.get(a, 0) for a in _SPACE), tuple(step.get(a, 1) for a in _SPACE)
+
+    def _padded(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The tensor, channels second, that ``name`` has channels last with zeros around; and how many at its beginnings."""
+        node, padding = self._made(name, "Pad"), [0, 0]
+        if node is not None:
+            pads = self._numbers(self._input(node, 1)) or []
+            if pads != [0, *pads[1:3], 0] * 2:
+                return "", ()
+            name, padding = node.input[0], pads[1:3]
+        return self._transposed(name), tuple(padding)
+
+    def _transposed(self, name: str) -> str:
+        """The tensor, channels second, that ``name`` is with its channels last; "" if it is none."""
+        node = self._made(name, "Transpose")
+        last = node is not None and _attribute(node, "perm") == _CHANNELS_LAST
+        return node.input[0] if node is not None and last else ""
+
+    def _made(self, name: str, op: str) -> NodeProto | None:
+        node = self._maker.get(name)
+        return node if node is not None and node.op_type == op and not node.domain else None
+
+    def _input(self, node: NodeProto | None, place: int) -> str:
+        return node.input[place] if node is not None and place < len(node.input) else ""
+
+    def _numbers(self, name: str) -> list[int] | None:
+        constant = self._constants.get(name)
+        return None if constant is None else [int(each) for each in np.ravel(numpy_helper.to_array(constant))]
+
+
+def _attribute(node: NodeProto, name: str) -> Any:
+    return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), None)
