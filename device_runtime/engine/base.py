@@ -47,8 +47,14 @@ class Engine(Protocol):
         """The ``Graph.format`` this engine runs."""
         ...
 
-    def load(self, graph: Graph, artifact: bytes) -> LoadedGraph:
-        """Make ``artifact`` runnable; BundleError if it is damaged or its ports differ from the manifest."""
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """Numbers of threads that a graph of its own may have, in order; the last one is that of the engine."""
+        ...
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
+        """Make ``artifact`` runnable, with one of the ``thread_counts`` (0: the engine's own); BundleError if it is damaged
+        or its ports differ from the manifest."""
         ...
 
     def read_state(self, state: State) -> Arrays:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,15 @@ class OnnxEngine:
         self.version = str(ort.__version__)
         self._threads = threads
 
-    def load(self, graph: Graph, artifact: bytes) -> OnnxGraph:
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """Each session has threads of its own: powers of two, and the engine's number."""
+        return (
+            *itertools.takewhile(self._threads.__gt__, (1 << power for power in itertools.count())),
+            self._threads,
+        )
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph:
         if _ELSEWHERE in artifact:  # versions of onnxruntime open it
             raise BundleError(
                 f"graph {graph.name!r} reads numbers from a file of this device, which no bundle may: export it again with "
@@ -42,7 +50,9 @@ class OnnxEngine:
                 graph=graph.name,
             )
         try:
-            session = ort.InferenceSession(artifact, self._options(), providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(
+                artifact, self._options(threads), providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # onnxruntime raises its own unrelated exception types
             raise BundleError(
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
@@ -51,9 +61,9 @@ class OnnxEngine:
         release_code(_LIBRARY)  # of parsing and rewriting graphs: 9 MB that no step needs
         return OnnxGraph(graph, session)
 
-    def _options(self) -> Any:
+    def _options(self, threads: int = 0) -> Any:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = threads or self._threads
         options.inter_op_num_threads = 1
         # The plan that lets a later value take a dead one's block keeps the block until then; the arena does better.
         options.enable_mem_reuse = False
@@ -156,7 +166,7 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
         rows = rows_in(numbered[1].name)
         return rows.whole if rows else numbered[0]
 
-    return [[arg for _, arg in group] for _, group in groupby(enumerate(args), key=whole)]
+    return [[arg for _, arg in group] for _, group in itertools.groupby(enumerate(args), key=whole)]
 
 
 def _place(value: Any, port: Port, rows: Rows) -> tuple[str, int, Any, list[int], int]:

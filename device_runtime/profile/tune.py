@@ -1,4 +1,4 @@
-"""Trying the variants of a bundle's graphs ahead of the first round, on inputs that are random but valid."""
+"""Trying a bundle's steps ahead of the first round, their forms and threads, on inputs that are random but valid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from device_runtime.round.tuning import Choice, Tuning, trial
 def tuned(
     engine: Engine, folder: BundleFolder, tuning: Tuning, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Choice]:
-    """What was found for each graph that has variants; kept in ``tuning``, in place of what was known."""
+    """What was found for each step that there is a choice for; kept in ``tuning``, in place of what was known."""
     manifest = folder.manifest
     found: dict[str, Choice] = {}
+    steps = {phase.graph for phase in manifest.phases} | {
+        bucket.graph for phase in manifest.phases for bucket in phase.shorter
+    }
     for graph in manifest.graphs:
-        if graph.variants:
+        if graph.variants or (graph.name in steps and len(engine.thread_counts) > 1):
             progress(graph.name)
             inputs = Inputs(manifest)
             feeds = inputs.feeds(graph)

@@ -110,7 +110,8 @@ class Graphs:
     def load(self, name: str) -> LoadedGraph:
         spec = self._manifest.graph(name)
         with self._profiler.timed("load"):
-            return self._engine.load(spec, self.forms.artifact(spec))
+            artifact, threads = self.forms.artifact(spec)
+            return self._engine.load(spec, artifact, threads)
 
     def fetch(self, job: Job, units: Sequence[str]) -> Arrays:
         """The weights of some units, by global name."""

@@ -1,8 +1,9 @@
-"""Which form of a graph runs here: its own, or the fastest of its variants.
+"""Which form of a graph runs here, its own or the fastest of its variants, and with how many threads.
 
-A graph with variants is tried where it is first needed, on the batch and the state that are at hand: each form runs the
-same step, one that fails or gives something else than the graph's own form is dropped, and the others are timed. What
-was found is kept for these forms, engine, number of threads and processor, so that no other round tries again.
+A step is tried where it is first needed, on the batch and the state that are at hand: each form runs the same step, one that
+fails or gives something else than the graph's own form is dropped, and the others are timed. The fastest is timed with fewer
+threads, too. What was found is kept for these forms, engine, number of threads and processor, so that no other round tries
+again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ STEPS = 4
 """Timed steps of each form, behind the one whose outputs are compared; the quickest counts."""
 WORTH = 0.97
 """A variant is taken where it needs at most this share of the time of the graph's own form."""
+THREADS_WORTH = 0.9
+"""More threads are taken where they bring a step to at most this share of its time: they cost energy."""
 MORE = 1.1
 """What a variant may need of memory, as a multiple of what the graph's own form is planned to need."""
 COPIES = 5
@@ -40,11 +43,14 @@ _LETTERS = 200
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial found. ``variant``: the form to run, "" for the graph's own. ``ms``: the quickest step of each form, its
-    own as "". ``dropped``: those that cannot run here, and why."""
+    own as "". ``dropped``: those that cannot run here, and why. ``threads``: those that it needs, 0 for the engine's own;
+    ``threads_ms``: the quickest step of the form with each number that was tried."""
 
     variant: str = ""
     ms: dict[str, float] = {}
     dropped: dict[str, str] = {}
+    threads: int = 0
+    threads_ms: dict[int, float] = {}
 
 
 class Choices(Protocol):
@@ -71,7 +77,7 @@ class Tuning:
 
     def key(self, engine: Engine, graph: Graph) -> str:
         # Of the forms themselves: the graph travels compressed or not.
-        forms = " ".join(variant.sha256 for variant in graph.variants)
+        forms = " ".join(variant.sha256 for variant in graph.variants) or graph.blob.sha256
         return f"{forms} {engine.name} {engine.version} {self.threads} {processor()}"
 
     def known(self, engine: Engine, graph: Graph) -> Choice | None:
@@ -106,20 +112,25 @@ class Forms:
     used: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
 
-    def artifact(self, graph: Graph) -> bytes:
-        """The bytes to load: of the form that was chosen, else the graph's own."""
+    def artifact(self, graph: Graph) -> tuple[bytes, int]:
+        """The bytes to load, of the form that was chosen, else the graph's own; and its threads, 0 for the engine's."""
         base = self.blobs.get(graph.blob)
-        known = self.tuning.known(self.engine, graph) if self.tuning and graph.variants else None
+        known = self.tuning.known(self.engine, graph) if self.tuning else None
         if known is None or self.tuning is None:
+            return base, 0
+        return self._form(graph, known, base, self.tuning), known.threads
+
+    def _form(self, graph: Graph, known: Choice, base: bytes, tuning: Tuning) -> bytes:
+        if not graph.variants:
             return base
         self.used[graph.name] = ""
         self.dropped |= {f"{graph.name}/{name}": why for name, why in known.dropped.items()}
         chosen = next((variant for variant in graph.variants if variant.name == known.variant), None)
-        if chosen is None or not self.tuning.has_room(graph):
+        if chosen is None or not tuning.has_room(graph):
             return base
         frame = self.blobs.get(chosen.blob)
         try:
-            model = unfolded(chosen, frame, base=base, limit=self.tuning.limit_bytes)
+            model = unfolded(chosen, frame, base=base, limit=tuning.limit_bytes)
         except BundleError as error:
             self.dropped[f"{graph.name}/{chosen.name}"] = _short(error)
             return base
@@ -129,7 +140,9 @@ class Forms:
     def try_on(self, graph: Graph, feeds: Mapping[str, Array], state: State) -> None:
         """Choose, if there is something to choose from, nothing is known and memory allows it. ``state`` stays as it is."""
         tuning = self.tuning
-        if not graph.variants or tuning is None or not tuning.allows(graph):
+        if tuning is None or not tuning.allows(graph):
+            return
+        if not graph.variants and len(self.engine.thread_counts) == 1:
             return
         if tuning.known(self.engine, graph) is None:
             trial(self.engine, graph, self.blobs, feeds, state, tuning)
@@ -190,7 +203,32 @@ def fastest(
         else:
             ms[variant.name] = taken
     best = min(ms, key=ms.__getitem__)
-    return Choice(variant=best if ms[best] <= WORTH * own_ms else "", ms=ms, dropped=dropped)
+    best = best if ms[best] <= WORTH * own_ms else ""
+    model = next((unfolded(v, frame, base=base, limit=limit) for v, frame in frames if v.name == best), base)
+    threads, threads_ms = _threads(engine, graph, model, feeds, before, ms[best])
+    return Choice(variant=best, ms=ms, dropped=dropped, threads=threads, threads_ms=threads_ms)
+
+
+def _threads(
+    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays, own_ms: float
+) -> tuple[int, dict[int, float]]:
+    """The number of threads to run a form with, 0 for the engine's, and the quickest step with each number; nothing where
+    there is no choice. ``own_ms``: with the engine's."""
+    *fewer, most = engine.thread_counts
+    if not fewer:
+        return 0, {}
+    ms = {count: _run(engine, graph, model, feeds, before, count)[1] for count in fewer} | {most: own_ms}
+    best = enough(ms)
+    return best if best != most else 0, ms
+
+
+def enough(ms: Mapping[int, float]) -> int:
+    """The number of threads beyond which a step gains too little; ``ms``: its milliseconds with each number."""
+    best, *more = sorted(ms)
+    for count in more:
+        if ms[count] <= THREADS_WORTH * ms[best]:
+            best = count
+    return best
 
 
 def _tells(expected: Arrays, before: Arrays) -> bool:
@@ -205,10 +243,10 @@ def _short(error: Exception) -> str:
 
 
 def _run(
-    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays
+    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays, threads: int = 0
 ) -> tuple[Arrays, float]:
     """(outputs of the first step, milliseconds of the quickest of those behind it)."""
-    loaded = engine.load(graph, model)
+    loaded = engine.load(graph, model, threads)
     outputs = loaded.run(feeds, engine.write_state(before))
     state = outputs.state
     first = {name: np.array(array) for name, array in engine.read_state(state).items()} | outputs.arrays

@@ -15,6 +15,7 @@ from device_runtime.data.problems import checked_policy
 from device_runtime.data.samples import Local, LocalData
 from device_runtime.data.sources import load as load_data
 from device_runtime.engine.select import open_engine
+from device_runtime.host import processors
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
 from edgefl.system.sizes import parse_size
@@ -40,9 +41,10 @@ class Agent:
     broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides. ``folder`` keeps what
     outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
     bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal.
-    ``engine`` is ``onnx`` or ``executorch``, with that many ``threads``. ``limits`` are sizes and timeouts.
-    ``tune``: whether forms of graphs that may be faster here are tried in the first round; without it two equal devices
-    compute the same bits.
+    ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
+    be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
+    compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
+    they are tuned (ONNX Runtime), else 1.
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -60,7 +62,7 @@ class Agent:
         tier: str = "",
         memory: str | int = 0,
         engine: str = "onnx",
-        threads: int = 1,
+        threads: int = 0,
         until_done: bool = False,
         server_key: str = "",
         ca_file: str = "",
@@ -81,11 +83,11 @@ class Agent:
             memory_bytes=memory_bytes(memory),
             server_key=server_key,
             until_done=until_done,
-            threads=threads,
+            threads=threads or (processors() if tune and engine == "onnx" else 1),
             tune=tune,
             limits=limits,
         )
-        self._agent = _Agent(config, open_engine(engine, threads), report)
+        self._agent = _Agent(config, open_engine(engine, config.threads), report)
 
     def run(self) -> None:
         """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""

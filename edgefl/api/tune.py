@@ -27,17 +27,19 @@ def tune(
     store: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Choice]:
-    """Try the variants of every graph of ``bundle`` here, each beside the graph's own form on the same random inputs.
+    """Try the forms of every step of ``bundle`` here, each beside the graph's own form on the same random inputs, and the
+    fastest with fewer threads.
 
     Args:
         bundle: one that was compiled, or the path of one.
-        threads: of the engine, those that the device will train with.
+        threads: the most that the device will train with.
         store: folder of a device's store, made where there is none, which then runs what was found; None: nothing is kept.
         progress: told the name of each graph before it is tried.
 
     Returns:
-        By graph: the form to run (``variant``, "" for its own), milliseconds of the quickest step of each form (``ms``) and
-        the forms that cannot run here, with the reason (``dropped``). Empty for a bundle without variants.
+        By graph: the form to run (``variant``, "" for its own), milliseconds of the quickest step of each form (``ms``), the
+        threads to run it with (``threads``, 0 for the most) and its milliseconds with each number (``threads_ms``), and the
+        forms that cannot run here, with the reason (``dropped``). Empty for a bundle without variants and one thread.
 
     Raises:
         BundleError: if the bundle is damaged.

@@ -33,8 +33,8 @@ class CountingEngine(OnnxEngine):
         self.runs: dict[str, int] = {}
         self.fed: Callable[[str, Arrays], object] = lambda _name, _feeds: None
 
-    def load(self, graph: Graph, artifact: bytes) -> LoadedGraph:  # type: ignore[override]
-        return _Counted(super().load(graph, artifact), graph.name, self)
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:  # type: ignore[override]
+        return _Counted(super().load(graph, artifact, threads), graph.name, self)
 
 
 @dataclass

@@ -30,6 +30,7 @@ class ExecuTorchEngine:
         wheel = find_wheel()
         self.version = wheel.version
         self._native = _native(wheel)
+        self.thread_counts = (threads,)
         try:
             self._native.set_threads(threads)
         except NativeError as error:
@@ -38,7 +39,8 @@ class ExecuTorchEngine:
                 threads=threads,
             ) from error
 
-    def load(self, graph: Graph, artifact: bytes) -> ExecuTorchGraph:
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> ExecuTorchGraph:
+        """``threads`` are those of the process: :attr:`thread_counts` has one number."""
         if not graph.blob.codec:  # else the digest is that of the packed bytes
             # The released runtime follows a program's offsets unchecked: damaged bytes can end the process.
             verified(graph.blob, artifact)

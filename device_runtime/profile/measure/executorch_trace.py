@@ -35,7 +35,7 @@ class _TimedGraph(ExecuTorchGraph):
 
 
 class _TimedEngine(ExecuTorchEngine):
-    def load(self, graph: Graph, artifact: bytes) -> _TimedGraph:
-        made = _TimedGraph(graph, super().load(graph, artifact)._program)
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _TimedGraph:
+        made = _TimedGraph(graph, super().load(graph, artifact, threads)._program)
         made.calls = []
         return made

@@ -91,12 +91,12 @@ class _ProfilingEngine(OnnxEngine):
         super().__init__(threads)
         self._prefix = prefix
 
-    def load(self, graph: Graph, artifact: bytes) -> _ProfiledGraph:
-        loaded = super().load(graph, artifact)
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _ProfiledGraph:
+        loaded = super().load(graph, artifact, threads)
         return _ProfiledGraph(graph, loaded._session)
 
-    def _options(self) -> Any:
-        options = super()._options()
+    def _options(self, threads: int = 0) -> Any:
+        options = super()._options(threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(self._prefix)
         return options

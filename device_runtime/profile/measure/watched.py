@@ -48,7 +48,11 @@ class WatchedEngine:
     def format(self) -> str:
         return self.inner.format
 
-    def load(self, graph: Graph, artifact: bytes) -> LoadedGraph:
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        return self.inner.thread_counts
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
         start = time.perf_counter()
         began = self.folder.asked or start
         stage = Stage(graph.name, self.sampler.ms_of(began))
@@ -59,7 +63,7 @@ class WatchedEngine:
         if self.stages:
             self.stages[-1].end_ms = stage.start_ms
         self.stages.append(stage)
-        loaded = self.inner.load(graph, artifact)
+        loaded = self.inner.load(graph, artifact, threads)
         stage.load_ms = 1e3 * (time.perf_counter() - start)
         return _WatchedGraph(loaded, stage)
 

@@ -30,9 +30,9 @@ from edgefl.wire.tensors import Array
 class Plain(OnnxEngine):
     """The engine with onnxruntime's own settings, but for the threads."""
 
-    def _options(self) -> ort.SessionOptions:
+    def _options(self, threads: int = 0) -> ort.SessionOptions:
         options = ort.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
+        options.intra_op_num_threads, options.inter_op_num_threads = threads or self._threads, 1
         options.log_severity_level = 3
         return options
 

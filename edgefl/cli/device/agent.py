@@ -76,9 +76,12 @@ def device(
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
     ] = "",
     engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
-    threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, help="most threads of the engine; 0: its processors where tuned, else 1")
+    ] = 0,
     tune: Annotated[
-        bool, typer.Option(help="try variants of graphs in the first round, and keep the fastest")
+        bool,
+        typer.Option(help="try forms of a step and its threads in the first round, and keep the fastest"),
     ] = True,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,

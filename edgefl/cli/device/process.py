@@ -33,7 +33,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     until_done: bool = False
     limits: Limits = Limits()
     engine: str = "onnx"
-    threads: int = 1
+    threads: int = 0
     tune: bool = True
     as_json: bool = False
 

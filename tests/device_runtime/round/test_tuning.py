@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.engine.onnx import OnnxEngine
+from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, fastest
+from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, enough, fastest
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import Variant
@@ -96,7 +97,7 @@ def test_a_round_tries_once_and_ends_with_the_same_update(
     chosen, taken = run(device, tuning)
 
     assert taken.used == {"train": "same"} and not taken.dropped
-    assert taken.artifact(train(device)) == forms()["same"]
+    assert taken.artifact(train(device)) == (forms()["same"], 0)
     assert_same(tried, plain)
     assert_same(again, plain)
     assert_same(chosen, plain)
@@ -169,7 +170,7 @@ def test_a_variant_that_cannot_be_taken_is_the_graph_s_own_form(
     tuning.keep(device.engine, train(device), Choice(variant=chosen))
     forms = Forms(device.engine, device.world, tuning)
 
-    assert forms.artifact(train(device)) == tiny.train()[1] and forms.used == {"train": ""}
+    assert forms.artifact(train(device)) == (tiny.train()[1], 0) and forms.used == {"train": ""}
     assert bool(forms.dropped) == (limit == 10)
 
 
@@ -199,3 +200,56 @@ def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
         decode_manifest(encoded(msgspec.structs.replace(first, **change), *rest))
     with pytest.raises(BundleError, match="no more than 8"):
         decode_manifest(encoded(*(msgspec.structs.replace(first, name=str(number)) for number in range(9))))
+
+
+@pytest.mark.parametrize(
+    ("ms", "threads"),
+    [
+        ({1: 8.0, 2: 7.5, 4: 7.4}, 1),
+        ({1: 8.0, 2: 5.0, 4: 4.9}, 2),
+        ({1: 8.0, 2: 7.9, 4: 4.0}, 4),
+        ({1: 8.0, 3: 9.0}, 1),
+    ],
+)
+def test_a_step_gets_the_threads_that_it_gains_from(ms: dict[int, float], threads: int) -> None:
+    assert enough(ms) == threads
+
+
+class Counting(OnnxEngine):
+    """Tells with how many threads graphs were loaded."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.loaded: list[int] = []
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph:
+        self.loaded.append(threads)
+        return super().load(graph, artifact, threads)
+
+
+@pytest.mark.parametrize("variants", [True, False])
+def test_a_round_tries_each_number_of_threads_and_takes_one(tmp_path: Path, variants: bool) -> None:
+    bundle = with_forms(tiny.make_bundle())
+    if not variants:
+        graphs = tuple(msgspec.structs.replace(each, variants=()) for each in bundle.manifest.graphs)
+        bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
+    device = Device(tmp_path, World(bundle))
+    device.engine = engine = Counting(4)
+    tuning = Tuning(device.store, threads=4, memory_bytes=ROOM)
+
+    result, found = run(device, tuning)
+    known = tuning.known(engine, train(device))
+    assert known is not None and {*known.threads_ms} == {1, 2, 4}
+    assert {*engine.loaded} == {0, 1, 2} and bool(found.used) == variants
+    tuning.keep(engine, train(device), msgspec.structs.replace(known, threads=2))
+    engine.loaded.clear()
+    again, _ = run(device, tuning)
+
+    assert {*engine.loaded} == {0, 2} and engine.loaded.count(2) == 1
+    assert_same(again, result)
+
+
+def test_sessions_have_powers_of_two_and_the_number_of_the_engine() -> None:
+    assert OnnxEngine(6).thread_counts == (1, 2, 4, 6)
+    assert OnnxEngine(4).thread_counts == (1, 2, 4)
+    assert OnnxEngine(1).thread_counts == (1,)
