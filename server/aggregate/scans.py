@@ -12,9 +12,10 @@ from server.aggregate.native import (
     Numbers,
     bytes_at,
     compiled,
-    floats_at,
+    patterns_at,
     set_bits,
     shorts_at,
+    times_plus,
     words_at,
 )
 
@@ -47,23 +48,30 @@ def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbe
 
 
 @compiled
-def within(address: Number, count: Number, limit: Number) -> bool:
-    """Whether ``count`` float32 lie in -limit..limit; NaN does not."""
-    values = floats_at(address)
-    beyond = np.int64(0)
-    for i in range(count):
-        beyond |= np.int64(not abs(values[i]) <= limit)
-    return bool(beyond == 0)
+def largest(addresses: Numbers, counts: Numbers) -> int:
+    """The largest magnitude of ``counts[k]`` float32 from ``addresses[k]`` on, over all k, as the 31 bits below its sign.
+
+    Magnitudes sort as these bits do; infinity is above all numbers, and NaN above it.
+    """
+    most = np.uint32(0)
+    for k in range(addresses.shape[0]):
+        patterns, own = patterns_at(addresses[k]), np.uint32(0)
+        for i in range(counts[k]):
+            own = max(own, patterns[i] & np.uint32(0x7FFFFFFF))
+        most = max(most, own)
+    return int(most)
 
 
 @compiled
-def halves_within(address: Number, count: Number, most: Number) -> bool:
-    """Whether the 15 bits below the sign of ``count`` patterns of 16 bits are all at most ``most``."""
-    halves = shorts_at(address)
-    beyond = np.int64(0)
-    for i in range(count):
-        beyond |= np.int64((halves[i] & 0x7FFF) > most)
-    return bool(beyond == 0)
+def largest_half(addresses: Numbers, counts: Numbers) -> int:
+    """The same of 16 bits, float16 or bfloat16: the 15 bits below the sign."""
+    most = np.uint16(0)
+    for k in range(addresses.shape[0]):
+        patterns, own = shorts_at(addresses[k]), np.uint16(0)
+        for i in range(counts[k]):
+            own = max(own, patterns[i] & np.uint16(0x7FFF))
+        most = max(most, own)
+    return int(most)
 
 
 @compiled
@@ -87,9 +95,22 @@ def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: N
 @compiled
 def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
     """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
+    inverse = 1.0 / share
     if change:
         for i in range(sums.shape[0]):
-            new[i] = np.float64(old[i]) + np.float64(sums[i]) / share
+            new[i] = np.float64(old[i]) + _divided(np.float64(sums[i]), share, inverse)
     else:
         for i in range(sums.shape[0]):
-            new[i] = np.float64(sums[i]) / share
+            new[i] = _divided(np.float64(sums[i]), share, inverse)
+
+
+@compiled
+def _divided(number: Number, by: Number, inverse: Number) -> Number:
+    """``number / by``, to the last bit, for less than a division: ``inverse`` is ``1 / by`` correctly rounded.
+
+    The product is off by less than two units of the last place; what is left of ``number``, which one rounding gives
+    exactly, brings it within one, and then to the quotient (Markstein, IBM J. Res. Dev. 34, 1990).
+    """
+    quotient = number * inverse
+    quotient = times_plus(times_plus(-by, quotient, number), inverse, quotient)
+    return times_plus(times_plus(-by, quotient, number), inverse, quotient)
