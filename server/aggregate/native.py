@@ -58,35 +58,27 @@ patterns_at = pointer(types.uint32)
 floats_at = pointer(types.float32)
 
 
-def _instruction(given: tuple[Any, ...], found: Any, made: Callable[..., Any]) -> Any:
-    """A function of numbers of 64 bits that is one instruction of the processor; ``made`` gives it for a builder, the
-    numbers, and the type of what is found."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return made(builder, *arguments, context.get_value_type(found))
+def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -> Any:
+    """A function of a number of 64 bits that is one instruction of the processor; ``made`` gives it for a builder, the
+    number, and the type of what is found."""
 
     @intrinsic
-    def of_one(typing_context: Any, number: Any) -> Any:
-        return found(*given), generate
+    def of(typing_context: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return made(builder, arguments[0], context.get_value_type(found))
 
-    @intrinsic
-    def of_three(typing_context: Any, first: Any, second: Any, third: Any) -> Any:
-        return found(*given), generate
+        return found(given), generate
 
-    return of_one if len(given) == 1 else of_three
+    return of
 
 
 lowest_bit = _instruction(
-    (types.uint64,), types.uint64, lambda builder, word, _: builder.cttz(word, cgutils.true_bit)
+    types.uint64, types.uint64, lambda builder, word, _: builder.cttz(word, cgutils.true_bit)
 )
 """The place of the lowest bit that is set in a word, which must not be 0."""
-set_bits = _instruction((types.uint64,), types.uint64, lambda builder, word, _: builder.ctpop(word))
+set_bits = _instruction(types.uint64, types.uint64, lambda builder, word, _: builder.ctpop(word))
 """How many bits of a word are set."""
 bits_of = _instruction(
-    (types.float64,), types.int64, lambda builder, number, kind: builder.bitcast(number, kind)
+    types.float64, types.int64, lambda builder, number, kind: builder.bitcast(number, kind)
 )
 """The bits of a float64, as an int64."""
-times_plus = _instruction(
-    (types.float64,) * 3, types.float64, lambda builder, a, b, c, _: builder.fma(a, b, c)
-)
-"""a * b + c of float64, rounded once."""

@@ -15,7 +15,6 @@ from server.aggregate.native import (
     patterns_at,
     set_bits,
     shorts_at,
-    times_plus,
     words_at,
 )
 
@@ -95,22 +94,9 @@ def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: N
 @compiled
 def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
     """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
-    inverse = 1.0 / share
     if change:
         for i in range(sums.shape[0]):
-            new[i] = np.float64(old[i]) + _divided(np.float64(sums[i]), share, inverse)
+            new[i] = np.float64(old[i]) + np.float64(sums[i]) / share
     else:
         for i in range(sums.shape[0]):
-            new[i] = _divided(np.float64(sums[i]), share, inverse)
-
-
-@compiled
-def _divided(number: Number, by: Number, inverse: Number) -> Number:
-    """``number / by``, to the last bit, for less than a division: ``inverse`` is ``1 / by`` correctly rounded.
-
-    The product is off by less than two units of the last place; what is left of ``number``, which one rounding gives
-    exactly, brings it within one, and then to the quotient (Markstein, IBM J. Res. Dev. 34, 1990).
-    """
-    quotient = number * inverse
-    quotient = times_plus(times_plus(-by, quotient, number), inverse, quotient)
-    return times_plus(times_plus(-by, quotient, number), inverse, quotient)
+            new[i] = np.float64(sums[i]) / share

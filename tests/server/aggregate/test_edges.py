@@ -10,7 +10,6 @@ from edgefl.wire.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, Form, Section, Sparse, Values
-from server.aggregate import scans
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.aggregator import Aggregator, Clip, accumulator, layout_of
 from server.aggregate.averaging import OverHolders
@@ -230,12 +229,3 @@ def test_sums_made_a_part_at_a_time_are_those_made_in_memory(monkeypatch: pytest
 
     assert result(True, 1) == result(False, 1)
     assert result(True, 3) == result(False, 3)
-
-
-@pytest.mark.parametrize("weight", [1, 3, 100, 3696, 2**24 - 1])
-def test_the_mean_is_the_quotient_to_the_last_bit(weight: int) -> None:
-    rng = np.random.default_rng(weight)
-    sums = rng.integers(-(2**62), 2**62, 200_000) >> rng.integers(0, 60, 200_000)
-    share, new = float(weight) * 2.0**30, np.empty(sums.size)
-    scans.mean(sums, np.array([weight]), 2.0**30, np.zeros(sums.size), False, new)
-    assert np.array_equal(new, sums.astype(np.float64) / share)
