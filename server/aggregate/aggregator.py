@@ -24,11 +24,13 @@ from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
-from server.aggregate.accumulator import Accumulator, Checked, CpuAccumulator, cores, run
+from server.aggregate.accumulator import Accumulator, CpuAccumulator
+from server.aggregate.adders import Checked
 from server.aggregate.averaging import Average, Buffered, OverChanges, OverHolders
 from server.aggregate.checks import checked
 from server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
-from server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
+from server.aggregate.scatter import PART, Floats, Layout, Pieces, compiled, flatten, layout_of, stretch
+from server.aggregate.threads import cores, run
 
 __all__ = ["Aggregator", "Checked", "Clip", "layout_of"]
 
@@ -119,7 +121,7 @@ class Aggregator:
         self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
     ) -> Checked:
         """The update, ready to add; UpdateRejected if a name, shape, dtype or value is not as it should be."""
-        return checked(arrays, self.pieces(regions, form))
+        return checked(arrays, self.pieces(regions, form), self._threads)
 
     def add(self, checked: Checked, weight: int) -> None:
         """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact, or if updates
@@ -143,21 +145,21 @@ class Aggregator:
         if self._average is None:
             return {name: old[name].copy() for name in self.layout.offsets}
         self._average.finish()
-        new = {name: np.empty(old[name].shape, old[name].dtype) for name in self.layout.offsets}
-        calls = [partial(self._merge, self._average, name, old[name], new[name]) for name in new]
+        names = self.layout.offsets
+        alike = all(old[name].dtype == np.float32 for name in names)
+        new: Floats = np.empty(self.layout.size, np.float32 if alike else np.float64)
+        starts = range(0, self.layout.size, PART)
+        calls = [partial(self._merge, self._average, old, new, start) for start in starts]
         run(calls, self._threads)
-        return new
+        return {
+            name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
+            for name, at in names.items()
+        }
 
-    def _merge(self, average: Average, name: str, old: Array, new: Array) -> None:
-        start = self.layout.offsets[name]
-        before: Floats = np.ascontiguousarray(old).reshape(-1)
-        after = new.reshape(-1)
-        wide = after if after.dtype in (np.float32, np.float64) else np.empty(after.size, np.float64)
-        average.merge(
-            slice(start, start + old.size), before.astype(wide.dtype, copy=False), wide, change=self._change
-        )
-        if wide is not after:
-            after[:] = wide
+    def _merge(self, average: Average, old: Mapping[str, Array], new: Floats, start: int) -> None:
+        part = slice(start, min(start + PART, self.layout.size))
+        before = stretch(self.layout, old, part).astype(new.dtype, copy=False)
+        average.merge(part, before, new[part], change=self._change)
 
     def _average_for(self, form: Form) -> Average:
         """What takes updates of this round: made for the first one."""

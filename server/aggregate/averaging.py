@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
 from server.aggregate import kernels, scans
-from server.aggregate.accumulator import Accumulator, Checked
-from server.aggregate.kernels import LENGTH, TARGET
+from server.aggregate.accumulator import Accumulator, Ended
+from server.aggregate.adders import Checked, Waiting
+from server.aggregate.blocks import LENGTH, TARGET
 from server.aggregate.robust import BLOCK, MeanRule, combine
 from server.aggregate.scatter import Floats, Integers, Layout, Pieces
 
@@ -18,7 +19,10 @@ _BATCH = 64
 """Updates that wait at most, whatever their size."""
 
 _WAITING = 16
-"""Bytes per entry of the model that updates may wait with: four dense updates, as much as two further sums."""
+"""Bytes per entry of the model that updates may always wait with: four dense updates, as much as two further sums."""
+
+_ROOM = 1 << 29
+"""Bytes that updates may always wait with: more of a small model's, as each batch is a walk through the sums."""
 
 
 class Average(Protocol):
@@ -31,11 +35,11 @@ class Average(Protocol):
         """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
 
     def finish(self) -> None:
-        """Add what still waits, so that :meth:`merge` may be called, from several threads if they like."""
+        """No update comes before :meth:`merge`, which may be called from several threads, is done."""
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        """Write entries ``part`` of the new model: the average (added to ``old`` if it is of changes), or ``old`` where
-        no update counts."""
+        """Write entries ``part`` of the new model (from a multiple of :data:`server.aggregate.scatter.PART` to the next):
+        the average (added to ``old`` if it is of changes), or ``old`` where no update counts."""
 
 
 class OverHolders:
@@ -50,28 +54,41 @@ class OverHolders:
         self._held: dict[int, tuple[Pieces, int]] = {}
         self._waiting: dict[int, list[tuple[Checked, float]]] = {}
         self._waiting_bytes = 0
-        self._final: tuple[Integers, Integers] = (np.zeros(layout.size, np.int64), np.zeros(1, np.int64))
+        self._most_bytes = max(_ROOM, _WAITING * layout.size)
+        self._weights = np.zeros(1, np.int64)
+        self._ended: Ended | None = None
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
+        count = sum(len(batch) for batch in self._waiting.values())
+        if count == _BATCH or self._waiting_bytes + update.nbytes > self._most_bytes:
+            self.flush()
         key = id(update.pieces)  # kept alive beside it, so its id stays its own
         self._held[key] = (update.pieces, self._held.get(key, (update.pieces, 0))[1] + weight)
         self._waiting.setdefault(key, []).append((update, factor))
         self._waiting_bytes += update.nbytes
-        count = sum(len(batch) for batch in self._waiting.values())
-        if count >= _BATCH or self._waiting_bytes >= _WAITING * self._size:
-            self._flush()
 
-    def _flush(self) -> None:
-        for batch in self._waiting.values():
-            updates, factors = [update for update, _ in batch], np.array([factor for _, factor in batch])
-            self._sums.add(updates[0].pieces, updates, factors)
+    def flush(self) -> None:
+        """Add what waits to the sums in memory."""
+        for batch in self._batches():
+            self._sums.add(batch.pieces, batch.updates, batch.factors)
         self._waiting, self._waiting_bytes = {}, 0
 
-    def finish(self) -> None:
-        self._flush()
-        self._final = self._sums.sums(), self._weights()
+    def _batches(self) -> list[Waiting]:
+        return [
+            Waiting(
+                batch[0][0].pieces, [update for update, _ in batch], np.array([factor for _, factor in batch])
+            )
+            for batch in self._waiting.values()
+        ]
 
-    def _weights(self) -> Integers:
+    def finish(self) -> None:
+        """What waits goes on waiting, unless its pieces cannot be added in parts: then all is added."""
+        if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
+            self.flush()
+        self._ended = self._sums.ended(self._batches())
+        self._weights = self._total_weights()
+
+    def _total_weights(self) -> Integers:
         """The weight of each entry, or a single number where all have the same."""
         if all(pieces.whole for pieces, _ in self._held.values()):
             return np.array([sum(weight for _, weight in self._held.values())], np.int64)
@@ -81,9 +98,9 @@ class OverHolders:
         return weights
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        sums, weights = self._final
-        own = weights if weights.size == 1 else weights[part]
-        scans.mean(sums[part], own, self._scale, old, change, new)
+        assert self._ended is not None, "finish() comes first"
+        weights = self._weights if self._weights.size == 1 else self._weights[part]
+        scans.mean(self._ended(part), weights, self._scale, old, change, new)
 
 
 class OverChanges:

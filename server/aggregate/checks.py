@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,29 +14,32 @@ from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form, Sparse
 from server.aggregate import scans
-from server.aggregate.accumulator import Checked
-from server.aggregate.scatter import Pieces, reach
+from server.aggregate.adders import Checked
+from server.aggregate.scatter import Integers, Pieces, Stretches, reach
+from server.aggregate.threads import run
+
+_FEW = 8
+"""Stretches of values that one thread looks through before another would have begun."""
 
 _FETCH = "fetch the tier's bundle again"
 _DIVERGED = "training diverged on this device; lower the learning rate"
 
 
-def checked(arrays: Mapping[str, Array], pieces: Pieces) -> Checked:
-    """The update, ready to add. UpdateRejected, with a reason and what to do, if anything is not as it should be."""
+def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> Checked:
+    """The update, ready to add. UpdateRejected, with a reason and what to do, if anything is not as it should be.
+
+    So many ``threads`` look through the values of a large one.
+    """
     _check_names(arrays, pieces.expected)
     for name, (dtype, shape) in pieces.expected.items():
         _check_array(name, arrays[name], dtype, shape)
     update = Checked(
         pieces, tuple(np.require(arrays[name], requirements=["C", "A"]) for name in pieces.sources)
     )
-    if not pieces.form.sections:
-        for name, array in update.named.items():
-            _check_floats(name, array, pieces.form)
-        return update
+    update = replace(update, largest=_largest(update, threads))
     named = update.named
-    for name in ("values", "halves", "scales"):
-        if name in named:
-            _check_floats(name, named[name], pieces.form)
+    if not update.largest <= pieces.form.limit:
+        _refuse_floats(named, pieces.form)
     if "scales" in named:
         _check_scales(named["scales"], pieces)
     if "mask" in named:
@@ -72,12 +76,46 @@ def _check_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
         )
 
 
-def _check_floats(name: str, array: Array, form: Form) -> None:
-    if _within(array, form.limit):
-        return
-    if not np.isfinite(array if array.dtype == np.float32 else widen(array)).all():
-        raise UpdateRejected("not-finite", f"tensor {name} holds NaN or infinity: {_DIVERGED}", name=name)
-    raise _too_large(f"tensor {name} holds {_kind(form)}s", form, name=name)
+def _largest(update: Checked, threads: int) -> float:
+    """The largest magnitude of a float of the update: infinity if it holds that, NaN if it holds one; 0 without floats."""
+    found = [0.0]
+    for dtype, stretches in update.pieces.stretches.items():
+        if dtype == "float32":
+            bits = _largest_bits(scans.largest, update, stretches, threads)
+            found.append(float(np.uint32(bits).view(np.float32)))
+        elif dtype in ("uint16", "float16"):
+            half = np.array([_largest_bits(scans.largest_half, update, stretches, threads)], np.uint16)
+            found.append(float(widen(half.view(dtype))[0]))
+    return float(np.max(found))
+
+
+def _largest_bits(
+    scan: Callable[[Integers, Integers], int], update: Checked, stretches: Stretches, threads: int
+) -> int:
+    source, first, counts = stretches
+    width = update.arrays[source[0]].itemsize if len(source) else 0
+    starts = update.addresses[source] + (width * first).astype(np.uint64)
+    if len(starts) < _FEW or threads == 1:
+        return scan(starts, counts)
+    found = [0] * threads
+
+    def look(thread: int) -> None:
+        found[thread] = scan(starts[thread::threads].copy(), counts[thread::threads].copy())
+
+    run([partial(look, thread) for thread in range(threads)], threads)
+    return max(found)
+
+
+def _refuse_floats(named: Mapping[str, Array], form: Form) -> None:
+    """UpdateRejected for the first array that has a float which no update may hold, if one has."""
+    for name, array in named.items():
+        if form.sections and name not in ("values", "halves", "scales"):
+            continue
+        wide = array if array.dtype == np.float32 else widen(array)
+        if not np.isfinite(wide).all():
+            raise UpdateRejected("not-finite", f"tensor {name} holds NaN or infinity: {_DIVERGED}", name=name)
+        if np.abs(wide).max(initial=0.0) > form.limit:
+            raise _too_large(f"tensor {name} holds {_kind(form)}s", form, name=name)
 
 
 def _too_large(what: str, form: Form, **context: object) -> UpdateRejected:
@@ -92,20 +130,6 @@ def _too_large(what: str, form: Form, **context: object) -> UpdateRejected:
 
 def _kind(form: Form) -> str:
     return "change" if form.change else "weight"
-
-
-def _within(array: Array, limit: float) -> bool:
-    """Whether all values are finite and within the limit. 16 bits are compared as they are: magnitudes sort alike."""
-    if array.dtype == np.float32:
-        return bool(scans.within(array.ctypes.data, array.size, limit))
-    return bool(scans.halves_within(array.ctypes.data, array.size, _pattern(limit, array.dtype)))
-
-
-def _pattern(limit: float, dtype: np.dtype[Any]) -> int:
-    """The 16 bits of the largest number of ``dtype`` (uint16: bfloat16) that is finite and at most ``limit``."""
-    if dtype == np.uint16:
-        return int(np.float32(limit).view(np.uint32)) >> 16
-    return int(np.float16(min(limit, float(np.finfo(np.float16).max))).view(np.uint16))
 
 
 def _check_scales(scales: npt.NDArray[np.float32], pieces: Pieces) -> None:

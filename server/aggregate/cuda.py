@@ -20,8 +20,9 @@ import torch
 
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes
-from server.aggregate.accumulator import Checked, code_values
-from server.aggregate.kernels import BLOCK, SOURCE
+from server.aggregate.accumulator import Ended
+from server.aggregate.adders import Checked, Waiting, code_values
+from server.aggregate.blocks import BLOCK, SOURCE
 from server.aggregate.scatter import Integers, Pieces
 from server.aggregate.torch_batches import Batch, reader_of, slabs
 
@@ -60,6 +61,13 @@ class TorchAccumulator:
                 for k in range(len(updates)):
                     part += reader.fixed(k, slab)
                 self._sums[slab.target] += part  # regions name no entry twice
+
+    def by_parts(self, pieces: Pieces) -> bool:
+        """Never: a launch for each part would cost more than it saves."""
+        return False
+
+    def ended(self, batches: Sequence[Waiting]) -> Ended:
+        return self.sums().__getitem__
 
     def sums(self) -> Integers:
         sums: Integers = self._sums.cpu().numpy()

@@ -2,8 +2,8 @@
 
 numba keeps what it compiled on disk, and looks at nothing but the file that a function stands in to see whether that is
 still right: what a compiled function takes from another file (a number, a compiled helper) is frozen into it. So the
-modules of compiled functions define their numbers and helpers themselves. Only this file is shared: after a change
-here, delete the ``__pycache__`` folder of the server.
+modules of compiled functions define their numbers and helpers themselves. Only this file and
+:mod:`server.aggregate.blocks` are shared: after a change of them, delete the ``__pycache__`` folder of the server.
 """
 
 from __future__ import annotations
@@ -52,24 +52,33 @@ def pointer(element: Any) -> Any:
 
 bytes_at = pointer(types.uint8)
 words_at = pointer(types.uint64)
+longs_at = pointer(types.int64)
 shorts_at = pointer(types.uint16)
+patterns_at = pointer(types.uint32)
 floats_at = pointer(types.float32)
 
 
-def _of_word(made: Callable[[Any, Any], Any]) -> Any:
-    """A function of a word (uint64) that is one instruction of the processor."""
+def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -> Any:
+    """A function of a number of 64 bits that is one instruction of the processor; ``made`` gives it for a builder, the
+    number, and the type of what is found."""
 
     @intrinsic
-    def of(typing_context: Any, word: Any) -> Any:
+    def of(typing_context: Any, number: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return made(builder, arguments[0])
+            return made(builder, arguments[0], context.get_value_type(found))
 
-        return types.uint64(types.uint64), generate
+        return found(given), generate
 
     return of
 
 
-lowest_bit = _of_word(lambda builder, word: builder.cttz(word, cgutils.true_bit))
+lowest_bit = _instruction(
+    types.uint64, types.uint64, lambda builder, word, _: builder.cttz(word, cgutils.true_bit)
+)
 """The place of the lowest bit that is set in a word, which must not be 0."""
-set_bits = _of_word(lambda builder, word: builder.ctpop(word))
+set_bits = _instruction(types.uint64, types.uint64, lambda builder, word, _: builder.ctpop(word))
 """How many bits of a word are set."""
+bits_of = _instruction(
+    types.float64, types.int64, lambda builder, number, kind: builder.bitcast(number, kind)
+)
+"""The bits of a float64, as an int64."""

@@ -12,7 +12,7 @@ from server.aggregate.native import (
     Numbers,
     bytes_at,
     compiled,
-    floats_at,
+    patterns_at,
     set_bits,
     shorts_at,
     words_at,
@@ -47,23 +47,30 @@ def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbe
 
 
 @compiled
-def within(address: Number, count: Number, limit: Number) -> bool:
-    """Whether ``count`` float32 lie in -limit..limit; NaN does not."""
-    values = floats_at(address)
-    beyond = np.int64(0)
-    for i in range(count):
-        beyond |= np.int64(not abs(values[i]) <= limit)
-    return bool(beyond == 0)
+def largest(addresses: Numbers, counts: Numbers) -> int:
+    """The largest magnitude of ``counts[k]`` float32 from ``addresses[k]`` on, over all k, as the 31 bits below its sign.
+
+    Magnitudes sort as these bits do; infinity is above all numbers, and NaN above it.
+    """
+    most = np.uint32(0)
+    for k in range(addresses.shape[0]):
+        patterns, own = patterns_at(addresses[k]), np.uint32(0)
+        for i in range(counts[k]):
+            own = max(own, patterns[i] & np.uint32(0x7FFFFFFF))
+        most = max(most, own)
+    return int(most)
 
 
 @compiled
-def halves_within(address: Number, count: Number, most: Number) -> bool:
-    """Whether the 15 bits below the sign of ``count`` patterns of 16 bits are all at most ``most``."""
-    halves = shorts_at(address)
-    beyond = np.int64(0)
-    for i in range(count):
-        beyond |= np.int64((halves[i] & 0x7FFF) > most)
-    return bool(beyond == 0)
+def largest_half(addresses: Numbers, counts: Numbers) -> int:
+    """The same of 16 bits, float16 or bfloat16: the 15 bits below the sign."""
+    most = np.uint16(0)
+    for k in range(addresses.shape[0]):
+        patterns, own = shorts_at(addresses[k]), np.uint16(0)
+        for i in range(counts[k]):
+            own = max(own, patterns[i] & np.uint16(0x7FFF))
+        most = max(most, own)
+    return int(most)
 
 
 @compiled

@@ -1,13 +1,15 @@
 """Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
 
-An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.kernels.BLOCK` entries that
-lie one after the other in the update, share a scale, and go to neighbouring entries of the model or to positions
-listed in ``index``. Regions name no entry twice, so no two blocks write the same place and threads need no locks.
+An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.blocks.BLOCK` entries that
+lie one after the other in the update, share a scale, and go to neighbouring entries of one part of the model
+(:data:`PART`) or to positions listed in ``index``. Regions name no entry twice, so no two blocks write the same place and
+threads need no locks.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +22,18 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
-from server.aggregate.kernels import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
+from server.aggregate.blocks import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
+Stretches = tuple[Integers, Integers, Integers]
+"""Of some arrays: (number of the array, first entry, entries)."""
+
+PART = 1 << 17
+"""Entries of a part of the model: from a multiple of it to the next. The sums of one nearly stay in a core's cache."""
+
+_STRETCH = 1 << 18
+"""Most values that a thread looks through at a time."""
 
 _SHORT = 64  # where slices leave stretches shorter than this, on average, an index costs less than blocks
 
@@ -35,6 +45,16 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]]
     offsets: Mapping[str, int]
     size: int
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The offsets, as a list."""
+        return list(self.offsets.values())
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The tensors, in their order."""
+        return list(self.offsets)
 
 
 def layout_of(weights: Mapping[str, Array]) -> Layout:
@@ -54,6 +74,16 @@ def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
     """``weights`` in the order of ``layout``, as one array."""
     parts = [weights[name].reshape(-1) for name in layout.offsets]
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats:
+    """Entries ``part`` of :func:`flatten`, which are not copied where they lie in one tensor."""
+    first, last = bisect_right(layout.starts, part.start) - 1, bisect_left(layout.starts, part.stop)
+    parts = [
+        weights[name].reshape(-1)[max(0, part.start - at) : part.stop - at]
+        for name, at in zip(layout.names[first:last], layout.starts[first:last], strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +140,33 @@ class Pieces:
     def covering(self) -> bool:
         """Whether the blocks lie side by side on the whole model, and none is scattered."""
         return self.whole and bool((self.blocks[:, TARGET] < self.model).all())
+
+    @cached_property
+    def by_parts(self) -> bool:
+        """Whether the blocks of a part of the model are neighbours in each section, and none is scattered."""
+        targets = [work.blocks[:, TARGET] for work in self.works]
+        return all(bool((own < self.model).all() and (np.diff(own) > 0).all()) for own in targets)
+
+    @cached_property
+    def edges(self) -> list[Integers]:
+        """Of each section, where in its blocks each part of the model begins, and the end; for :attr:`by_parts`."""
+        starts = np.arange(0, self.model + PART, PART)
+        return [np.searchsorted(work.blocks[:, TARGET], starts) for work in self.works]
+
+    @cached_property
+    def stretches(self) -> dict[str, Stretches]:
+        """By dtype, the whole of the arrays that have it."""
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for source, name in enumerate(self.sources):
+            dtype, shape = self.expected[name]
+            size = math.prod(shape)
+            found.setdefault(dtype, []).extend(
+                (source, first, min(_STRETCH, size - first)) for first in range(0, size, _STRETCH)
+            )
+        listed = {dtype: np.array(rows, np.int64).reshape(-1, 3) for dtype, rows in found.items()}
+        return {
+            dtype: (rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy()) for dtype, rows in listed.items()
+        }
 
     def targets(self) -> Integers:
         """Position in the model of each entry, in the order of the blocks."""
@@ -205,7 +262,13 @@ class _Cutter:
         groups = section.groups if section is not None and section.scales else None
         runs = []
         for part, positions in pieces(name, self._regions[name], self.layout.shapes):
-            lengths, targets = self._stretches(part, positions)
+            if positions is None:
+                size, target = math.prod(self.layout.shapes[part]), self.layout.offsets[part]
+                row = 0 if groups is None else groups[part]
+                runs.append(np.array([[first, size, source, row, target]]))
+                first += step * size
+                continue
+            lengths, targets = self._together(part, positions)
             starts = np.cumsum(lengths) - lengths
             rows = np.full(lengths.size, 0 if groups is None else groups[part])
             runs.append(
@@ -214,11 +277,9 @@ class _Cutter:
             first += step * int(lengths.sum())
         return np.concatenate(runs) if runs else _no_blocks()
 
-    def _stretches(self, part: str, positions: Positions | None) -> tuple[Integers, Integers]:
-        """(lengths, targets) of the stretches of global tensor ``part`` that stay together, in local order."""
-        start, size = self.layout.offsets[part], math.prod(self.layout.shapes[part])
-        if positions is None:
-            return np.array([size]), np.array([start])
+    def _together(self, part: str, positions: Positions) -> tuple[Integers, Integers]:
+        """(lengths, targets) of the entries of global tensor ``part`` that stay together, in local order."""
+        start = self.layout.offsets[part]
         if not positions.size:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         edges = np.concatenate(([0], np.flatnonzero(np.diff(positions) != 1) + 1, [positions.size]))
@@ -235,7 +296,7 @@ def _no_blocks() -> Integers:
 
 
 def _blocks(runs: list[Integers], step: int, model: int) -> Integers:
-    """Runs with neighbours that continue each other as one, cut to the length of a block."""
+    """Runs with neighbours that continue each other as one, cut to the length of a block and where parts meet."""
     whole = np.concatenate(runs) if runs else _no_blocks()
     whole = whole[whole[:, LENGTH] > 0]
     if not len(whole):
@@ -257,4 +318,16 @@ def _blocks(runs: list[Integers], step: int, model: int) -> Integers:
     cut[:, FIRST] += step * skipped
     cut[:, TARGET] += skipped
     cut[:, LENGTH] = np.minimum(BLOCK, np.repeat(lengths, counts) - skipped)
-    return cut
+    return _cut_at_parts(cut, step, model)
+
+
+def _cut_at_parts(blocks: Integers, step: int, model: int) -> Integers:
+    """The blocks, with two for one that goes to two parts of the model."""
+    left = PART - blocks[:, TARGET] % PART
+    across = np.flatnonzero((blocks[:, TARGET] < model) & (left < blocks[:, LENGTH]))
+    second, left = blocks[across], left[across]
+    blocks[across, LENGTH] = left
+    second[:, FIRST] += step * left
+    second[:, TARGET] += left
+    second[:, LENGTH] -= left
+    return np.insert(blocks, across + 1, second, axis=0)

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 
 from edgefl.wire.update.form import Codes, Sparse, Values
-from server.aggregate.accumulator import Checked, code_values
-from server.aggregate.kernels import FIRST, LENGTH, ROW, SOURCE, TARGET
+from server.aggregate.adders import Checked, code_values
+from server.aggregate.blocks import FIRST, LENGTH, ROW, SOURCE, TARGET
 from server.aggregate.scatter import Pieces, Work
 
 SLAB = 1 << 20

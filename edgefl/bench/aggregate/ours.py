@@ -15,10 +15,12 @@ from edgefl.bench.aggregate.copy_speed import CpuCopy, CudaCopy
 from edgefl.bench.common.coded import CodedModel
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
-from server.aggregate.accumulator import Accumulator, Checked, cores
+from server.aggregate.accumulator import Accumulator, Ended
+from server.aggregate.adders import Checked, Waiting
 from server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from server.aggregate.averaging import OverHolders
 from server.aggregate.scatter import Integers, Pieces, flatten
+from server.aggregate.threads import cores
 
 _ACCUMULATED = 8
 """Bytes of an entry's sum."""
@@ -108,7 +110,7 @@ class Ours:
         average = OverHolders(self.layout, sums, scale)
         for update, examples in zip(self._checked, self.examples, strict=True):
             average.add(update, examples, examples * scale)
-        average.finish()
+        average.flush()
         self.batches = sums.batches
         return sums.seconds
 
@@ -130,6 +132,12 @@ class _Timed:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - start
         self.batches += 1
+
+    def by_parts(self, pieces: Pieces) -> bool:
+        return self._sums.by_parts(pieces)
+
+    def ended(self, batches: Sequence[Waiting]) -> Ended:
+        return self._sums.ended(batches)
 
     def sums(self) -> Integers:
         return self._sums.sums()

@@ -18,9 +18,10 @@ import server.aggregate.cuda
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
 from server.aggregate import torch_batches
-from server.aggregate.accumulator import Checked, CpuAccumulator
+from server.aggregate.accumulator import CpuAccumulator
+from server.aggregate.adders import Checked
+from server.aggregate.blocks import BLOCK
 from server.aggregate.cuda import TorchAccumulator, measure_signs
-from server.aggregate.kernels import BLOCK
 from server.aggregate.scatter import compiled
 from server.aggregate.triton_kernels import sign_tables
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels

@@ -1,0 +1,31 @@
+"""Calls that hold no lock of Python's, on several cores at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+Call = Callable[[], None]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(calls: Sequence[Call], threads: int) -> None:
+    """Make all ``calls`` on so many threads. They must not depend on each other."""
+    if threads == 1 or len(calls) < 2:
+        for call in calls:
+            call()
+        return
+    for done in [_pool(threads).submit(call) for call in calls]:
+        done.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that stay: starting some takes as long as looking through a megabyte."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="aggregate")
