@@ -85,8 +85,9 @@ class Format(Protocol):
         does to the runtime."""
         ...
 
-    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
-        """Other forms of the artifact, by name, each tried here beside it: devices may take the one that is fastest."""
+    def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
+        """Other forms of the artifact, by name, each tried here beside it, on the example on which it was
+        ``verified``: devices may take the one that is fastest."""
         ...
 
     def differs(self, graph: Graph, model: bytes) -> str:
@@ -130,10 +131,10 @@ class Onnx:
     ) -> Verification:
         return self.verify(function, model, seed, in_place)
 
-    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+    def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
         """Of a runtime here that cannot run one, there is none: nobody would have tried it."""
         other = blocked(artifact.model)
-        if other is None or not agree(captured, artifact, other, seed):
+        if other is None or not agree(captured, artifact, other, verified):
             return {}
         return {"blocked": other}
 
@@ -206,7 +207,7 @@ class ExecuTorch:
         self._isolated = self._isolated or isolated.IsolatedRunner()
         return programs.verify_isolated(function, model, seed, self._isolated)
 
-    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+    def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
         return {}
 
     def differs(self, graph: Graph, model: bytes) -> str:

@@ -67,7 +67,9 @@ def plan(
     ] = False,
 ) -> None:
     from edgefl.cli.models import fit
+    from edgefl.cli.torch_start import without_dynamo
 
+    without_dynamo()
     wishes = fit.Wishes(
         memory=memory,
         downlink=downlink,
