@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from edgefl.models.split import split
     from edgefl.setup.updates import update_sizes
     from edgefl.wire.errors import EdgeflError
-    from exporters.fit import Device
+    from exporters.device import Device
     from exporters.front.cache import BundleCache
     from server.broker import mosquitto_command
     from server.broker import run_amqtt as serve_broker
@@ -216,7 +216,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.models.split": ("split",),
     "edgefl.setup.updates": ("update_sizes",),
     "edgefl.wire.errors": ("EdgeflError",),
-    "exporters.fit": ("Device",),
+    "exporters.device": ("Device",),
     "exporters.front.cache": ("BundleCache",),
     "device_runtime.round.runner": ("RoundResult",),
     "server.broker": ("mosquitto_command",),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, groupby, repeat
 from typing import Any
 
 import msgspec
@@ -21,71 +22,28 @@ from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.forks import side_by_side
-from edgefl.system.sizes import mebibytes, parse_rate, parse_size
-from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.system.sizes import mebibytes
+from edgefl.wire.errors import ModelError
 from exporters.bundle.build import Prefix, batch_size
 from exporters.capture.forked import begin
+from exporters.device import Device
+from exporters.memory.guess import guessed, next_traced, step_bytes
 from exporters.memory.predict import predicted_peak
 from exporters.onnx import capture_for
 
 Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
 """What a submodel's bundle would hold."""
 
+Say = Callable[[str], None]
+
 DEAD = "dead at the initial weights"
-
-
-@dataclass(frozen=True, init=False)
-class Device:
-    """What a device offers. 0 is unknown, or no limit.
-
-    ``memory`` is in bytes over its idle process, or like ``"64MiB"``; ``downlink`` and ``uplink`` in bytes per second, or
-    like ``"1MB/s"`` and ``"8Mbit/s"``; ``compute`` in MACs per second, and ``round_seconds`` is what a round may take.
-    ``samples`` is how many rows it has; 0: as many as a round's steps read. ConfigError for a text that is no size or rate.
-
-    >>> edgefl.Device(memory="64MiB", uplink="8Mbit/s")
-    Device(memory=67108864, downlink=0.0, uplink=1000000.0, compute=0.0, round_seconds=0.0, samples=0)
-    """
-
-    memory: int
-    downlink: float
-    uplink: float
-    compute: float
-    round_seconds: float
-    samples: int
-
-    def __init__(
-        self,
-        memory: int | str = 0,
-        downlink: float | str = 0.0,
-        uplink: float | str = 0.0,
-        compute: float = 0.0,
-        round_seconds: float = 0.0,
-        samples: int = 0,
-    ) -> None:
-        values = {
-            "memory": _read("memory", memory, parse_size),
-            "downlink": _read("downlink", downlink, parse_rate),
-            "uplink": _read("uplink", uplink, parse_rate),
-            "compute": compute,
-            "round_seconds": round_seconds,
-            "samples": samples,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-
-def _read(name: str, value: float | str, parse: Callable[[str], float]) -> float:
-    """A number as it is; ConfigError, naming the argument, for a text that ``parse`` refuses."""
-    try:
-        return parse(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ConfigError(f"argument `{name}`: {error}", argument=name) from error
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A submodel and what a round with it costs the device.
 
-    Memory is the predicted peak over the idle process, of the graph that needs most. MACs are of one sample's forward
+    Memory is the predicted peak over the idle process, of the graph that needs most; ``memory_about``: guessed from other
+    sizes, because it is far from what the device has. MACs are of one sample's forward
     pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
     everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
     Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits,
@@ -112,6 +70,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     note: str = ""
     dead: str = ""
+    memory_about: bool = False
 
     @property
     def too_much_memory(self) -> bool:
@@ -191,42 +150,51 @@ def plan(
     *,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
     processes: int = 1,
 ) -> Fit:
-    """All submodels of ``spec`` as the device would find them. Some seconds for each graph, which is traced.
+    """All submodels of ``spec`` as the device would find them. Where it names its memory, sizes that are far from it are not
+    traced (:mod:`exporters.memory.guess`): others take a second or two for each.
 
-    ``processes``: how many sizes are looked at side by side; all find the same. ModelError if no submodel exists at all, or
-    for a gamma outside (0, 1]; ConfigError for an unknown kind.
+    ``processes``: how many are looked at side by side; all find the same. ModelError if no submodel exists at all, or for a
+    gamma outside (0, 1]; ConfigError for an unknown kind.
     """
     planner = _Planner(spec, device, functions)
-    offers: list[Offer] = []
-    left_out: list[tuple[Size, ModelError]] = []
     every = sizes(spec, kinds, gammas)
-    tasks = [
-        partial(_offered, planner, size, f"{spec.name}: {number} of {len(every)}: {size.kind}, {size.label}")
-        for number, size in enumerate(every, 1)
-    ]
-    found = side_by_side(tasks, say, processes=processes, begin=begin)
-    for size, offer in zip(every, found, strict=True):
-        if isinstance(offer, ModelError):
-            left_out.append((size, offer))
-        else:
-            offers.append(offer)
+    told = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
+    groups = [list(group) for _, group in groupby(told, lambda each: each[0].kind)]
+    if not device.memory:
+        groups = [[each] for each in told]
+    tasks = [partial(_offered, planner, group) for group in groups]
+    found = list(chain.from_iterable(side_by_side(tasks, say, processes=processes, begin=begin)))
+    offers = [each for each in found if isinstance(each, Offer)]
+    left_out = [(size, each) for size, each in zip(every, found, strict=True) if isinstance(each, ModelError)]
     if not offers:
         raise left_out[0][1]
-    return Fit(tuple(offers), tuple(left_out))
+    return _settled(planner, Fit(tuple(offers), tuple(left_out)))
 
 
-def _offered(planner: _Planner, size: Size, told: str, say: Callable[[str], None]) -> Offer | ModelError:
-    """The offer of a size, or why there is none."""
-    say(told)
-    try:
-        return planner.offer(size)
-    except ModelError as error:
-        if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
-            raise
-        return error
+def _settled(planner: _Planner, made: Fit) -> Fit:
+    """With a trace of the one that is recommended, and of the next one if that does not fit."""
+    while made._able and (best := made.recommended()).memory_about:
+        exact = planner.offer(planner.sketch(Size(best.kind, best.options)))
+        made = replace(made, offers=tuple(exact if each is best else each for each in made.offers))
+    return made
+
+
+def _offered(planner: _Planner, sizes: Sequence[tuple[Size, str]], say: Say) -> list[Offer | ModelError]:
+    """The offers of the sizes of one kind, or why there are none; with what is said of each."""
+    found: list[_Sketch | ModelError] = []
+    for size, told in sizes:
+        say(f"{told}{size.kind}, {size.label}")
+        try:
+            found.append(planner.sketch(size, told))
+        except ModelError as error:
+            if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
+                raise
+            found.append(error)
+    offers = iter(planner.offers([each for each in found if isinstance(each, _Sketch)], say))
+    return [each if isinstance(each, ModelError) else next(offers) for each in found]
 
 
 @dataclass(frozen=True)
@@ -237,21 +205,64 @@ class _Peak:
     graph: str
 
 
+@dataclass(frozen=True)
+class _Sketch:
+    """A size and what it is; ``told``: what is said before its name."""
+
+    size: Size
+    submodel: Submodel
+    program: Program
+    forward: Sequence[Function]
+    told: str
+
+
 class _Planner:
     def __init__(self, spec: ModelSpec, device: Device, functions: Functions) -> None:
         self._spec, self._device, self._functions = spec, device, functions
         self._parameters, self._macs = whole(spec)
         self._known: dict[object, int] = {}
 
-    def offer(self, size: Size) -> Offer:
+    def sketch(self, size: Size, told: str = "") -> _Sketch:
         submodel = size.of(self._spec)
         program, prefix = self._functions(submodel)
-        forward = self._peak(size.kind, [part.forward for part in prefix])
+        return _Sketch(size, submodel, program, [part.forward for part in prefix], told)
+
+    def offers(self, sketches: Sequence[_Sketch], say: Say) -> list[Offer]:
+        """Of one kind. Without a limit all are traced; else those near it, and from the smallest on while finer chunks are
+        better."""
+        memory = self._device.memory
+        bytes_of = [step_bytes(each.submodel, batch_size(each.program)) for each in sketches if memory]
+        traced: dict[int, Offer] = {}
+        peaks: dict[int, int] = {}
+
+        def trace(at: int) -> Offer:
+            say(f"{sketches[at].told}tracing {sketches[at].size.kind}, {sketches[at].size.label}")
+            traced[at] = self.offer(sketches[at])
+            peaks[at] = traced[at].memory_bytes
+            return traced[at]
+
+        if not memory or not sketches:
+            return [trace(at) for at in range(len(sketches))]
+        while (at := next_traced(bytes_of, peaks, memory)) is not None:
+            trace(at)
+        for at in reversed(range(len(sketches))):
+            if (traced.get(at) or trace(at)).options == sketches[at].size.options:
+                break
+        about = map(_Peak, guessed(bytes_of, peaks), repeat("train"))
+        return [
+            traced.get(at) or self._offer(sketch, peak, about=True)
+            for at, (sketch, peak) in enumerate(zip(sketches, about, strict=True))
+        ]
+
+    def offer(self, sketch: _Sketch) -> Offer:
+        """With a trace of all that a round runs."""
+        size, program = sketch.size, sketch.program
+        forward = self._peak(size.kind, sketch.forward)
         steps = [phase.function for phase in program.phases]
         training = self._peak(size.kind, [program.start, *steps, program.finish])
         if size.finer and forward.bytes > training.bytes:
-            return self.offer(size.finer)
-        return self._offer(size, submodel, program, max(training, forward, key=lambda peak: peak.bytes))
+            return self.offer(self.sketch(size.finer))
+        return self._offer(sketch, max(training, forward, key=lambda peak: peak.bytes))
 
     def _peak(self, kind: str, functions: Sequence[Function]) -> _Peak:
         """The most that one of them needs. Equal ports mean equal graphs, within a kind: traced once."""
@@ -263,7 +274,8 @@ class _Planner:
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 
-    def _offer(self, size: Size, submodel: Submodel, program: Program, peak: _Peak) -> Offer:
+    def _offer(self, sketch: _Sketch, peak: _Peak, *, about: bool = False) -> Offer:
+        size, submodel, program = sketch.size, sketch.submodel, sketch.program
         costs, device = cost(submodel), self._device
         work = round_work(program, costs, device.samples)
         transfer = (
@@ -293,6 +305,7 @@ class _Planner:
             trained_share=round(math.sqrt(parameters * macs), 6),
             note=_note(costs.macs, costs.kept_macs, dead),
             dead=dead,
+            memory_about=about,
         )
         return msgspec.structs.replace(offer, problem=_problem(offer, device))
 
@@ -310,7 +323,8 @@ def round_work(program: Program, found: Cost, samples: int = 0) -> int:
 
 def _in_whole_batches(samples: int, phase: Phase) -> int:
     """The rows of one pass: the last batch is filled up, and there is one at least."""
-    rows = next(spec.shape[0] for name, spec in phase.function.inputs.items() if name.startswith("batch.0."))
+    ports = phase.function.inputs.items()
+    rows = next(spec.shape[0] for name, spec in ports if name.startswith("batch.0."))
     return max(1, math.ceil(samples / rows)) * rows
 
 
@@ -347,7 +361,8 @@ def _missing(found: Liveness) -> str:
 
 def _problem(offer: Offer, device: Device) -> str:
     if device.memory and offer.memory_bytes > device.memory:
-        return f"needs {mebibytes(offer.memory_bytes)} of memory, the device has {mebibytes(device.memory)}"
+        about = "about " * offer.memory_about
+        return f"needs {about}{mebibytes(offer.memory_bytes)} of memory, the device has {mebibytes(device.memory)}"
     if device.round_seconds and offer.seconds > device.round_seconds:
         return f"a round takes {offer.seconds:.1f} s, {device.round_seconds:g} s are allowed"
     return ""

@@ -14,7 +14,8 @@ from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
 from exporters.bundle.build import Prefix
-from exporters.fit import Device, Fit
+from exporters.device import Device
+from exporters.fit import Fit
 from exporters.fit import plan as fitting
 from exporters.front.program import coded_program
 from exporters.front.tier import Tier

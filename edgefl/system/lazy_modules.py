@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
+from types import MappingProxyType, ModuleType
 
 _LOCK = threading.Lock()
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class _Unused(ModuleType):
@@ -18,21 +22,86 @@ class _Unused(ModuleType):
     """
 
     def __getattr__(self, name: str) -> object:
-        with _LOCK:
-            if sys.modules.get(self.__name__) is self:
-                del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
+        with _LOCK:  # so do the packages that it is in, and what is in it
+            for other, module in list(sys.modules.items()):
+                if isinstance(module, _Unused) and (
+                    _is_in(other, self.__name__) or _is_in(self.__name__, other)
+                ):
+                    del sys.modules[other]
+        value = getattr(import_module(self.__name__), name)
+        return _Folders(value) if name == "__path__" else value
 
 
-def on_first_use(name: str) -> None:
+def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Sequence[str] = ()) -> None:
     """Let ``import name`` cost nothing until it is used, for every importer in this process: to be called by what starts the
-    process. Nothing happens where the module is loaded already, or unknown."""
-    spec = None if name in sys.modules else find_spec(name)
+    process. Nothing happens where the module is loaded already, or unknown.
+
+    ``known``: attributes that it has before. ``alone``: modules of a package that load now, and without it; any other one
+    loads the package.
+    """
+    spec = None if name in sys.modules else _specification(name)
     if spec is None:
         return
     module = _Unused(name)
-    module.__spec__ = spec
+    module.__spec__, module.__file__ = spec, spec.origin or ""
+    vars(module).update(known)
     sys.modules[name] = module
     parent, _, child = name.rpartition(".")
     if parent:  # what the import of a submodule leaves behind
         setattr(import_module(parent), child, module)
+    for part in alone:
+        _load_alone(module, part)
+
+
+def _load_alone(package: ModuleType, child: str) -> None:
+    name = f"{package.__name__}.{child}"
+    spec = _specification(name)
+    if spec is None or spec.loader is None:
+        return
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    setattr(package, child, module)
+
+
+def _specification(name: str) -> ModuleSpec | None:
+    """Of a module that is not loaded; its package loads for that, but not one that waits for its first use."""
+    package = sys.modules.get(name.rpartition(".")[0])
+    if isinstance(package, _Unused):
+        assert package.__spec__ is not None
+        return PathFinder.find_spec(name, package.__spec__.submodule_search_locations)
+    return find_spec(name)
+
+
+def _is_in(name: str, package: str) -> bool:
+    return f"{name}.".startswith(f"{package}.")
+
+
+def is_unused(name: str) -> bool:
+    """Whether a module still waits for its first use."""
+    return isinstance(sys.modules.get(name), _Unused)
+
+
+class _Folders(list[str]):
+    """Where the modules of a package are, for an import that found the package unused."""
+
+
+class _Loaded(MetaPathFinder, Loader):
+    """Python has found the package unused; it has loaded by now, and with it perhaps what is looked for: once is enough."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not isinstance(path, _Folders) or name not in sys.modules:
+            return None
+        return ModuleSpec(name, self, loader_state=sys.modules[name].__spec__)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run; whoever imports a module gives it a specification, and it has its own."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.insert(0, _Loaded())

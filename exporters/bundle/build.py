@@ -80,13 +80,12 @@ def build_bundle(
                 artifact, budget = written.write_within(captured, memory_budget)
             else:
                 artifact, budget = written.write(captured), 0
-        written.verify(function, artifact.model, VERIFY_SEED, artifact.in_place, quick=True)
+        verified = written.verify(function, artifact.model, VERIFY_SEED, artifact.in_place, quick=True)
         ref = describe(artifact.model, chunk_bytes)
         blobs[ref.sha256] = artifact.model
         variants = []
-        for kind, other in (
-            written.variants(captured, artifact, VERIFY_SEED) if name in steps else {}
-        ).items():
+        others = written.variants(captured, artifact, verified) if name in steps else {}
+        for kind, other in others.items():
             variant, frame = folded(kind, other, chunk_bytes, base=artifact.model)
             variants.append(variant)
             blobs[variant.blob.sha256] = frame

@@ -90,8 +90,9 @@ class Format(Protocol):
         does to the runtime."""
         ...
 
-    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
-        """Other forms of the artifact, by name, each tried here beside it: devices may take the one that is fastest."""
+    def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
+        """Other forms of the artifact, by name, each tried here beside it, on the example on which it was
+        ``verified``: devices may take the one that is fastest."""
         ...
 
     def differs(self, graph: Graph, model: bytes) -> str:
@@ -135,7 +136,7 @@ class Onnx:
     ) -> Verification:
         return self.verify(function, model, seed, in_place)
 
-    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+    def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
         """Of a runtime here that cannot run one, there is none: nobody would have tried it."""
         in_blocks = blocked(artifact.model)
         forms = {
@@ -143,7 +144,9 @@ class Onnx:
             ROWS: by_rows(artifact.model),
             f"{BLOCKED}, {ROWS}": by_rows(in_blocks) if in_blocks else None,
         }
-        return {name: form for name, form in forms.items() if form and agree(captured, artifact, form, seed)}
+        return {
+            name: form for name, form in forms.items() if form and agree(captured, artifact, form, verified)
+        }
 
     def differs(self, graph: Graph, model: bytes) -> str:
         try:
@@ -214,7 +217,7 @@ class ExecuTorch:
         self._isolated = self._isolated or isolated.IsolatedRunner()
         return programs.verify_isolated(function, model, seed, self._isolated)
 
-    def variants(self, captured: Captured, artifact: Artifact, seed: int) -> dict[str, bytes]:
+    def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
         return {}
 
     def differs(self, graph: Graph, model: bytes) -> str:

@@ -47,7 +47,7 @@ class Outline:
     ) -> Verification:
         return self.verify(function, model, seed, in_place)
 
-    def variants(self, _captured: Captured, _artifact: Artifact, _seed: int) -> dict[str, bytes]:
+    def variants(self, _captured: Captured, _artifact: Artifact, _verified: Verification) -> dict[str, bytes]:
         return {}
 
     def differs(self, _graph: Graph, _model: bytes) -> str:

@@ -59,7 +59,7 @@ def graph_of(
     code is made when it runs.
     """
     inputs = [_bare(value) for value in arguments] if fake else arguments
-    writer = _Writer(table, _without_values if fake else _with_values)
+    writer = _Writer(table, without_values if fake else _with_values)
     for number, value in enumerate(inputs):
         writer.place(value, number)
     with writer, disable_autocast_cache():
@@ -244,7 +244,7 @@ def _row_major(args: Any, kwargs: Any) -> bool:
     return all(value.is_contiguous() or value.ndim < 4 for value in _tensors(args, kwargs))
 
 
-def _without_values(func: Any, args: Any, kwargs: Any) -> Any:
+def without_values(func: Any, args: Any, kwargs: Any) -> Any:
     """What the op gives, without values; the same of equal arguments is worked out once."""
     if torch.Tag.dynamic_output_shape in func.tags:
         raise DynamicOutputShapeException(func)

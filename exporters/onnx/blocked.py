@@ -108,7 +108,9 @@ class _Writer:
             dilations=gradient.stride,
         )
         rows = self._call("ReorderOutput", [summed], channels=samples * channels)
-        if min(ends) < 0:  # a stride that does not divide the input: sums that belong to no position of the kernel
+        if (
+            min(ends) < 0
+        ):  # a stride that does not divide the input: sums that belong to no position of the kernel
             bounds = (0, 0), gradient.kernel, (2, 3)
             rows = self._call("Slice", [rows, *map(self._numbers, bounds)], domain="")
         each = self._reshaped(rows, (samples, channels, math.prod(gradient.kernel)))

@@ -24,7 +24,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
+from exporters.capture.graph import without_values
 from exporters.capture.patches import Patch
 
 
@@ -74,8 +76,10 @@ def patches(decomposed: bool) -> Iterator[Patch]:
         yield Patch(_TRACED, "function_ir", property(_domain_alone))
         yield Patch(_REGISTRY, "from_torchlib", staticmethod(_registry))
         yield Patch(_DECOMPOSITIONS, _COLLECT, _no_decompositions(threading.get_ident()))
+        yield Patch(getattr(_private("fx._pass"), "Transform", None), "_detect_fake_mode", _fake_mode)
         if hasattr(_PROMOTION, "get_type_promotion_rule") and hasattr(_INTERPRETER, "_maybe_promote_node"):
             yield Patch(_INTERPRETER, "run_node", _promoted)
+            yield Patch(_INTERPRETER, "_run_node_and_set_meta", _run_again)
 
 
 def _no_decompositions(thread: int) -> Callable[[object], object]:
@@ -99,6 +103,12 @@ def _domain_alone(function: Any) -> Any:
     return SimpleNamespace(domain=function.opset.domain)
 
 
+def _fake_mode(transform: Any) -> FakeTensorMode | None:
+    """That of the inputs, all of which have one: asking torch for it would import its own compiler."""
+    values = (node.meta.get("val") for node in transform.module.graph.nodes)
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+
+
 def _promoted(interpreter: Any, node: fx.Node) -> Any:
     """Casts before an op of mixed types, and the op's result."""
     if node.op != "call_function" or "val" not in node.meta:
@@ -108,6 +118,14 @@ def _promoted(interpreter: Any, node: fx.Node) -> Any:
         if rule:
             interpreter._maybe_promote_node(node, rule)
     return node.meta["val"]
+
+
+def _run_again(interpreter: Any, node: fx.Node) -> Any:
+    """A node whose arguments have other types now, without values; a fake tensor of torch's would import its compiler."""
+    with unset_fake_temporarily():
+        result = without_values(node.target, *interpreter.fetch_args_kwargs_from_env(node))
+    interpreter.env[node] = node.meta["val"] = result
+    return result
 
 
 def _registry(**options: int) -> Any:

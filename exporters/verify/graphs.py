@@ -61,7 +61,8 @@ class Verification:
     ``rounding`` has the outputs beyond the tolerance even then, with the relative error of torch's own float32 on the
     same example: they are right as far as float32 can tell, and not to be read as errors of the graph. Of whole numbers
     both say the share that differs.
-    ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more.
+    ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more. ``found`` are the
+    runtime's outputs on it.
     """
 
     function: str
@@ -69,6 +70,7 @@ class Verification:
     errors: Mapping[str, float]
     set_aside: tuple[int, ...] = ()
     rounding: Mapping[str, float] = field(default_factory=dict)
+    found: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def worst(self) -> float:
@@ -152,7 +154,8 @@ def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bo
     if wrong:
         wrong[0].details["worst"] = max(map(_relative, wrong))
         raise wrong[0]
-    return Verification(function.name, seed, errors, rounding=rounding)
+    found = dict(zip(expected, outputs, strict=True))
+    return Verification(function.name, seed, errors, rounding=rounding, found=found)
 
 
 def _unjudged(report: Verification) -> list[str]:

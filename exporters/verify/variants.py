@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from edgefl.wire.bundle.variants import strays
 from edgefl.wire.errors import ExportError
-from edgefl.wire.tensors import Arrays
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
-from exporters.verify.graphs import load
+from exporters.verify.graphs import Verification, load
 
 
-def agree(captured: Captured, artifact: Artifact, other: bytes, seed: int) -> bool:
-    """Whether onnxruntime runs ``other`` here, and gives what it gives of ``artifact`` on an example of the function."""
-    given = {name: value.numpy() for name, value in captured.function.example(seed).items()}
-
-    def run(model: bytes) -> Arrays:
-        outputs = load(captured.function, model, artifact.in_place)(given)
-        return dict(zip(captured.outputs, outputs, strict=True))
-
-    expected = run(artifact.model)
+def agree(captured: Captured, artifact: Artifact, other: bytes, verified: Verification) -> bool:
+    """Whether onnxruntime runs ``other`` here, and gives what it gave of ``artifact`` on the example that was verified."""
+    given = {name: value.numpy() for name, value in captured.function.example(verified.seed).items()}
     try:
-        return not strays(run(other), expected, given)
+        outputs = load(captured.function, other, artifact.in_place)(given)
     except ExportError:  # its ops are not in this onnxruntime
         return False
+    return not strays(dict(zip(captured.outputs, outputs, strict=True)), verified.found, given)

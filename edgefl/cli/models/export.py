@@ -67,11 +67,13 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
     from device_runtime.memory import return_memory_late
+    from edgefl.cli.torch_start import without_dynamo
+
+    return_memory_late()
+    without_dynamo()
     from edgefl.api.export import exporting, written
     from edgefl.api.federation import load_federation
     from edgefl.cli.options import named_model
-
-    return_memory_late()
 
     named = named_model(model, option or ())
     if fit is not None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
-    from exporters.fit import Device, Fit
+    from exporters.device import Device
+    from exporters.fit import Fit
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +46,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def device(self) -> Device:
         """ConfigError, which names the argument, for a memory or a rate that is none, or negative numbers."""
-        from exporters.fit import Device
+        from exporters.device import Device
 
         wrong = [
             name

@@ -21,9 +21,10 @@ List the submodels of a model that fit a device, with what each would cost it, a
 Memory is predicted from the training graphs, as the peak over the idle process of the graph of a round that needs most;
 bytes are those of a round's downloads and upload. Recommended is what trains most of the model: the largest geometric
 mean of its shares of parameters and of multiplications. An importance submodel moves few bytes, but computes at full
-width, with zeros: its memory and time are those of the whole model and more. One that is dead at the initial weights
+width, with zeros: its memory and time are those of the whole model and more. Where --memory is given, sizes that are far
+from it are not traced, and the memory of these is about what stands there (~). One that is dead at the initial weights
 (its output ignores its input, or no gradient gets below the classifier) would not train and is never recommended.
-Tracing takes some seconds for each size.
+Tracing takes a second or two for each size.
 
 Examples:
 
@@ -67,7 +68,9 @@ def plan(
     ] = False,
 ) -> None:
     from edgefl.cli.models import fit
+    from edgefl.cli.torch_start import without_dynamo
 
+    without_dynamo()
     wishes = fit.Wishes(
         memory=memory,
         downlink=downlink,
@@ -126,6 +129,7 @@ def _show(model: str, made: Fit) -> None:
     notes = {
         f"{offer.kind} {offer.note.split(',')[0]}" for offer in made.fitting if offer.kept_macs < offer.macs
     }
+    notes |= {"~: guessed from other sizes" for offer in made.fitting if offer.memory_about}
     notes |= {"dead: at the initial weights, would not train" for offer in made.fitting if offer.dead}
     large = len(made.offers) - len(made.fitting)
     print_table(f"{model}: {len(rows)} submodels fit, {large} do not", rows, "; ".join(sorted(notes)))
@@ -150,7 +154,7 @@ def _row(offer: Offer, best: bool) -> dict[str, Any]:
     timed = offer.transfer_s is not None or offer.compute_s is not None
     return {
         "submodel": f"{offer.kind}, {offer.size}" + (" *" if best else " (dead)" if offer.dead else ""),
-        "memory": size(offer.memory_bytes),
+        "memory": "~" * offer.memory_about + size(offer.memory_bytes),
         "params": f"{offer.parameter_share:.1%}",
         "MMAC": f"{offer.macs / 1e6:,.1f}",
         "MB down": f"{offer.download_bytes / 1e6:.2f}",

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import on_meta, without_values
@@ -17,6 +16,8 @@ _ROWS = 2
 
 def macs(module: nn.Sequential, sample: TensorSpec) -> int:
     """Multiply-accumulate operations of products, convolutions and recurrent layers, for one sample's forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, which only who counts waits for
+
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     with (

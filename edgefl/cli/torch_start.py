@@ -1,0 +1,38 @@
+"""What torch imports while models are traced, and no command that compiles uses: torch's own compiler, 350 modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from edgefl.system.lazy_modules import is_unused, on_first_use
+
+_DYNAMO = "torch._dynamo"
+
+
+def without_dynamo() -> None:
+    """Leave ``torch._dynamo`` out until somebody compiles with it, such as a model of the user; to be called by a command.
+
+    torch marks its decompositions as not to be compiled, and imports the compiler for that; its fake tensors do so for a
+    setting, and its gradients to turn off what nobody has turned on.
+    """
+    on_first_use(_DYNAMO, {"disable": _disable}, alone=("config",))
+    if is_unused(_DYNAMO):
+        on_first_use(f"{_DYNAMO}.compiled_autograd", {"_disable": nullcontext})
+
+
+def _disable(function: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Any:
+    """The function as it is while nobody compiles, then as ``torch._dynamo.disable`` makes it."""
+    made: list[Callable[..., Any]] = []
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if is_unused(_DYNAMO):
+            return function(*args, **kwargs)
+        if not made:
+            import torch._dynamo
+
+            made.append(torch._dynamo.disable(function, recursive, wrapping=wrapping))
+        return made[0](*args, **kwargs)
+
+    return called

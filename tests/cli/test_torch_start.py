@@ -1,0 +1,49 @@
+"""Torch's own compiler stays out of a process that compiles for devices, and is whole where somebody asks for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+_COMPILED = """
+import json, sys
+from edgefl.cli.torch_start import without_dynamo
+from edgefl.system.lazy_modules import is_unused
+without_dynamo()
+import edgefl, torch
+digest = edgefl.compile("mlp").digest
+unused = is_unused("torch._dynamo")
+{more}
+print(json.dumps([digest, unused, result]))
+"""
+_USED = """
+import torch._dynamo.utils, torch._dynamo.config as config
+assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"] and torch._dynamo.config is config
+assert torch._dynamo.utils.config is config and torch._dynamo.compiled_autograd.in_compiled_autograd_region is False
+result = torch.compile(lambda x: torch.ones_like(x) + x, backend="eager")(torch.ones(2)).tolist()
+"""
+
+
+def _compiled(more: str, folder: str) -> list[object]:
+    found = subprocess.run(
+        [sys.executable, "-c", _COMPILED.format(more=more)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"EDGEFL_CACHE": folder, "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+    )
+    answer: list[object] = json.loads(found.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_bundle_is_compiled_without_torchs_compiler_and_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    without, unused, _ = _compiled("result = 0", str(tmp_path_factory.mktemp("one")))
+    after, _, result = _compiled(_USED, str(tmp_path_factory.mktemp("two")))
+
+    assert unused is True and without == after
+    assert result == [2.0, 2.0]  # what the user compiles is compiled
