@@ -382,12 +382,10 @@ def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
         wanted, which = min(alive, key=lambda offer: offer.memory_bytes), "smallest"
         remedy = "Give it that much, a smaller batch, or a smaller model"
     able = "" if len(alive) == len(offers) else " that would train"
+    told = f"the {which}, {wanted.kind} with {wanted.size}, {wanted.problem}. {remedy}"
+    values = {"memory_bytes": wanted.memory_bytes, "seconds": wanted.seconds}
     return ModelError(
-        f"no submodel{able} fits the device: the {which}, {wanted.kind} with {wanted.size}, {wanted.problem}. {remedy}",
-        kind=wanted.kind,
-        size=wanted.size,
-        memory_bytes=wanted.memory_bytes,
-        seconds=wanted.seconds,
+        f"no submodel{able} fits the device: {told}", kind=wanted.kind, size=wanted.size, **values
     )
 
 

@@ -37,7 +37,8 @@ def step_bytes(submodel: Submodel, batch: int) -> int:
     module, sample = on_meta(submodel.suffix).eval(), submodel.boundary
     weights = sum(tensor.nbytes for tensor in module.parameters())
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    with without_values(), plain_attention(), _Weighing() as results:
+    results = _Weighing()
+    with without_values(), plain_attention(), results:
         module(x)
     return results.nbytes * batch // _ROWS + _WEIGHT_COPIES * weights
 

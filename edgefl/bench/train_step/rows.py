@@ -133,11 +133,13 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         _write_job(folder, model, settings, program, submodel)
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
         variant, measured = "", artifact.model
-        if settings.tune and (variants := form.variants(captured, artifact, VERIFY_SEED)):
-            say(f"{model}: trying {len(variants) + 1} forms")
-            variant, measured = take_fastest(
-                folder, measured, variants, settings.threads, settings.environment
-            )
+        if settings.tune:
+            verified = form.verify(function, artifact.model, VERIFY_SEED, artifact.in_place, quick=True)
+            if variants := form.variants(captured, artifact, verified):
+                say(f"{model}: trying {len(variants) + 1} forms")
+                variant, measured = take_fastest(
+                    folder, measured, variants, settings.threads, settings.environment
+                )
         say(f"{model}: comparing with torch")
         error, rounding = _errors(function, measured, form)
         noisy = any(role_of(input) == "noise" for input in captured.inputs)
