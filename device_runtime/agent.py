@@ -116,6 +116,7 @@ class Agent:
     def run(self) -> None:
         """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
         return_memory_early()
+        self._rest()
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
@@ -179,17 +180,15 @@ class Agent:
         self._fetcher.poke()
         self._profiles.poke()
         self._outbox.send_again()
-        self._rest()
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
 
     def _rest(self) -> None:
-        """Give back what a start or a round has left and waiting needs not. The engine's own code stays for the next
+        """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
         round."""
-        if self._worker is None:
-            trim_memory()
-            release_code(keep=f"/{self._engine.name}/")
+        trim_memory()
+        release_code(keep=f"/{self._engine.name}/")
 
     def _route(self, message: Incoming) -> None:
         topic = message.topic
