@@ -104,9 +104,9 @@ class Onnx:
         return capture_for(function, joint)
 
     def write(self, captured: Captured) -> Artifact:
-        return self._written(lean(captured))
+        return self._exported(lean(captured))
 
-    def _written(self, captured: Captured) -> Artifact:
+    def _exported(self, captured: Captured) -> Artifact:
         from exporters.onnx.model import to_onnx  # with torch.onnx, a second that only who compiles waits for
 
         model = to_onnx(captured)
@@ -115,7 +115,7 @@ class Onnx:
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         count = budget.of(captured)
-        return self._written(within(captured, count)), count
+        return self._exported(within(captured, count)), count
 
     def verify(
         self,
