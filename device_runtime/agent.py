@@ -20,7 +20,7 @@ from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
-from device_runtime.memory import return_memory_early
+from device_runtime.memory import release_code, return_memory_early, trim_memory
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
 from device_runtime.round.job import Job, decode_job, encode_job
@@ -116,6 +116,7 @@ class Agent:
     def run(self) -> None:
         """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
         return_memory_early()
+        self._rest()
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
@@ -182,6 +183,12 @@ class Agent:
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
+
+    def _rest(self) -> None:
+        """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
+        round."""
+        trim_memory()
+        release_code(keep=f"/{self._engine.name}/")
 
     def _route(self, message: Incoming) -> None:
         topic = message.topic
@@ -262,6 +269,7 @@ class Agent:
             self._worker = None
             self._job = None
             self._drop_abandoned()  # its last step may have been made after its round was over
+            self._rest()
         job = self._next_job()
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return

@@ -7,13 +7,17 @@ import gc
 import mmap
 import resource
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from string import ascii_uppercase
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LARGE_BYTES = 1 << 16
 _MOST_BYTES = 1 << 30
-_PATH_FIELD = 4  # behind the addresses: permissions, offset, device, inode, path
+_PATH_FIELD = 4  # behind the permissions: offset, device, inode, path
+_FIELD_BEGINS = frozenset(ascii_uppercase)  # addresses are hexadecimal in small letters
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _MAPPINGS = Path("/proc/self/smaps")
@@ -45,45 +49,55 @@ def trim_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def release_code(library: str) -> int:
-    """Take the unchanged pages of files whose path holds ``library`` out of this process; returns how many bytes.
+def release_code(keep: str = "") -> int:
+    """Take the unchanged pages of files out of this process, but those of paths that hold ``keep``; returns how many bytes.
 
-    Code and tables that loading a graph has used and training will not: they stay in the system's cache, and what is
-    needed again is mapped again from there, 64 KiB at a time. Nothing happens where the system does not tell (not Linux).
+    Code and tables that starting or loading a graph has used and what follows will not: they stay in the system's cache,
+    and what is needed again is mapped again from there, 64 KiB at a time. Nothing happens where the system does not tell
+    (not Linux).
     """
     if not hasattr(mmap, "MADV_DONTNEED"):
         return 0
     released = 0
     with suppress(OSError, AttributeError, ValueError):
         advise = ctypes.CDLL(None).madvise
-        for start, end, resident in _unchanged(_MAPPINGS.read_text(), library):
+        with _MAPPINGS.open() as lines:
+            spans = list(_unchanged(lines, keep))
+        for start, end, resident in spans:
             if advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED) == 0:
                 released += resident
     return released
 
 
-def _unchanged(mappings: str, library: str) -> list[tuple[int, int, int]]:
-    """Start, end and resident bytes of the read-only mappings of ``library`` of which no page was ever written.
+def _unchanged(lines: Iterable[str], keep: str) -> Iterator[tuple[int, int, int]]:
+    """Start, end and resident bytes of the read-only mappings of files of which no page was ever written, but of those
+    whose path holds ``keep``.
 
     A page that was (addresses filled in when the library was loaded) would come back from the file without that.
     """
-    spans: list[tuple[int, int, int]] = []
     current: tuple[int, int] | None = None
     resident, changed = 0, 0
-    for line in [*mappings.splitlines(), "0-0 ---p 0 0 0 end"]:
-        first, *rest = line.split(maxsplit=5)
-        if not first.endswith(":"):
+    for line in chain(lines, ["0-0 ---p 0 0 0 end"]):
+        if line[0] not in _FIELD_BEGINS:
             if current is not None and resident and not changed:
-                spans.append((*current, resident))
-            start, end = (int(part, 16) for part in first.split("-"))
-            named = len(rest) > _PATH_FIELD and library in rest[_PATH_FIELD]
-            current = (start, end) if named and rest[0].startswith("r") and "w" not in rest[0] else None
-            resident, changed = 0, 0
-        elif first == "Rss:":
-            resident = int(rest[0]) * 1024
-        elif first in _CHANGED:
-            changed += int(rest[0])
-    return spans
+                yield *current, resident
+            current, resident, changed = _read_only(line, keep), 0, 0
+        elif current is not None:
+            field, count, *_ = line.split(maxsplit=2)
+            if field == "Rss:":
+                resident = int(count) * 1024
+            elif field in _CHANGED:
+                changed += int(count)
+
+
+def _read_only(line: str, keep: str) -> tuple[int, int] | None:
+    """Start and end of the mapping that ``line`` begins, where it is one of a file that nobody may write."""
+    addresses, permissions, *rest = line.split(maxsplit=5)
+    path = rest[_PATH_FIELD - 1] if len(rest) >= _PATH_FIELD else ""
+    if not path.startswith("/") or (keep and keep in path) or permissions[0] != "r" or "w" in permissions:
+        return None
+    start, end = (int(part, 16) for part in addresses.split("-"))
+    return start, end
 
 
 def _status_bytes(field: str) -> int:

@@ -29,6 +29,7 @@ from exporters.capture.forked import begin
 from exporters.device import Device
 from exporters.memory.guess import guessed, next_traced, step_bytes
 from exporters.memory.predict import predicted_peak
+from exporters.memory.recompute import lean
 from exporters.onnx import capture_for
 
 Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
@@ -270,7 +271,7 @@ class _Planner:
         for function in functions:
             key = (kind, function.name, tuple(function.inputs.items()))
             if key not in self._known:
-                self._known[key] = predicted_peak(capture_for(function))
+                self._known[key] = predicted_peak(lean(capture_for(function)))
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 

@@ -52,17 +52,18 @@ def code_stays_resident() -> Iterator[None]:
     Devices in processes of their own let go of code as ever.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("device_runtime.engine.onnx.release_code", lambda _library: 0)
+        for place in ("agent", "engine.onnx", "engine.executorch"):
+            patch.setattr(f"device_runtime.{place}.release_code", lambda keep="": 0)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def garbage_is_not_searched_between_stages() -> Iterator[None]:
-    """A round searches for garbage between its stages. In the tests' own process that of all tests is searched, a third of
-    a second each time; devices in processes of their own search as ever."""
+    """A device searches for garbage between the stages of a round and behind it. In the tests' own process that of all tests
+    is searched, a third of a second each time; devices in processes of their own search as ever."""
     with pytest.MonkeyPatch.context() as patch:
-        for stage in ("runner", "forward"):
-            patch.setattr(f"device_runtime.round.{stage}.trim_memory", lambda: None)
+        for place in ("agent", "round.runner", "round.forward"):
+            patch.setattr(f"device_runtime.{place}.trim_memory", lambda: None)
         yield
 
 

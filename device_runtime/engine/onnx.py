@@ -18,7 +18,6 @@ from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 
 _DEVICE = "cpu"
-_LIBRARY = "onnxruntime_pybind11_state"
 _ELSEWHERE = b"\x0a\x08location"
 """In a model's bytes: the key under which a tensor names a file that holds its numbers."""
 _DTYPES = {"float": "float32", "double": "float64"}
@@ -58,7 +57,7 @@ class OnnxEngine:
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
             ) from error
-        release_code(_LIBRARY)  # of parsing and rewriting graphs: 9 MB that no step needs
+        release_code()  # of starting, parsing and rewriting graphs, which no step needs
         return OnnxGraph(graph, session)
 
     def _options(self, threads: int = 0) -> Any:

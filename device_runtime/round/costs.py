@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import numpy as np
 
 from device_runtime.memory import reset_peak, resident_bytes
 
@@ -27,7 +28,7 @@ class Profiler:
             self.times_ms.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
 
     def median_ms(self, name: str) -> float:
-        return statistics.median(self.times_ms.get(name, [0.0]))
+        return float(np.median(self.times_ms.get(name, [0.0])))
 
     def total_ms(self, name: str) -> float:
         return sum(self.times_ms.get(name, [0.0]))

@@ -35,6 +35,7 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import EdgeflError, ModelError
 from exporters.artifact import Artifact
 from exporters.memory.predict import predicted_alone
+from exporters.memory.recompute import lean
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.model import to_onnx
@@ -251,7 +252,7 @@ def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
 
 def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings) -> Run:
     """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
-    captured = capture_for(function)
+    captured = lean(capture_for(function))
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     again = any(role_of(name) == "batch" for name in function.inputs)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:

@@ -25,7 +25,7 @@ from edgefl.wire.errors import ConfigError
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured, Joint
 from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import Budget, within
+from exporters.memory.recompute import Budget, lean, within
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
@@ -110,6 +110,9 @@ class Onnx:
         return capture_for(function, joint)
 
     def write(self, captured: Captured) -> Artifact:
+        return self._exported(lean(captured))
+
+    def _exported(self, captured: Captured) -> Artifact:
         from exporters.onnx.model import to_onnx  # with torch.onnx, a second that only who compiles waits for
 
         model = to_onnx(captured)
@@ -118,7 +121,7 @@ class Onnx:
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         count = budget.of(captured)
-        return self.write(within(captured, count)), count
+        return self._exported(within(captured, count)), count
 
     def verify(
         self,

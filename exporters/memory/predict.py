@@ -27,8 +27,9 @@ RUN_BYTES, NODE_BYTES = 0.3e6, 4400
 """While a loaded graph runs: what has been loaded for good, and the nodes."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
-AGENT_BYTES = 0.8e6
-"""A round around the graph: what other graphs have left, the store, decompression, a batch being put together."""
+AGENT_BYTES = 2.8e6
+"""A round around the graph: what other graphs have left, the store, decompression, a batch being put together, and the code
+of libraries for that, which an idle device has let go of."""
 
 _aten = torch.ops.aten
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.

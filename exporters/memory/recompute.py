@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
@@ -28,7 +29,7 @@ from edgefl.wire.errors import ConfigError, ExportError
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.predict import predicted_peak
-from exporters.memory.usage import SMALL_BYTES, Timeline, has_many, size, timeline
+from exporters.memory.usage import SMALL_BYTES, Timeline, around_products, has_many, size, timeline
 
 RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
@@ -36,6 +37,11 @@ RUNTIME_BYTES = 36 * 2**20
 Measured for graphs of some 2,500 nodes: 9 MiB for the first session, 12 for the nodes, up to 17 for gaps between the
 arena's blocks and for the kernels' own memory.
 """
+
+NEXT_TO_NOTHING = 0.03
+"""Of a graph's work, in operations and bytes moved, what :func:`lean` may add to it."""
+WORTH = 0.9
+"""What :func:`lean` may leave of the peak: the nodes that it adds take time and memory, too."""
 
 # A value waits if no node reads it for this share of the timeline.
 WAITING = 0.03
@@ -71,6 +77,15 @@ class Budget:
 
 
 _EXPENSIVE_FLOPS_PER_BYTE = 2.0
+_aten = torch.ops.aten
+# Computed as a series or by a loop over an axis: several times the time of arithmetic.
+_SLOW = frozenset(
+    {
+        *(_aten.exp.default, _aten.log.default, _aten.erf.default, _aten.tanh.default, _aten.sigmoid.default),
+        *(_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor, _aten.sin.default, _aten.cos.default),
+        *(_aten._softmax.default, _aten._log_softmax.default, _aten.cumsum.default, _aten.sort.default),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -111,16 +126,31 @@ def needed(captured: Captured) -> int:
     return max(peak_bytes(captured), predicted_peak(captured))
 
 
+def lean(captured: Captured) -> Captured:
+    """``captured`` with the recomputation that costs next to nothing, if it is predicted to lower the peak; else itself.
+
+    Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
+    :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
+    """
+    line = timeline(captured.module)
+    plan = _Planner(captured.module, line).cheap()
+    work = sum(flops(node) + size(node) for node in line.nodes if node.op == "call_function")
+    if plan.cost > NEXT_TO_NOTHING * work:
+        return captured
+    leaner = replace(captured, module=plan.module)
+    return leaner if predicted_peak(leaner) < WORTH * predicted_peak(captured) else captured
+
+
 def within(captured: Captured, budget: int) -> Captured:
     """``captured`` with as much recomputation as a peak of ``budget`` bytes over the idle process asks for.
 
     Raises ExportError with the smallest number of bytes that was found (:func:`needed`) if none fits.
     """
     peaks: list[int] = []
-    for lean in chain([captured], leaner(captured)):
-        peaks.append(needed(lean))
+    for plan in chain([lean(captured)], leaner(captured)):
+        peaks.append(needed(plan))
         if peaks[-1] <= budget:
-            return lean
+            return plan
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all recomputation "
         f"it needs {mebibytes_up(min(peaks))} over the idle process, {mebibytes_up(peaks[0])} without. "
@@ -148,10 +178,20 @@ class _Planner:
         self.module, self.line = module, line
         self.turn = _turn(line)
 
+    def cheap(self) -> _Plan:
+        """Again what is neither a product nor a series, but for what goes around a product."""
+        early = self.line.nodes[: self.turn + 1]
+        around = around_products(early, self.line.owner.__getitem__, _is_expensive)
+        slow = {node for node in early if node.target in _SLOW}
+        return self._keeping(self._expensive() | around | slow)
+
+    def _expensive(self) -> frozenset[fx.Node]:
+        return frozenset(node for node in self.line.nodes if _is_expensive(node))
+
     def plans(self) -> Iterator[_Plan]:
         waiting = {node for node in self.line.nodes[: self.turn + 1] if _waits(node, self.line, self.turn)}
         total = sum(size(node) for node in waiting)
-        yield self._keeping(frozenset(node for node in self.line.nodes if _is_expensive(node)))
+        yield self._keeping(self._expensive())
         for spacing in SPACINGS:
             yield self._keeping(_crossing(self.line, self.turn, waiting, total * spacing))
 

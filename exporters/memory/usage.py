@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -212,6 +212,21 @@ def _live(
             live.append(memory)
         memory -= ends.pop(index, 0)
     return tuple(live)
+
+
+def around_products(
+    nodes: Sequence[fx.Node], owner: Callable[[fx.Node], fx.Node], is_product: Callable[[fx.Node], bool]
+) -> set[fx.Node]:
+    """Values that go around a product, as in residual networks: to compute one again would ask for the one before it,
+    and so on through the whole network. ``nodes`` from the first on; ``owner`` is the node that makes a value's memory."""
+    rank: dict[fx.Node, int] = {}
+    around: set[fx.Node] = set()
+    for node in nodes:
+        reads = node.all_input_nodes
+        most = max((rank[read] for read in reads), default=0)
+        around.update(owner(read) for read in reads if rank[read] < most)
+        rank[node] = most + is_product(node)
+    return around
 
 
 def workspace(node: fx.Node) -> int:

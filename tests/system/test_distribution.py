@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,42 @@ from edgefl.system import distribution
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
-def nowhere(name: str) -> str:
-    raise metadata.PackageNotFoundError(name)
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder in which the packages seem to lie."""
+    monkeypatch.setattr(distribution, "__file__", str(tmp_path / "edgefl" / "system" / "distribution.py"))
+    return tmp_path
 
 
-def test_sources_that_are_not_installed_have_the_version_of_their_project_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(metadata, "version", nowhere)
-
+def test_sources_have_the_version_of_their_project_file() -> None:
     assert distribution.version() == tomllib.loads(PYPROJECT.read_text())["project"]["version"]
 
 
-def test_a_copy_without_a_project_file_has_an_unknown_version(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(metadata, "version", nowhere)
-    monkeypatch.setattr(distribution, "__file__", str(tmp_path / "edgefl" / "system" / "distribution.py"))
+def test_an_installation_has_the_version_that_its_installer_wrote(elsewhere: Path) -> None:
+    (elsewhere / "edgefl_tiers-3.2.1.dist-info").mkdir()
+    (elsewhere / "edgefl_tiers_more-9.9.dist-info").mkdir()
+
+    assert distribution.version() == "3.2.1"
+
+
+def test_another_project_s_file_says_nothing_of_our_version(elsewhere: Path) -> None:
+    (elsewhere / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "7"\n')
 
     assert distribution.version() == "unknown"
+
+
+def test_a_copy_without_a_project_file_has_an_unknown_version(elsewhere: Path) -> None:
+    assert distribution.version() == "unknown"
+
+
+def test_a_device_loads_nothing_that_reads_e_mail() -> None:
+    script = (
+        "import sys; from edgefl.cli.device.process import load; load()\n"
+        "import device_runtime.engine.onnx; from device_runtime.host import agent_version\n"
+        "agent_version(); print(sorted({'email', 'importlib.metadata', 'statistics'} & set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
+    )
+
+    assert ended.stdout.strip() == "[]"

@@ -10,6 +10,7 @@ from device_runtime.engine.base import Outputs, State
 from device_runtime.engine.executorch.binding import Native, NativeError, Program, Value
 from device_runtime.engine.executorch.buffers import checked, new_buffer, owned_copy, readable
 from device_runtime.engine.executorch.build import Wheel, find_wheel
+from device_runtime.memory import release_code
 from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError
@@ -54,6 +55,7 @@ class ExecuTorchEngine:
                 f"executorch {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
             ) from error
+        release_code()  # of starting and preparing programs, which no step needs
         return ExecuTorchGraph(graph, program)
 
     def read_state(self, state: State) -> Arrays:

@@ -20,7 +20,7 @@ from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.xnnpack.region import costs, supported
-from exporters.memory.usage import SMALL_BYTES
+from exporters.memory.usage import SMALL_BYTES, around_products
 
 HELD = "edgefl_after"
 PRODUCT = 10.0
@@ -70,7 +70,9 @@ def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set
     """The values to keep, large ones: a minimum cut."""
     flow = networkx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
-    lasting = _skips(order, early)
+    lasting = around_products(
+        order, owner_of, lambda node: node in early and supported(node) and costs(node) >= PRODUCT
+    )
     for node in order:
         if not _is_large(node, early):
             continue
@@ -91,20 +93,6 @@ def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set
 
 def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
     return node in early and owner_of(node) is node and _size(node) >= SMALL_BYTES
-
-
-def _skips(order: list[fx.Node], early: set[fx.Node]) -> set[fx.Node]:
-    """Values that go around a product, as in residual networks: to compute one again would ask for the one before it,
-    and so on through the whole network."""
-    rank: dict[fx.Node, int] = {}
-    skips: set[fx.Node] = set()
-    for node in order:
-        reads = node.all_input_nodes
-        most = max((rank[read] for read in reads), default=0)
-        skips.update(owner_of(read) for read in reads if rank[read] < most)
-        product = node in early and supported(node) and costs(node) >= PRODUCT
-        rank[node] = most + product
-    return skips
 
 
 class _Again:

@@ -10,7 +10,8 @@ XNNPACK convolves with weights that never change only, so these are products wit
 * the weight gradient is one product: KH vertical shifts of x, transposed, with the horizontal shifts of dL/dy that the
   input gradient needs anyway. All KH * KW offsets come out at once.
 
-With a stride, rows and columns are split into phases first.
+With a stride, rows and columns are split into phases first. A large batch is taken in parts: what is moved of all of it
+would be the most that a step holds.
 """
 
 from __future__ import annotations
@@ -48,13 +49,19 @@ class Moves:
             [self.met(kernel[axis], phase, axis) for phase in range(self.stride[axis])] for axis in range(2)
         ]
 
-    def outputs(self, x: Tensor, kernel: tuple[int, int]) -> list[int]:
+    def outputs(self, x: Tensor, kernel: Sequence[int]) -> list[int]:
         """Rows and columns of the output for x [N, H, W, C]."""
         return [
             (x.shape[1 + a] + 2 * self.padding[a] - self.dilation[a] * (kernel[a] - 1) - 1) // self.stride[a]
             + 1
             for a in range(2)
         ]
+
+
+MOST_AT_ONCE, MOST_SUMMED = 2**20, 2**19
+"""Numbers that are moved and multiplied for a part of the batch, before the next: of what is put side by side, and of a sum
+over the batch, whose factors are copied once more. A few megabytes lie in a processor's cache, and in the way of nothing
+that waits for the backward pass. Each part is a few nodes more."""
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -69,6 +76,19 @@ def columns(x: Tensor, kernel: int, count: int, moves: Moves) -> Tensor:
 
 def forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
     """y [N, H', W', O] with y[p] = sum_{c, k} w[o, c, k] x[p * stride + k * dilation - padding]."""
+    width = moves.outputs(x, w.shape[2:])[1]
+    return join([_forward(part, w, moves) for part in _parts(x, w.shape, width, MOST_AT_ONCE)], 0)
+
+
+def _parts(x: Tensor, kernel: Sequence[int], width: int, most: int) -> Sequence[Tensor]:
+    """x [N, H, W, ..] as equal parts of the batch, each of at most about ``most`` numbers; ``kernel`` [O, C, KH, KW],
+    ``width`` of what the shifts make."""
+    out, per, tall, wide = kernel
+    numbers = x.shape[0] * x.shape[1] * width * (wide * x.shape[3] + tall * (out + per - x.shape[3]))
+    return x.chunk(max(1, min(x.shape[0], -(-numbers // most))))
+
+
+def _forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
     tall, wide = w.shape[2:]
     height, width = moves.outputs(x, (tall, wide))
     m = columns(x, wide, width, moves)
@@ -102,9 +122,11 @@ def spread(grad: Tensor, wide: int, width: int, moves: Moves) -> Tensor:
 
 def input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
     """dL/dx [N, *size, C] of dL/dy [N, H', W', O]; also the transposed convolution of ``grad`` with w."""
+    parts = _parts(grad, w.shape, size[1], MOST_AT_ONCE)
     if moves.stride == (1, 1):
-        return from_spread(spread(grad, w.shape[3], size[1], moves), w, size[0], moves)
-    return _by_phase(grad, w, size, moves)
+        spreads = [spread(part, w.shape[3], size[1], moves) for part in parts]
+        return join([from_spread(m, w, size[0], moves) for m in spreads], 0)
+    return join([_by_phase(part, w, size, moves) for part in parts], 0)
 
 
 def from_spread(m: Tensor, w: Tensor, height: int, moves: Moves) -> Tensor:
@@ -133,6 +155,14 @@ def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Ten
 
 def weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
     """dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O] and x [N, H, W, C]."""
+    shape = (grad.shape[3], x.shape[3], *kernel)
+    grads = _parts(grad, shape, x.shape[2], MOST_SUMMED)
+    images = x.split([len(part) for part in grads])
+    parts = [_weight_gradient(*pair, kernel, moves) for pair in zip(grads, images, strict=True)]
+    return total(parts, shape)
+
+
+def _weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
     if moves.stride == (1, 1):
         return of_spread(spread(grad, kernel[1], x.shape[2], moves), x, kernel, moves)
     tall, wide = kernel

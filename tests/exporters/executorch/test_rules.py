@@ -15,6 +15,7 @@ from exporters.executorch.rules import (
     RULES,
     activation,
     convolution,
+    dense,
     normalization,
     pooling,
     reduction,
@@ -41,7 +42,7 @@ def _convolutions(draw: st.DrawFn) -> dict[str, object]:
     rank = draw(st.sampled_from([1, 2, 2, 2]))
     axis = st.tuples(*[st.integers(1, 4)] * rank)
     case = {
-        "x": (2, per * groups, *draw(st.tuples(*[st.integers(4, 11)] * rank))),
+        "x": (3, per * groups, *draw(st.tuples(*[st.integers(4, 11)] * rank))),
         "w": (out * groups, per, *draw(axis)),
         "stride": list(draw(st.tuples(*[st.integers(1, 3)] * rank))),
         "padding": list(draw(st.tuples(*[st.integers(0, 3)] * rank))),
@@ -54,19 +55,25 @@ def _convolutions(draw: st.DrawFn) -> dict[str, object]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(_convolutions(), st.integers(0, 2**16))
-def test_a_convolution_and_its_gradients_are_those_of_torch(case: dict[str, object], seed: int) -> None:
+@given(_convolutions(), st.integers(0, 2**16), st.sampled_from([1, 200, 2**20]))
+def test_a_convolution_and_its_gradients_are_those_of_torch(
+    case: dict[str, object], seed: int, most: int
+) -> None:
+    """``most``: numbers at a time; with few of them the batch is taken in parts."""
     generator = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(case[name], generator=generator) for name in ("x", "w"))
     bias = torch.randn(w.shape[0], generator=generator)
     moves = case["stride"], case["padding"], case["dilation"], False, [0] * (x.dim() - 2), case["groups"]
 
     expected = _aten.convolution(x, w, bias, *moves)
-
-    _close([convolution.convolution(x, w, bias, *moves)], [expected])
     grad = torch.randn(expected.shape, generator=generator)
     rest = (grad, x, w, [w.shape[0]], *moves, [True] * 3)
-    _close(convolution.convolution_backward(*rest), _aten.convolution_backward(*rest))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "MOST_AT_ONCE", most)
+        patch.setattr(dense, "MOST_SUMMED", most)
+        _close([convolution.convolution(x, w, bias, *moves)], [expected])
+        _close(convolution.convolution_backward(*rest), _aten.convolution_backward(*rest))
 
 
 @settings(max_examples=30, deadline=None)

@@ -25,7 +25,8 @@ from edgefl.wire.errors import ConfigError, ExportError
 from exporters.bundle.formats import format_of
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured, capture
-from exporters.memory.recompute import Budget, beside_tensors, peak_bytes, within
+from exporters.memory.predict import predicted_peak
+from exporters.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes, within
 from exporters.memory.usage import timeline
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
@@ -335,3 +336,23 @@ def test_what_a_device_is_told_to_have_ready_fits_the_budget_too() -> None:
         form.write_within(captured, Budget(300 * 2**20))
     artifact, count = form.write_within(captured, Budget(needed))
     assert artifact.planned_bytes <= count
+
+
+def test_what_costs_next_to_nothing_is_computed_again_without_a_budget() -> None:
+    captured = captured_step("resnet8")
+    leaner = lean(captured)
+
+    assert predicted_peak(leaner) < WORTH * predicted_peak(captured)
+    products = Counter(
+        node.target for node in captured.module.graph.nodes if "convolution" in str(node.target)
+    )
+    again = Counter(node.target for node in leaner.module.graph.nodes if "convolution" in str(node.target))
+    assert again == products, "no convolution is computed twice"
+    assert verify(captured.function, to_onnx(leaner), seed=0).worst < 1e-4
+
+
+def test_a_graph_that_would_save_little_stays_as_it_is() -> None:
+    function = step_of_model("mlp", {}, 4)
+    captured = capture(function)
+
+    assert lean(captured) is captured
