@@ -68,7 +68,7 @@ def _of_function(function: Function) -> Function:
         with plain_attention(), _Storing(batch):  # a fused kernel would keep other values than the graph does
             return function(tensors)
 
-    return replace(function, fn=fn)
+    return replace(function, fn=fn, activations="float16")
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,20 @@ class _Storing(TorchDispatchMode):
         """Which results depend on the batch, and which are views of others."""
         if not any(each in self._made for each in _tensors(given)):
             return
-        first, *rest = given[0] or (None,)
-        if isinstance(results, Tensor) and (func.is_view or func in _SAME_MEMORY) and first in self._made:
-            self._made[results] = self._made[first]
-            if results is not first:
-                self._parts[results] = _Part(first, lambda whole: func(whole, *rest, **given[1]))
+        viewed = given[0][0] if func.is_view or func in _SAME_MEMORY else None
+        if isinstance(results, Tensor) and isinstance(viewed, Tensor):
+            self._made[results] = self._made.get(viewed, True)
+            if results is not viewed:
+                self._parts[results] = _Part(viewed, _again(func, given))
             return
         for result in _tensors(results):
             self._made[result] = True
+
+
+def _again(func: Any, given: tuple[Any, Any]) -> Callable[[Tensor], Tensor]:
+    """The view ``func`` of another tensor."""
+    (_, *rest), named = given
+    return lambda whole: func(whole, *rest, **named)
 
 
 def _tensors(value: Any) -> list[Tensor]:

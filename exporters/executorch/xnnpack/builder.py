@@ -69,9 +69,7 @@ class Builder:
         sizes = tuple(int(size) for size in shape)
         made = Value(len(self.values), sizes, tuple(range(len(sizes))))
         self.values.append(
-            xnn.XNNTensorValue(
-                DATATYPES[dtype], len(sizes), list(sizes), constant, NONE, 0, made.id
-            )
+            xnn.XNNTensorValue(DATATYPES[dtype], len(sizes), list(sizes), constant, NONE, 0, made.id)
         )
         return made
 
