@@ -286,9 +286,7 @@ class TierTable(Table):
         description="peak of a device in training over its idle process, like 64MiB or 60%: trades time for it",
     )
     activations: Activations = Field(
-        "float32",
-        description="how what a step's forward pass makes waits for the backward pass: float16 takes half the memory and "
-        "rounds what gradients read of it",
+        "float32", description="how values wait for the backward pass: float16 rounds them, to half the bytes"
     )
     count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
     engine: FormatName = Field(
