@@ -25,9 +25,9 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 def stores(graph: fx.Graph) -> list[fx.Node]:
     """The nodes that make of a value the half that waits in its place."""
-    return [
-        node for node in graph.nodes if _converts(node, torch.float16) and any(map(_restores, node.users))
-    ]
+    halves = [node for node in graph.nodes if _converts(node, torch.float16)]
+    made = [node for node in halves if node_argument(node, 0).op == "call_function"]
+    return [node for node in made if any(map(_restores, node.users))]
 
 
 def stored_at_once(graph: fx.Graph) -> None:
