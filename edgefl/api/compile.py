@@ -9,10 +9,12 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.choices import SGD, Dense, LossLike, OutputSide, codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
+from edgefl.config.choices import Activations
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
 from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
 from edgefl.optimizers.catalog import NONE
+from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError
@@ -38,6 +40,7 @@ def compile(
     optimizer: OptimizerChoice | str | None = None,
     target: Target = "onnx",
     memory_budget: str | int = "",
+    activations: Activations = "float32",
     lengths: Sequence[int] = (),
     data: DataSource | None = None,
     sample: Sample | None = None,
@@ -70,6 +73,8 @@ def compile(
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
         memory_budget: peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
             is recomputed in the backward pass.
+        activations: how what a step's forward pass makes waits for its backward pass: ``float16`` takes half the memory, and
+            gradients read what rounding has left.
         lengths: of sequences: shorter ones that there are steps for too, so that a batch of short samples costs less.
         data: whose samples and classes the model is for: a :class:`edgefl.Dataset`, or what :func:`edgefl.federation` takes,
             such as ``"digits"`` or a file that :meth:`edgefl.Dataset.save` wrote.
@@ -124,7 +129,7 @@ def compile(
 
     cut = cut_of(spec)
     shorter = {length: trained(cut_of(spec.shortened(length))) for length in lengths}
-    training = with_shorter(trained(cut), shorter)
+    training = stored(with_shorter(trained(cut), shorter), activations)
     made = Tier(checked_name("tier", tier), cut, training)
     which = made.exchange(exchange)
     what = Order(

@@ -11,6 +11,7 @@ from pathlib import Path
 from edgefl.api.bundle import Bundle
 from edgefl.api.federation import load_federation
 from edgefl.config import Federation, without_devices
+from edgefl.config.choices import Activations
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.model import federation_model, process_bytes
 from edgefl.setup.shapes import samples_like
@@ -54,6 +55,7 @@ def export(
     tiers: Sequence[str] = (),
     formats: Sequence[str] = (),
     memory_budget: str = "",
+    activations: Activations | None = None,
     progress: Callable[[str], None] = lambda _: None,
     processes: int = 1,
 ) -> tuple[Exported, ...]:
@@ -66,6 +68,7 @@ def export(
         tiers: only these; by default all.
         formats: ``onnx``, ``executorch``; by default as the federation says.
         memory_budget: peak of training over the idle process, like ``64MiB`` or ``60%``; by default each tier's own.
+        activations: how values wait for the backward pass, ``float32`` or ``float16``; by default as each tier says.
         progress: is told of each graph before it is made.
         processes: how many bundles are compiled side by side, forked from this process. Where torch cannot compute there any
             more, which depends on what this process has done before, they are compiled here.
@@ -74,7 +77,9 @@ def export(
         ConfigError: for a tier that there is not, and where the federation cannot be used.
         ExportError: where a graph cannot be made, or disagrees with torch.
     """
-    what = exporting(federation, tiers=tiers, formats=formats, memory_budget=memory_budget)
+    what = exporting(
+        federation, tiers=tiers, formats=formats, memory_budget=memory_budget, activations=activations
+    )
     return tuple(written(bundle, Path(out)) for bundle in what.bundles(progress, processes))
 
 
@@ -84,6 +89,7 @@ def exporting(
     tiers: Sequence[str] = (),
     formats: Sequence[str] = (),
     memory_budget: str = "",
+    activations: Activations | None = None,
     main_only: bool = False,
 ) -> Exporting:
     """The same in their order, compiled when they are asked for; ``main_only``: of a program's exchanges the main
@@ -95,11 +101,9 @@ def exporting(
     names = [name for name in whole.tiers if not tiers or name in tiers]
     wanted = {name: tuple(dict.fromkeys(formats)) or settings.formats_of(name) for name in names}
     check_installed(sorted({each for some in wanted.values() for each in some}))
-    if memory_budget:
-        tables = {
-            name: table.model_copy(update={"memory_budget": memory_budget})
-            for name, table in whole.tiers.items()
-        }
+    given = {"memory_budget": memory_budget, "activations": activations}
+    if changes := {key: value for key, value in given.items() if value}:
+        tables = {name: table.model_copy(update=changes) for name, table in whole.tiers.items()}
         whole = whole.model_copy(update={"tiers": tables})
     dataset = samples_like(settings)
     spec = federation_model(whole, dataset)

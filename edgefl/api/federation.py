@@ -9,6 +9,7 @@ from typing import Any
 
 from edgefl.api.choices import LossLike, address_of, codec_choice, loss_choice
 from edgefl.config import DataTable, Federation, load, parse
+from edgefl.config.choices import Activations
 from edgefl.config.tables import (
     AggregateTable,
     BrokerTable,
@@ -34,7 +35,8 @@ class Tier:
 
     ``count`` is how many :func:`edgefl.run` starts. ``devices`` are patterns of the names that belong here (``weak-*``;
     default: those that begin with the tier's name), or ``memory_bytes`` is what a device must report. ``memory_budget`` is
-    the peak of training over the idle process, like ``64MiB`` or ``60%``; ``engine`` what these devices run graphs with.
+    the peak of training over the idle process, like ``64MiB`` or ``60%``; ``activations`` is how values wait for the
+    backward pass (:func:`edgefl.compile`); ``engine`` what these devices run graphs with.
     """
 
     submodel: SubmodelChoice | str | None = None
@@ -42,6 +44,7 @@ class Tier:
     devices: tuple[str, ...] = ()
     memory_bytes: int = 0
     memory_budget: str = ""
+    activations: Activations = "float32"
     engine: FormatName = "onnx"
 
     @property
@@ -52,6 +55,7 @@ class Tier:
             "devices": self.devices,
             "memory_bytes": self.memory_bytes,
             "memory_budget": self.memory_budget,
+            "activations": self.activations,
             "engine": self.engine,
         }
         if self.submodel is None:

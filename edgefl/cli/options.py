@@ -23,6 +23,13 @@ class Engine(StrEnum):
     executorch = "executorch"
 
 
+class Activations(StrEnum):
+    """What --activations takes."""
+
+    float32 = "float32"
+    float16 = "float16"
+
+
 class BadRows(StrEnum):
     """What --bad-rows takes."""
 

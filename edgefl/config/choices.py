@@ -1,4 +1,4 @@
-"""Names that keys of ``[data]`` take."""
+"""Names that keys of ``[data]`` and ``[tiers.*]`` take."""
 
 from __future__ import annotations
 
@@ -30,3 +30,5 @@ PartitionName = Literal[
     "dirichlet_equal",
     "paired",
 ]
+Activations = Literal["float32", "float16"]
+"""How what a forward pass makes waits for the backward pass."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from edgefl.config.choices import DatasetName, PartitionName
+from edgefl.config.choices import Activations, DatasetName, PartitionName
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.readers import Reader, problem_of
@@ -284,6 +284,9 @@ class TierTable(Table):
     memory_budget: str = Field(
         "",
         description="peak of a device in training over its idle process, like 64MiB or 60%: trades time for it",
+    )
+    activations: Activations = Field(
+        "float32", description="how values wait for the backward pass: float16 rounds them, to half the bytes"
     )
     count: int = Field(0, ge=0, description="device processes that `edgefl run` starts in this tier")
     engine: FormatName = Field(

@@ -30,6 +30,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from edgefl.config.choices import Activations
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.manifest import Draws
@@ -55,6 +56,7 @@ class Function:
     Outputs need no declaration: they are what ``fn`` returns, in that order.
     ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid. ``fixed``: what
     it closes over are numbers that no training changes, such as a filter bank, so that they may be constants of any size.
+    ``activations``: how what its forward pass makes waits for the backward pass (:mod:`edgefl.programs.activations`).
     ``metrics``: of an evaluation, what its sums make (:mod:`edgefl.wire.metrics`), the one that people are shown first.
     """
 
@@ -63,6 +65,7 @@ class Function:
     inputs: Mapping[str, TensorSpec]
     label_range: int = 2
     fixed: bool = False
+    activations: Activations = "float32"
     metrics: tuple[str, ...] = ()
 
     def __call__(self, tensors: Tensors) -> Tensors:

@@ -10,6 +10,7 @@ from edgefl.config import Federation, load, without_devices
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS
+from edgefl.programs.activations import stored
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.tiers import completed
@@ -57,8 +58,13 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
         if manifest.tier not in tiers:
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
-    tier = Tier(manifest.tier, submodel, program_of(settings, submodel))
+    tier = Tier(manifest.tier, submodel, stored(program_of(settings, submodel), _activations(manifest)))
     return origin(tier, tier.exchange(manifest.exchange))
+
+
+def _activations(manifest: Manifest) -> str:
+    """How values wait in the steps of a bundle."""
+    return next((manifest.graph(phase.graph).activations for phase in manifest.phases), "float32")
 
 
 def _label(manifest: Manifest) -> tuple[Array, int | None]:

@@ -8,6 +8,7 @@ from edgefl.codecs import catalog as codecs
 from edgefl.config import Federation, TierTable
 from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
+from edgefl.programs.activations import stored
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.submodel import Submodel
 from exporters.front.program import coded_program, trained_by, with_shorter
@@ -53,7 +54,8 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
         length: program_of(federation, submodel_of(spec.shortened(length), name, table))
         for length in federation.data.lengths
     }
-    return Tier(name, submodel, with_shorter(program_of(federation, submodel), shorter))
+    program = with_shorter(program_of(federation, submodel), shorter)
+    return Tier(name, submodel, stored(program, table.activations))
 
 
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, Tier]:

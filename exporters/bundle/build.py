@@ -101,6 +101,7 @@ def build_bundle(
             planned_bytes=artifact.planned_bytes,
             in_place=artifact.in_place,
             metrics=function.metrics,
+            activations=function.activations,
             variants=tuple(variants),
         )
 

@@ -12,12 +12,14 @@ from torch.utils import _pytree as pytree
 
 from edgefl.wire.errors import ExportError
 from exporters.capture.locate import locate, locate_type, refusal
+from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 
 FLOATS = (torch.float32, torch.float64)
 """What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.
 
-float16 may leave a graph: an output that is rounded to it for the way to the server.
+float16 may leave a graph, as an output that is rounded to it for the way to the server, and wait in one for the backward
+pass.
 """
 
 _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
@@ -25,7 +27,7 @@ _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 def check_floats(captured: Captured) -> None:
     """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
-    node = _first(captured, _narrow, but=_leaves_as_float16)
+    node = _first(captured, _narrow, but=_is_stored_as_float16)
     if node is None:
         return
     remedy = "Only float32 and float64 can be exported, training in narrower floats is not supported:"
@@ -117,10 +119,14 @@ def _first(
     return next(nodes, None)
 
 
-def _leaves_as_float16(node: fx.Node) -> bool:
-    """Whether nothing computes with a rounded result, which is an output as it is."""
+def _is_stored_as_float16(node: fx.Node) -> bool:
+    """Whether nothing computes with a rounded result: it is an output as it is, or is made float32 again."""
     halves = _types(node, _narrow) == [torch.float16]
-    return halves and node.op == "call_function" and all(user.op == "output" for user in node.users)
+    return halves and node.op == "call_function" and all(map(_stores, node.users))
+
+
+def _stores(user: fx.Node) -> bool:
+    return user.op == "output" or user.target in (AFTER, torch.ops.aten._to_copy.default)
 
 
 def _types(node: fx.Node, types: Callable[[torch.dtype], bool]) -> list[torch.dtype]:

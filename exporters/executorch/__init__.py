@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgefl.contract.program import Function
+from exporters.capture.storing import stored_at_once
 from exporters.capture.trace import Captured, Joint, capture
 from exporters.executorch import silent_import  # noqa: F401 - first, so that the others are loaded in silence
 from exporters.executorch.passes.rewrite import rewritten
@@ -14,4 +15,6 @@ def capture_for(function: Function, joint: Joint | None = None) -> Captured:
 
     Raises ExportError as :func:`exporters.capture.trace.capture` does.
     """
-    return rewritten(capture(function, table(), joint))
+    captured = rewritten(capture(function, table(), joint))
+    stored_at_once(captured.module.graph)
+    return captured

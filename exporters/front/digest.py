@@ -49,6 +49,7 @@ def _plain(program: Program, joints: Joints) -> dict[str, object]:
     return {
         "name": program.name,
         "functions": [joints.fingerprint(function) for function in functions.values()],
+        "activations": [function.activations for function in functions.values()],
         "start": program.start.name,
         "phases": [
             [each.name, each.function.name, each.steps, each.over_data, list(each.shorter)]

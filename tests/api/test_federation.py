@@ -35,7 +35,9 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
         seed=7,
         tiers={
             "strong": edgefl.Tier(count=2),
-            "weak": edgefl.Tier(submodel=edgefl.OutputSide(cut=1), memory_budget="60%"),
+            "weak": edgefl.Tier(
+                submodel=edgefl.OutputSide(cut=1), memory_budget="60%", activations="float16"
+            ),
             "rare": edgefl.Tier(submodel=edgefl.Importance(gamma=0.25, min_keep=4), engine="executorch"),
         },
         program=edgefl.FedProx(mu=0.1, lr=0.05).personal(0.01),
@@ -48,7 +50,7 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
     path.write_text(dump(made))
 
     assert edgefl.load_federation(path) == made
-    assert made.tiers["weak"].cut == 1
+    assert (made.tiers["weak"].cut, made.tiers["weak"].activations) == (1, "float16")
     assert (made.tiers["rare"].gamma, made.tiers["rare"].options) == (0.25, {"min_keep": 4})
     assert (made.program.arguments["mu"], made.program.personal) == (0.1, 0.01)
     assert (made.codec.options, made.optimizer.name) == ({"bits": 3}, "fedadam")

@@ -45,6 +45,7 @@ def test_names_and_entries_without_options_stand_for_choices() -> None:
         ({"codec": edgefl.OutputSide()}, "argument `codec` is OutputSide"),
         ({"program": edgefl.Dense()}, "argument `program` is Dense"),
         ({"memory_budget": 0.6}, "argument `memory_budget` is 0.6"),
+        ({"activations": "bfloat16"}, "stored as 'bfloat16'; choose one of float32, float16"),
         ({"program": "fedprox:mu=0.1"}, r"options go into an object, such as edgefl.FedProx\(mu=0.1\)"),
         ({"data": "digit"}, "digit"),
         ({"data": 3}, "argument `data` is int; give a dataset's name"),

@@ -50,6 +50,11 @@ CASES = {
     + '[round]\nfraction = 0.5\nweighting = "samples"\n[downlink]\nencoding = "int8"\n',
     "noise, and a codec of its own": TINY.replace("PROGRAM", "sgd") + ALIKE + '[codec]\nname = "fedpaq"\n',
     "kept on clients, state at the server": TINY.replace("PROGRAM", "scaffold") + ALIKE,
+    "values that wait in halves": TINY.replace("PROGRAM", "sgd")
+    .replace("[8, 8]", "[1024]")
+    .replace("= 8", "= 16")
+    + ALIKE
+    + 'activations = "float16"\n',
 }
 
 

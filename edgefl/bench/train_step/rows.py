@@ -34,6 +34,7 @@ from edgefl.bench.train_step.tuned import take_fastest
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
+from edgefl.programs.activations import stored
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import EdgeflError, ExportError
 from edgefl.wire.tensors import Arrays
@@ -54,8 +55,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
     float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the device
     can run the graph, ``length`` the tokens of a sample where it is shorter than the model's, ``memory_budget`` the bytes
-    it was compiled for (0: none). ``cpu`` is the processor's name; ``cpu_ms`` is processor time, medians of what all threads
-    of the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
+    it was compiled for (0: none), ``activations`` how values wait for the backward pass. ``cpu`` is the processor's name;
+    ``cpu_ms`` is processor time, medians of what all threads of the process took for a step, waiting threads that spin
+    included. ``variant`` is the form of the graph.
 
     ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
     (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``jax_*`` for JAX, ``onnxsim_*`` for
@@ -88,6 +90,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     model_options: dict[str, Any]
     length: int = 0
     memory_budget: int = 0
+    activations: str = "float32"
     rounding_error: float | None = None
     cpu: str
     cpu_ms: float
@@ -121,7 +124,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] = lambda _: None) -> StepRow:
     """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
     submodel = built(model, settings.options, settings.tier, settings.length)
-    program = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
+    plain = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
+    program = stored(plain, settings.activations)
     function, form = program.phases[0].function, format_of(settings.target)
     check_as_written(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
@@ -171,6 +175,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         model_options=dict(settings.options),
         length=settings.length,
         memory_budget=budget,
+        activations=settings.activations,
         rounding_error=rounding,
         cpu=processor(),
         variant=variant or "default",

@@ -39,6 +39,8 @@ class TrainStepSettings:
     channels_last: bool = False
     # Whether the variants of the step are tried first, as on a device, and the fastest form is measured.
     tune: bool = False
+    # How values wait for the backward pass of the exported step.
+    activations: str = "float32"
     # Recomputation until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
 

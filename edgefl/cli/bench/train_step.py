@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.cli.bench.report import mebibytes, print_rows
-from edgefl.cli.options import Engine, model_options
+from edgefl.cli.options import Activations, Engine, model_options
 from edgefl.cli.output import errors, print_table, progress
 from edgefl.system.sizes import size
 
@@ -44,6 +44,8 @@ Examples:
   edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
 
   edgefl bench train-step --model resnet20 --memory-budget 50% --json
+
+  edgefl bench train-step --model resnet20 --activations float16 --json
 
   edgefl bench train-step --model bert --lengths 16,64,128      (what a padded batch costs by its bucket)
 
@@ -104,6 +106,9 @@ def train_step(
             metavar="SIZE|PERCENT", help="as of `edgefl export`, like 64MiB; % of what is estimated without"
         ),
     ] = "",
+    activations: Annotated[
+        Activations, typer.Option(help="as of `edgefl export`: how values wait for the backward pass")
+    ] = Activations.float32,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
     from edgefl.bench.train_step.anchors import ANCHORS
@@ -126,6 +131,7 @@ def train_step(
         compile=compiled,
         channels_last=channels_last,
         tune=tune,
+        activations=activations.value,
         memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
     rows, failed = [], []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.options import Engine
+from edgefl.cli.options import Activations, Engine
 from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
@@ -35,6 +35,8 @@ Examples:
 
   edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
 
+  edgefl export --model resnet20 --activations float16      (half the bytes wait for the backward pass)
+
   edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
 """
 
@@ -60,6 +62,10 @@ def export(
     memory_budget: Annotated[
         str, typer.Option(help="peak of a device in training over its idle process, like 64MiB or 60%")
     ] = "",
+    activations: Annotated[
+        Activations | None,
+        typer.Option(help="how values wait for the backward pass: float16 takes half the memory"),
+    ] = None,
     fit: Annotated[
         Path | None,
         typer.Option(help="device file: export only the submodel that `edgefl plan` recommends for it"),
@@ -77,13 +83,14 @@ def export(
 
     named = named_model(model, option or ())
     if fit is not None:
-        _export_fitting(config, out, named, tier, format, memory_budget, fit, as_json)
+        _export_fitting(config, out, named, tier, format, memory_budget, activations, fit, as_json)
         return
     what = exporting(
         load_federation(config, named),
         tiers=tier or (),
         formats=_names(format),
         memory_budget=memory_budget,
+        activations=None if activations is None else activations.value,
     )
     rows = []
     numbers = count(1)
@@ -145,6 +152,7 @@ def _export_fitting(
     tier: list[str] | None,
     formats: list[Engine] | None,
     memory_budget: str,
+    activations: Activations | None,
     file: Path,
     as_json: bool,
 ) -> None:
@@ -186,6 +194,7 @@ def _export_fitting(
                 tier=name,
                 target=cast("Target", form),
                 memory_budget=memory_budget,
+                activations=(activations or Activations.float32).value,
                 progress=tell,
             )
             rows.append(_facts(written(bundle, out)))

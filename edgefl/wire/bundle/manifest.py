@@ -73,7 +73,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
     state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
     old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
-    first. Empty: unknown. ``variants``: other forms, of which a device may take the fastest.
+    first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
+    forms, of which a device may take the fastest.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     planned_bytes: int = 0
     in_place: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    activations: str = "float32"
     variants: tuple[Variant, ...] = ()
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:

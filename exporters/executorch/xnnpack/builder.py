@@ -10,10 +10,17 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import Tensor, fx
 
+from exporters.capture.nodes import fake_value
 from exporters.executorch.xnnpack.workspace import FLOAT, NONE, workspace_bytes
 
 _INPUT, _OUTPUT = 1, 2
 _CONSTANT_ALIGNMENT = 64
+
+DATATYPES = {
+    torch.float32: xnn.XNNDatatype.xnn_datatype_fp32,
+    torch.float16: xnn.XNNDatatype.xnn_datatype_fp16,
+}
+"""What values may be: numbers to compute with, and halves, which conversions alone make and read."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +64,21 @@ class Builder:
     def known(self, node: fx.Node) -> Value | None:
         return self._known.get(node)
 
-    def value(self, shape: Sequence[int], constant: int = 0) -> Value:
-        """A new value of float32 with these sizes."""
+    def value(self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32) -> Value:
+        """A new value with these sizes, of one of :data:`DATATYPES`."""
         sizes = tuple(int(size) for size in shape)
         made = Value(len(self.values), sizes, tuple(range(len(sizes))))
         self.values.append(
-            xnn.XNNTensorValue(
-                xnn.XNNDatatype.xnn_datatype_fp32, len(sizes), list(sizes), constant, NONE, 0, made.id
-            )
+            xnn.XNNTensorValue(DATATYPES[dtype], len(sizes), list(sizes), constant, NONE, 0, made.id)
         )
         return made
 
+    def _like(self, node: fx.Node) -> Value:
+        value = fake_value(node)
+        return self.value(value.shape, dtype=value.dtype)
+
     def external_input(self, node: fx.Node, place: int) -> Value:
-        made = self.value(node.meta["val"].shape)
+        made = self._like(node)
         self._mark(made, place, _INPUT)
         self._inputs.append(made)
         self._known[node] = made
@@ -129,12 +138,12 @@ class Builder:
 
     def output(self, node: fx.Node) -> None:
         """Declare that ``node`` is read outside: the value that :meth:`result` makes of it is external."""
-        self._outputs[node] = self.value(node.meta["val"].shape)
+        self._outputs[node] = self._like(node)
 
     def result(self, node: fx.Node) -> Value:
         """Where the op of ``node`` writes."""
         wanted = self._outputs.get(node)
-        self._known[node] = self.value(node.meta["val"].shape) if wanted is None else wanted
+        self._known[node] = self._like(node) if wanted is None else wanted
         return self._known[node]
 
     def define(self, node: fx.Node, value: Value) -> None:

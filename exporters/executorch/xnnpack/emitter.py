@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from exporters.executorch.xnnpack.builder import Builder
@@ -20,11 +21,13 @@ def always(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Emitter:
-    """``emit`` writes a node that ``accepts`` says yes to; ``work`` is what it costs, in element-wise passes."""
+    """``emit`` writes a node that ``accepts`` says yes to, whose operands and result are of ``types``; ``work`` is what it
+    costs, in element-wise passes."""
 
     emit: Callable[[Builder, fx.Node], None]
     accepts: Callable[[fx.Node], bool] = always
     work: float = 1.0
+    types: Collection[torch.dtype] = (torch.float32,)
 
 
 def shape_of(node: Any) -> tuple[int, ...]:

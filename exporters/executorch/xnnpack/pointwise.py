@@ -10,7 +10,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import fx
 
 from exporters.capture.nodes import argument, int_argument
-from exporters.executorch.xnnpack.builder import Builder
+from exporters.executorch.xnnpack.builder import DATATYPES, Builder
 from exporters.executorch.xnnpack.emitter import Emitter, shape_of
 
 _aten = torch.ops.aten
@@ -94,6 +94,10 @@ def _gelu(builder: Builder, node: fx.Node) -> None:
     builder.add(xnn.XNNGelu(builder.id(node.args[0]), builder.result(node).id, 0))
 
 
+def _convert(builder: Builder, node: fx.Node) -> None:
+    builder.add(xnn.XNNConvert(builder.id(node.args[0]), builder.result(node).id, 0))
+
+
 def _is_softmax(node: fx.Node) -> bool:
     rank = len(shape_of(node))
     return rank > 0 and int_argument(node, 1) % rank == rank - 1 and node.args[2] is False
@@ -133,6 +137,7 @@ EMITTERS: dict[Any, Emitter] = {
     _aten.cos.default: _unary(xnn.XNNCos),
     _aten.clone.default: _unary(xnn.XNNCopy),
     _aten.gelu.default: Emitter(_gelu, lambda node: argument(node, "approximate") == "none"),
+    _aten._to_copy.default: Emitter(_convert, types=tuple(DATATYPES)),
     _aten.relu.default: _clamped(lambda node: (0.0, None)),
     _aten.clamp.default: _clamped(_bounds),
     _aten.clamp_min.default: _clamped(lambda node: (node.args[1], None)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,18 +43,18 @@ class Region:
 
 
 def supported(node: fx.Node) -> bool:
-    """Whether XNNPACK can run the node: an op of the table, float32, static shapes of few axes."""
+    """Whether XNNPACK can run the node: an op of the table, of types that it takes, static shapes of few axes."""
     emitter = EMITTERS.get(node.target)
     if emitter is None:
         return False
     values = [node.meta["val"], *(read.meta["val"] for read in node.all_input_nodes)]
-    if not all(isinstance(value, Tensor) and _fits(value) for value in values):
+    if not all(isinstance(value, Tensor) and _fits(value, emitter.types) for value in values):
         return False
     return emitter.accepts(node)
 
 
-def _fits(value: Tensor) -> bool:
-    return value.dtype is torch.float32 and value.dim() <= MAX_RANK and value.numel() > 0
+def _fits(value: Tensor, types: Collection[torch.dtype]) -> bool:
+    return value.dtype in types and value.dim() <= MAX_RANK and value.numel() > 0
 
 
 def costs(node: fx.Node) -> float:

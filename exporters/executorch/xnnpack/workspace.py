@@ -74,7 +74,9 @@ class _Plan:
         return tensor.external_id == NONE and not tensor.constant_buffer_idx
 
     def _size(self, value: int) -> int:
-        return int(math.prod(self.values[value].dims)) * FLOAT
+        tensor = self.values[value]
+        half = tensor.datatype is xnn.XNNDatatype.xnn_datatype_fp16
+        return int(math.prod(tensor.dims)) * (FLOAT // 2 if half else FLOAT)
 
     def _reused(self, node: Any, out: int) -> int | None:
         if isinstance(node, _NOT_IN_PLACE):

@@ -1,4 +1,4 @@
-"""``edgefl export --memory-budget``: the option reaches the bundle, and a wrong one is told."""
+"""``edgefl export --memory-budget`` and ``--activations``: options reach the bundle, and a wrong one is told."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ def test_an_option_that_is_no_size_is_told(tmp_path: Path, text: str) -> None:
         exported(tmp_path, "--memory-budget", text)
 
     assert not (tmp_path / "strong.efl").exists()
+
+
+def test_how_values_wait_is_said_by_the_tier_and_by_the_option_before_it(tmp_path: Path) -> None:
+    told = 'activations = "float16"'
+    assert exported(tmp_path).activations == "float32"
+    assert exported(tmp_path, budget=told).activations == "float16"
+    assert exported(tmp_path, "--activations", "float32", budget=told).activations == "float32"
+
+
+def test_a_tier_s_values_cannot_wait_as_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tiers\.strong\.activations.*'float32' or 'float16'"):
+        exported(tmp_path, budget='activations = "int8"')
 
 
 def test_a_budget_that_cannot_be_met_writes_no_bundle(tmp_path: Path) -> None:

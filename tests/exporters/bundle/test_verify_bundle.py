@@ -263,3 +263,14 @@ def test_a_damaged_file_is_told(exported: Path, tmp_path: Path) -> None:
     damaged.write_bytes(exported.read_bytes()[:-100])
 
     refused(edgefl("verify", damaged), BundleError, "not a whole bundle")
+
+
+def test_a_bundle_whose_values_wait_in_halves_says_so_and_is_compared_with_such_steps(tmp_path: Path) -> None:
+    options = ("--tier", "strong", "--activations", "float16", "--out", tmp_path)
+    assert edgefl("export", "--model", "fedbat_cnn", *options).exit_code == 0
+
+    bundle = read_bundle(tmp_path / "strong.efl")
+    step = onnx.load_from_string(bundle.graph_bytes("train"))
+    assert bundle.manifest.graph("train").activations == "float16"
+    assert onnx.TensorProto.FLOAT16 in {item.i for node in step.graph.node for item in node.attribute}
+    assert edgefl("verify", tmp_path / "strong.efl").exit_code == 0

@@ -15,6 +15,7 @@ from edgefl.contract.program import CarryRule
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import mlp
+from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
@@ -81,6 +82,11 @@ def test_the_same_things_made_again_have_the_same_digest() -> None:
 )
 def test_every_part_of_a_tier_counts(other: dict[str, Any]) -> None:
     assert digest(tier(**other)) != digest(tier())
+
+
+def test_how_values_wait_counts_even_where_none_is_large_enough() -> None:
+    made = tier()
+    assert digest(replace(made, program=stored(made.program, "float16"))) != digest(made)
 
 
 def test_models_of_equal_options_and_shapes_differ_by_their_code() -> None:

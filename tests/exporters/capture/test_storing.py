@@ -1,0 +1,132 @@
+"""Steps whose values wait in halves: less waits in the graphs that devices get, and the numbers are those of torch."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import fx
+
+from edgefl import programs
+from edgefl.contract.program import Function
+from edgefl.models.zoo.catalog import build_model
+from edgefl.objective.objective import Objective
+from edgefl.programs.activations import stored
+from edgefl.submodels.output_side.submodel import OutputSide
+from exporters.bundle.formats import format_of
+from exporters.capture.ordering import AFTER
+from exporters.capture.storing import stores
+from exporters.capture.trace import Captured
+from exporters.executorch.graph import lowered
+from exporters.executorch.program.keep import end_of_forward, recomputed
+from exporters.memory.predict import predicted_peak
+from exporters.memory.recompute import Budget
+from exporters.memory.usage import SMALL_BYTES, size, timeline
+from tests.parity.forms import checked
+
+MODELS: dict[str, tuple[dict[str, object], int]] = {
+    "resnet8": ({"size": 32}, 32),
+    "vit": ({"size": 32, "width": 48, "depth": 2, "rate": 0.1}, 32),
+}
+SHARE = {"resnet8": 0.51, "vit": 0.42}
+"""Of the bytes that wait: half of those of values, and a quarter of those of masks."""
+
+
+def step(model: str, activations: str) -> Function:
+    options, batch = MODELS[model]
+    objective = Objective.of(OutputSide(build_model(model, **options), 0))
+    return stored(programs.build("sgd", objective, batch=batch), activations).phases[0].function
+
+
+@functools.cache
+def captured(model: str, activations: str, form: str = "onnx") -> Captured:
+    return format_of(form).capture(step(model, activations))
+
+
+def waiting(module: fx.GraphModule, last: fx.Node) -> list[fx.Node]:
+    """Large values that the forward pass, which ends with ``last``, has made and the backward pass reads."""
+    line = timeline(module)
+    turn = line.position[last]
+    return [
+        node
+        for node in line.nodes[: turn + 1]
+        if node.op == "call_function"
+        and line.owner[node] is node
+        and isinstance(node.meta["val"], torch.Tensor)
+        and size(node) >= SMALL_BYTES
+        and any(at > turn for at in line.reads[node])
+        and not _is_weight(node)
+    ]
+
+
+def _is_weight(node: fx.Node) -> bool:
+    """A weight in another order waits, too."""
+    return node.target is torch.ops.aten.permute.default and node.all_input_nodes[0].op == "placeholder"
+
+
+def bytes_that_wait(made: Captured) -> int:
+    last = end_of_forward(made, made.module)
+    assert last is not None
+    return sum(map(size, waiting(made.module, last)))
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
+    plain, half = captured(model, "float32"), captured(model, "float16")
+    before, after = bytes_that_wait(plain), bytes_that_wait(half)
+
+    assert after <= SHARE[model] * before
+    assert timeline(half.module).peak < timeline(plain.module).peak - 0.7 * (before - after)
+    assert predicted_peak(half) < predicted_peak(plain) - 0.2 * (before - after)
+
+
+def test_every_store_comes_right_behind_its_value_and_the_forward_pass_goes_on_behind_it() -> None:
+    graph = captured("resnet8", "float16").module.graph
+    assert stores(graph)
+    for store in stores(graph):
+        value = store.args[0]
+        assert store.prev is value
+        readers = {user for user in value.users if user.target is not AFTER}
+        assert readers == {store}
+
+
+def test_masks_of_dropout_wait_as_a_byte_for_each_entry() -> None:
+    half = captured("vit", "float16")
+    last = end_of_forward(half, half.module)
+    assert last is not None
+    kinds = {node.meta["val"].dtype for node in waiting(half.module, last)}
+    assert kinds == {torch.float16, torch.bool}
+
+
+def test_a_step_without_halves_is_left_alone() -> None:
+    targets = {node.target for node in captured("vit", "float32").module.graph.nodes}
+    assert AFTER not in targets
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None:
+    kept = {}
+    for activations in ("float32", "float16"):
+        made = captured(model, activations, "executorch")
+        module = lowered(made)
+        last = end_of_forward(made, module)
+        assert last is not None
+        recomputed(module, last)
+        kept[activations] = sum(map(size, waiting(module, last)))
+    assert kept["float16"] < 0.8 * kept["float32"]
+
+
+@pytest.mark.parametrize(("model", "form"), [("resnet8", "onnx"), ("vit", "onnx"), ("vit", "executorch")])
+def test_graphs_round_as_torch_rounds(model: str, form: str) -> None:
+    assert checked(form, step(model, "float16"), 1).worst <= 1e-3
+
+
+@pytest.mark.slow
+def test_a_budget_takes_a_step_with_halves_further() -> None:
+    form, function = format_of("onnx"), step("resnet8", "float16")
+    plain = form.write(form.capture(function))
+    tight, _ = form.write_within(form.capture(function), Budget(0.9, relative=True))
+
+    assert tight.planned_bytes < plain.planned_bytes
+    assert form.verify(function, tight.model, 1, tight.in_place).worst <= 1e-3
