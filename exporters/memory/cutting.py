@@ -16,12 +16,11 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import TensorSpec
+from exporters.artifact import is_page
 from exporters.capture.nodes import fake_value, node_argument, results
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.usage import Timeline, is_pointwise, shares, timeline
-
-PAGE = "page"
 
 _clone = torch.ops.aten.clone.default
 
@@ -101,13 +100,13 @@ class _Segment:
         returned = set(named.values())
         for value, page in crossing.pages.items():
             if crossing.segment[value] == number:
-                named[f"{PAGE}.{page}"] = self._apart(self._made[value], returned)
+                named[f"page.{page}"] = self._apart(self._made[value], returned)
         self._body.output(tuple(named.values()))
         self._body.eliminate_dead_code()
         used = _used(self._body, inputs)
         _ends_in_turn(self._body)
         specs = self._captured.outputs | {
-            name: TensorSpec.of(fake_value(node)) for name, node in named.items() if name.startswith(PAGE + ".")
+            name: TensorSpec.of(fake_value(node)) for name, node in named.items() if is_page(name)
         }
         return replace(
             self._captured,
@@ -125,10 +124,10 @@ class _Segment:
             specs[name] = spec
         for value, page in crossing.pages.items():
             if crossing.segment[value] < self._number <= crossing.last_read[value]:
-                made = self._body.placeholder(f"{PAGE}_{page}")
+                made = self._body.placeholder(f"page_{page}")
                 made.meta["val"] = value.meta["val"]
                 self._made[value] = made
-                specs[f"{PAGE}.{page}"] = TensorSpec.of(fake_value(value))
+                specs[f"page.{page}"] = TensorSpec.of(fake_value(value))
         return specs
 
     def _value(self, node: fx.Node) -> fx.Node:
@@ -138,15 +137,23 @@ class _Segment:
             value = waiting.pop()
             if value not in self._made and value not in missing:
                 missing.add(value)
-                waiting += _sources(value)
+                waiting += self._sources(value)
         for value in sorted(missing, key=self._crossing.line.position.__getitem__):
             self._made[value] = self._again(value)
         return self._made[node]
 
     def _again(self, node: fx.Node) -> fx.Node:
-        if node.target is AFTER and node_argument(node, 1) not in self._made:
-            return self._made[node_argument(node, 0)]  # that was computed before this segment began
+        if node.target is AFTER and len(self._sources(node)) == 1:
+            return self._made[node_argument(node, 0)]
         return self._body.node_copy(node, self._made.__getitem__)
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        """What ``node`` is made of; what it only waits for where that is computed here, and not before the segment began."""
+        if node.target is not AFTER:
+            return node.all_input_nodes
+        value, trigger = node_argument(node, 0), node_argument(node, 1)
+        here = self._crossing.segment[self._crossing.line.owner[trigger]] == self._number
+        return [value, trigger] if here else [value]
 
     def _apart(self, value: fx.Node, returned: set[fx.Node]) -> fx.Node:
         """A page that is an output as well has a copy of its own."""
@@ -155,11 +162,6 @@ class _Segment:
         copy = self._body.call_function(_clone, (value,))
         copy.meta["val"] = value.meta["val"]
         return copy
-
-
-def _sources(node: fx.Node) -> list[fx.Node]:
-    """What ``node`` is made of; not what it only waits for."""
-    return [node_argument(node, 0)] if node.target is AFTER else node.all_input_nodes
 
 
 def _ends_in_turn(graph: fx.Graph) -> None:

@@ -7,7 +7,7 @@ from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Arrays
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
-from exporters.verify.graphs import load
+from exporters.verify.graphs import in_order, load
 
 
 def agree(captured: Captured, artifact: Artifact, other: bytes, seed: int) -> bool:
@@ -15,7 +15,7 @@ def agree(captured: Captured, artifact: Artifact, other: bytes, seed: int) -> bo
     given = {name: value.numpy() for name, value in captured.function.example(seed).items()}
 
     def run(model: bytes) -> Arrays:
-        outputs = load(captured.function, model, artifact.in_place)(given)
+        outputs = in_order(load(captured.function, model, artifact.in_place)(given), captured.outputs)
         return dict(zip(captured.outputs, outputs, strict=True))
 
     expected = run(artifact.model)

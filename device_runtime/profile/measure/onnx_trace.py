@@ -92,8 +92,7 @@ class _ProfilingEngine(OnnxEngine):
         self._prefix = prefix
 
     def load(self, graph: Graph, artifact: bytes) -> _ProfiledGraph:
-        loaded = super().load(graph, artifact)
-        return _ProfiledGraph(graph, loaded._session)
+        return _ProfiledGraph(graph, self._loaded(graph, artifact, self._options())._session)
 
     def _options(self) -> Any:
         options = super()._options()
