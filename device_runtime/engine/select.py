@@ -35,5 +35,5 @@ def open_engine(name: str, threads: int = 1, pages: Path | None = None) -> Engin
     if name == "executorch":
         from device_runtime.engine.executorch import ExecuTorchEngine
 
-        return ExecuTorchEngine(threads, pages)
+        return ExecuTorchEngine(threads)
     raise ConfigError(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}", engine=name)

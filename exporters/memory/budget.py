@@ -32,12 +32,14 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class Measures:
-    """What a format knows of a form: ``safe`` bytes that a device needs at most, ``likely`` ones that it needs about, and
-    quickly a number that ``safe`` is never below."""
+    """What a format knows of a form: ``safe`` bytes are enough for a device, about ``likely`` ones it will need (None: no
+    better number), and ``least`` is a number that takes no time and that ``safe`` is never below. ``pages``: whether its
+    engine runs segments."""
 
     safe: Needed
-    likely: Needed
+    likely: Needed | None = None
     least: Needed = lambda form: 0
+    pages: bool = True
 
 
 def within(captured: Captured, budget: int, measures: Measures, beside: str = "") -> Form:
@@ -47,22 +49,29 @@ def within(captured: Captured, budget: int, measures: Measures, beside: str = ""
     device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits; ``beside``
     is told there.
     """
-    forms = _Forms(captured)
-    for form in forms.recomputed():
-        if measures.least(form) <= budget and measures.safe(form) <= budget:
-            return form
-    found: list[int] = []
-    for form in chain(() if measures.likely is measures.safe else forms.recomputed(), forms.paged()):
-        found.append(measures.likely(form))
-        if found[-1] <= budget:
-            return form
+    forms, found, passed = _Forms(captured), list[int](), list[tuple[int, Form]]()
+    passes = [(forms.recomputed(), measures.safe)]
+    if measures.likely:
+        passes.append((forms.recomputed(), measures.likely))
+    if measures.pages:
+        passes.append((forms.paged(), measures.likely or measures.safe))
+    for tried, needed_by in passes:
+        for form in tried:
+            if needed_by is measures.safe and (least := measures.least(form)) > budget:
+                passed.append((least, form))
+                continue
+            found.append(needed_by(form))
+            if found[-1] <= budget:
+                return form
+    smallest = min([*found, *(measures.safe(form) for _, form in sorted(passed, key=lambda each: each[0])[:1])])
+    means = "recomputation and paging" if measures.pages else "recomputation"
     raise ExportError(
-        f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all recomputation and paging "
-        f"it needs {mebibytes_up(min(found))} over the idle process, {mebibytes_up(measures.safe((captured,)))} without"
-        f"{beside}. Give that much, a smaller batch, or a later cut",
+        f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "
+        f"{mebibytes_up(smallest)} over the idle process, {mebibytes_up(measures.safe((captured,)))} without{beside}. Give "
+        "that much, a smaller batch, or a later cut",
         function=captured.name,
         budget=budget,
-        smallest=min(found),
+        smallest=smallest,
     )
 
 
@@ -73,8 +82,7 @@ def within_onnx(captured: Captured, budget: Budget) -> tuple[Form, int]:
     margin.
     """
     count = budget.of(captured)
-    likely = needed if budget.relative else _predicted
-    return within(captured, count, Measures(needed, likely, _bound)), count
+    return within(captured, count, Measures(needed, None if budget.relative else _predicted, _bound)), count
 
 
 def _predicted(form: Form) -> int:

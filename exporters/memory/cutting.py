@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from edgefl.contract.tensors import TensorSpec
 from exporters.artifact import is_page
 from exporters.capture.nodes import fake_value, node_argument, results
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
-from exporters.memory.usage import Timeline, is_pointwise, shares, timeline
+from exporters.memory.usage import SMALL_BYTES, Timeline, is_pointwise, shares, size, timeline
 
 _clone = torch.ops.aten.clone.default
 
@@ -85,6 +85,7 @@ class _Segment:
         self._captured, self._crossing, self._number = captured, crossing, number
         self._body = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}
+        self._latest: fx.Node | None = None
         placeholders = [node for node in crossing.line.nodes if node.op == "placeholder"]
         self._ports = dict(zip(placeholders, captured.inputs.items(), strict=True))
 
@@ -94,7 +95,9 @@ class _Segment:
         for node in crossing.line.nodes:
             here = crossing.segment[node] == number
             if node.op == "call_function" and here and not crossing.is_again(node):
-                self._made[node] = self._body.node_copy(node, self._value)
+                read = self._reads(node)
+                self._made[node] = self._body.node_copy(node, read.__getitem__)
+                self._latest = self._made[node] if _is_floats(node) else self._latest
         outputs = {name: node for name, node in crossing.outputs.items() if crossing.segment[node] == number}
         named = {name: self._value(node) for name, node in outputs.items()}
         returned = set(named.values())
@@ -130,6 +133,25 @@ class _Segment:
                 specs[f"page.{page}"] = TensorSpec.of(fake_value(value))
         return specs
 
+    def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """What ``node`` reads. One that reads pages alone could run long before its turn: they are held back."""
+        read = {value: self._value(value) for value in node.all_input_nodes}
+        owners = {value: self._crossing.line.owner[value] for value in read}
+        if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
+            return read
+        return {
+            value: self._held_back(made) if size(owners[value]) >= SMALL_BYTES and owners[value] in self._crossing.pages else made
+            for value, made in read.items()
+        }
+
+    def _is_made_here(self, owner: fx.Node) -> bool:
+        return owner.op == "call_function" and self._crossing.segment[owner] == self._number
+
+    def _held_back(self, value: fx.Node) -> fx.Node:
+        call = self._body.call_function(AFTER, (value, self._latest))
+        call.meta["val"] = value.meta["val"]
+        return call
+
     def _value(self, node: fx.Node) -> fx.Node:
         """``node`` in this segment, written now where every segment does that itself."""
         missing, waiting = set[fx.Node](), [node]
@@ -162,6 +184,12 @@ class _Segment:
         copy = self._body.call_function(_clone, (value,))
         copy.meta["val"] = value.meta["val"]
         return copy
+
+
+def _is_floats(node: fx.Node) -> bool:
+    """Whether a value may hold others back: some numbers, no truths or positions."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point() and size(node) >= SMALL_BYTES
 
 
 def _ends_in_turn(graph: fx.Graph) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from device_runtime.engine.base import Outputs, State
 from device_runtime.engine.executorch.binding import Native, NativeError, Program, Value
 from device_runtime.engine.executorch.buffers import checked, new_buffer, owned_copy, readable
 from device_runtime.engine.executorch.build import Wheel, find_wheel
-from device_runtime.engine.segments import SegmentedGraph, load_segments
 from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError
@@ -21,15 +19,14 @@ from edgefl.wire.tensors import Array, Arrays
 class ExecuTorchEngine:
     """Runs ``executorch`` graphs on the CPU with ``threads`` threads, one number for the process.
 
-    ``pages``: the folder for what graphs in segments keep on the disk. ConfigError if executorch is not installed, or its binding is neither there nor can be compiled, or it cannot
+    ConfigError if executorch is not installed, or its binding is neither there nor can be compiled, or it cannot
     have so many threads.
     """
 
     name = "executorch"
     format = "executorch"
 
-    def __init__(self, threads: int = 1, pages: Path | None = None) -> None:
-        self._pages = pages
+    def __init__(self, threads: int = 1) -> None:
         wheel = find_wheel()
         self.version = wheel.version
         self._native = _native(wheel)
@@ -41,15 +38,16 @@ class ExecuTorchEngine:
                 threads=threads,
             ) from error
 
-    def load(self, graph: Graph, artifact: bytes) -> ExecuTorchGraph | SegmentedGraph:
+    def load(self, graph: Graph, artifact: bytes) -> ExecuTorchGraph:
+        if graph.segments:
+            raise BundleError(
+                f"graph {graph.name!r} is in segments, which the executorch engine does not run: export it with a larger memory "
+                "budget, or use `engine` onnx",
+                graph=graph.name,
+            )
         if not graph.blob.codec:  # else the digest is that of the packed bytes
             # The released runtime follows a program's offsets unchecked: damaged bytes can end the process.
             verified(graph.blob, artifact)
-        if graph.segments:
-            return load_segments(graph, artifact, self._pages, self._loaded)
-        return self._loaded(graph, artifact)
-
-    def _loaded(self, graph: Graph, artifact: bytes) -> ExecuTorchGraph:
         try:
             program = Program(self._native, artifact)
             _check_ports(graph, program.inputs(), program.outputs())
@@ -87,10 +85,6 @@ class ExecuTorchGraph:
         return self._program.planned_bytes
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
-        return self.run_into(feeds, state, {})
-
-    def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
-        """See :class:`device_runtime.engine.segments.LoadedSegment`."""
         graph = self._graph
         # Held until the call is over: the program has only their addresses.
         sources = [
@@ -100,7 +94,7 @@ class ExecuTorchGraph:
             for port in graph.inputs
         ]
         read = {port.name: array for port, array in zip(graph.inputs, sources, strict=True)}
-        targets = [self._target(port, read, rooms) for port in graph.outputs]
+        targets = [self._target(port, read) for port in graph.outputs]
         try:
             self._call([array.ctypes.data for array in sources], [array.ctypes.data for array in targets])
         except NativeError as error:
@@ -109,7 +103,6 @@ class ExecuTorchGraph:
                 graph=graph.name,
             ) from error
         made = {port.name: array for port, array in zip(graph.outputs, targets, strict=True)}
-        made = {name: array for name, array in made.items() if name not in rooms}
         later_state = {port.name: made.pop(port.name) for port in graph.outputs_of("state")}
         self._spare = {
             name: read[name] for name in later_state if name in read and later_state[name] is not read[name]
@@ -119,9 +112,7 @@ class ExecuTorchGraph:
     def _call(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         self._program.run(inputs, outputs)
 
-    def _target(self, port: Port, read: State, rooms: Mapping[str, Array]) -> Array:
-        if port.name in rooms:
-            return rooms[port.name]
+    def _target(self, port: Port, read: State) -> Array:
         if port.role == "state" and port.name in self._graph.in_place:
             return read[port.name]  # type: ignore[no-any-return]
         spare: Array | None = self._spare.pop(port.name, None)

@@ -36,6 +36,6 @@ class _TimedGraph(ExecuTorchGraph):
 
 class _TimedEngine(ExecuTorchEngine):
     def load(self, graph: Graph, artifact: bytes) -> _TimedGraph:
-        made = _TimedGraph(graph, self._loaded(graph, artifact)._program)
+        made = _TimedGraph(graph, super().load(graph, artifact)._program)
         made.calls = []
         return made

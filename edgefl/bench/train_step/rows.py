@@ -54,7 +54,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
     float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the device
     can run the graph, ``length`` the tokens of a sample where it is shorter than the model's, ``memory_budget`` the bytes
-    it was compiled for (0: none). ``cpu`` is the processor's name; ``cpu_ms`` is processor time, medians of what all threads
+    it was compiled for (0: none), ``paged_bytes`` what a step writes to the disk and reads again. ``cpu`` is the processor's name; ``cpu_ms`` is processor time, medians of what all threads
     of the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
 
     ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
@@ -88,6 +88,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     model_options: dict[str, Any]
     length: int = 0
     memory_budget: int = 0
+    paged_bytes: int = 0
     rounding_error: float | None = None
     cpu: str
     cpu_ms: float
@@ -169,6 +170,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         model_options=dict(settings.options),
         length=settings.length,
         memory_budget=budget,
+        paged_bytes=artifact.paged_bytes,
         rounding_error=rounding,
         cpu=processor(),
         variant=variant or "default",

@@ -9,7 +9,7 @@ function, in order, in memory that the caller gives. Equal functions give equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from edgefl.contract.tensors import TensorSpec
 from exporters.artifact import Artifact
@@ -45,11 +45,6 @@ def to_executorch(captured: Captured, *, lean: bool = True) -> Artifact:
     written = in_place(captured, module, steps)
     nodes = program_nodes(captured, module.graph, program.instructions)
     return Artifact(program.model, planned_bytes(captured, program, written), written, nodes)
-
-
-def planned_together(form: Sequence[Captured], artifacts: Sequence[Artifact]) -> int:
-    """What segments need that run one after another."""
-    return sum(artifact.planned_bytes for artifact in artifacts)
 
 
 def planned_bytes(captured: Captured, program: Program, written: Collection[str]) -> int:
