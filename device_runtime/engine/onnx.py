@@ -25,8 +25,8 @@ _DTYPES = {"float": "float32", "double": "float64"}
 
 
 class OnnxEngine:
-    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator. ``pages``: the folder for what graphs in segments
-    keep on the disk."""
+    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator. ``pages``: the folder for what graphs in
+    segments keep on the disk."""
 
     name = "onnxruntime"
     format = "onnx"
@@ -140,7 +140,11 @@ class OnnxGraph:
                 binding.bind_output(name, _DEVICE)
         self._session.run_with_iobinding(binding, self._run_options)
         values = dict(zip((port.name for port in self._graph.outputs), binding.get_outputs(), strict=True))
-        arrays = {name: value.numpy() for name, value in values.items() if not {name} & (later_state.keys() | rooms.keys())}
+        arrays = {
+            name: value.numpy()
+            for name, value in values.items()
+            if not {name} & (later_state.keys() | rooms.keys())
+        }
         # What it gave out keeps the binding, and the binding would keep the state that was read.
         binding.clear_binding_inputs()
         # Only what this graph made itself: the first state may be read again, by another graph.

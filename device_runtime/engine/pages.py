@@ -44,7 +44,7 @@ class Pages:
                 self._places[port.name] = self.nbytes
                 self.nbytes += _mapped(port)
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the graph that it belongs to
             if self.nbytes:
                 reserve(self._file, self.nbytes)
         except OSError as error:
@@ -65,9 +65,7 @@ class Pages:
     def _array(self, port: Port, access: int) -> Array:
         if port.name in self._small:
             return self._small[port.name]
-        room = mmap.mmap(
-            self._file.fileno(), _mapped(port), access=access, offset=self._places[port.name]
-        )
+        room = mmap.mmap(self._file.fileno(), _mapped(port), access=access, offset=self._places[port.name])
         entries = np.frombuffer(room, port.dtype, port.nbytes // np.dtype(port.dtype).itemsize, _lead(port))
         return entries.reshape(port.shape)
 

@@ -1,4 +1,4 @@
-"""A graph in segments: artifacts that run one after another as if they were one, with what lives between them on the disk."""
+"""A graph in segments: artifacts that run one after another as if they were one; what lives between them is on the disk."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ _MOST_THREADS = 1024
 
 
 def open_engine(name: str, threads: int = 1, pages: Path | None = None) -> Engine:
-    """The engine ``name`` with so many threads, which keeps in the folder ``pages`` what graphs in segments leave on the disk
-    (default: the system's for temporary files); ConfigError if there is none, or what it needs is not installed."""
+    """The engine ``name`` with so many threads, which keeps in the folder ``pages`` what graphs in segments leave on the
+    disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not installed."""
     if not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(
             f"an engine cannot work with {threads} threads: choose 1 to {_MOST_THREADS} by `threads`",

@@ -28,8 +28,8 @@ from edgefl.wire.bundle.readers import Sound, Text
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.bundle.variants import folded
 from edgefl.wire.errors import ExportError
-from edgefl.wire.mqtt.messages import VERSION
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import VERSION
 from exporters.artifact import Artifact
 from exporters.bundle.features import features_of
 from exporters.bundle.formats import Format, Onnx

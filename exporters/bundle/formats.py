@@ -59,8 +59,8 @@ class Format(Protocol):
         ...
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
-        """:meth:`write` with as much recomputation as ``budget`` asks for, in segments that page where that is not enough, and
-        the budget in bytes; ExportError with the smallest peak if none fits."""
+        """:meth:`write` with as much recomputation as ``budget`` asks for, in segments that page where that is not enough,
+        and the budget in bytes; ExportError with the smallest peak if none fits."""
         ...
 
     def verify(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from edgefl.contract.tensors import role_of
 from edgefl.system.sizes import mebibytes, mebibytes_up
@@ -63,7 +62,9 @@ def within(captured: Captured, budget: int, measures: Measures, beside: str = ""
             found.append(needed_by(form))
             if found[-1] <= budget:
                 return form
-    smallest = min([*found, *(measures.safe(form) for _, form in sorted(passed, key=lambda each: each[0])[:1])])
+    smallest = min(
+        [*found, *(measures.safe(form) for _, form in sorted(passed, key=lambda each: each[0])[:1])]
+    )
     means = "recomputation and paging" if measures.pages else "recomputation"
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "

@@ -90,27 +90,15 @@ class _Segment:
         self._ports = dict(zip(placeholders, captured.inputs.items(), strict=True))
 
     def written(self) -> Captured:
-        crossing, number = self._crossing, self._number
         inputs = self._inputs()
-        for node in crossing.line.nodes:
-            here = crossing.segment[node] == number
-            if node.op == "call_function" and here and not crossing.is_again(node):
-                read = self._reads(node)
-                self._made[node] = self._body.node_copy(node, read.__getitem__)
-                self._latest = self._made[node] if _is_floats(node) else self._latest
-        outputs = {name: node for name, node in crossing.outputs.items() if crossing.segment[node] == number}
-        named = {name: self._value(node) for name, node in outputs.items()}
-        returned = set(named.values())
-        for value, page in crossing.pages.items():
-            if crossing.segment[value] == number:
-                named[f"page.{page}"] = self._apart(self._made[value], returned)
+        self._write()
+        named = self._outputs()
         self._body.output(tuple(named.values()))
         self._body.eliminate_dead_code()
         used = _used(self._body, inputs)
         _ends_in_turn(self._body)
-        specs = self._captured.outputs | {
-            name: TensorSpec.of(fake_value(node)) for name, node in named.items() if is_page(name)
-        }
+        specs = dict(self._captured.outputs)
+        specs |= {name: TensorSpec.of(fake_value(node)) for name, node in named.items() if is_page(name)}
         return replace(
             self._captured,
             module=fx.GraphModule(self._captured.module, self._body),
@@ -118,6 +106,25 @@ class _Segment:
             outputs={name: specs[name] for name in named},
             unused=(),
         )
+
+    def _write(self) -> None:
+        crossing, number = self._crossing, self._number
+        for node in crossing.line.nodes:
+            here = crossing.segment[node] == number
+            if node.op == "call_function" and here and not crossing.is_again(node):
+                read = self._reads(node)
+                self._made[node] = self._body.node_copy(node, read.__getitem__)
+                self._latest = self._made[node] if _is_floats(node) else self._latest
+
+    def _outputs(self) -> dict[str, fx.Node]:
+        crossing, number = self._crossing, self._number
+        outputs = {name: node for name, node in crossing.outputs.items() if crossing.segment[node] == number}
+        named = {name: self._value(node) for name, node in outputs.items()}
+        returned = set(named.values())
+        for value, page in crossing.pages.items():
+            if crossing.segment[value] == number:
+                named[f"page.{page}"] = self._apart(self._made[value], returned)
+        return named
 
     def _inputs(self) -> dict[str, TensorSpec]:
         """A placeholder for every input of the step and for every page of earlier segments: unread ones go at the end."""
@@ -140,7 +147,9 @@ class _Segment:
         if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
             return read
         return {
-            value: self._held_back(made) if size(owners[value]) >= SMALL_BYTES and owners[value] in self._crossing.pages else made
+            value: self._held_back(made)
+            if size(owners[value]) >= SMALL_BYTES and owners[value] in self._crossing.pages
+            else made
             for value, made in read.items()
         }
 

@@ -73,7 +73,10 @@ def predicted_alone(*steps: Captured) -> int:
     """
     runs = [_Run(each) for each in steps]
     before = list(accumulate((len(run.calls) for run in runs), initial=0))
-    loading = max(LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls) + NODE_BYTES * n for run, n in zip(runs, before, strict=False))
+    loading = max(
+        LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls) + NODE_BYTES * n
+        for run, n in zip(runs, before, strict=False)
+    )
     given = {name: count for run in runs for name, count in run.given.items()}
     bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
     turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() for run in runs)

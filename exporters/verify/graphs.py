@@ -185,8 +185,8 @@ def _relative(error: ExportError) -> float:
 
 
 def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
-    """``model``, or the segments that it joins, in onnxruntime; ExportError where it cannot be loaded, and from the run where
-    it fails."""
+    """``model``, or the segments that it joins, in onnxruntime; ExportError where it cannot be loaded, and from the run
+    where it fails."""
     sessions = [_session(function, each) for each in artifacts_in(model)]
 
     def run(session: Any, arrays: Mapping[str, Array]) -> list[Array]:
@@ -197,7 +197,11 @@ def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
 
     if len(sessions) == 1:
         return functools.partial(run, sessions[0])
-    return in_turn([lambda arrays, each=each: _named(each, run(each, arrays)) for each in sessions])
+
+    def named(session: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return _named(session, run(session, arrays))
+
+    return in_turn([functools.partial(named, each) for each in sessions])
 
 
 def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:

@@ -41,8 +41,8 @@ class ExecuTorchEngine:
     def load(self, graph: Graph, artifact: bytes) -> ExecuTorchGraph:
         if graph.segments:
             raise BundleError(
-                f"graph {graph.name!r} is in segments, which the executorch engine does not run: export it with a larger memory "
-                "budget, or use `engine` onnx",
+                f"graph {graph.name!r} is in segments, which the executorch engine does not run: export it with a larger "
+                "memory budget, or use `engine` onnx",
                 graph=graph.name,
             )
         if not graph.blob.codec:  # else the digest is that of the packed bytes

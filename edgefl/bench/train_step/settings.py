@@ -39,7 +39,7 @@ class TrainStepSettings:
     channels_last: bool = False
     # Whether the variants of the step are tried first, as on a device, and the fastest form is measured.
     tune: bool = False
-    # Recomputation until the peak over idle fits; None is as fast as it can be.
+    # Recomputation and paging until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
 
     def __post_init__(self) -> None:

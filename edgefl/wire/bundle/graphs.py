@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -21,7 +21,9 @@ DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 
 _CONTAINER = "edgefl.segments"
 
-Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page"]
+Role = Literal[
+    "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page"
+]
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +140,7 @@ def check_graph(graph: Graph) -> None:
             graph=graph.name,
             planned_bytes=graph.planned_bytes,
         )
-    if problem := _disorder(graph):
+    if problem := next(_disorder(graph), ""):
         raise BundleError(
             f"the segments of graph {graph.name!r} do not fit together: {problem}; export the bundle again",
             graph=graph.name,
@@ -146,41 +148,47 @@ def check_graph(graph: Graph) -> None:
 
 
 def _all_ports(graph: Graph) -> Iterator[Port]:
-    for part in (graph, *graph.segments):
+    parts: tuple[Graph | Segment, ...] = (graph, *graph.segments)
+    for part in parts:
         yield from part.inputs
         yield from part.outputs
 
 
-def _disorder(graph: Graph) -> str:
-    """Why the segments of a graph, run in their order, are not the graph; "" where they are, or where there are none."""
+def _disorder(graph: Graph) -> Iterator[str]:
+    """Why the segments of a graph, run in their order, are not the graph."""
     if not graph.segments:
-        pages = [port.name for port in _all_ports(graph) if port.role == "page"]
-        return f"it has none, and the port {pages[0]!r}" if pages else ""
+        yield from (
+            f"it has none, and the port {port.name!r}" for port in _all_ports(graph) if port.role == "page"
+        )
+        return
     given, wanted = set(graph.inputs), set(graph.outputs)
     made: set[Port] = set()
     rewritten: set[str] = set()
     for segment in graph.segments:
-        if missing := sorted(port.name for port in set(segment.inputs) - given - made):
-            return f"one reads {missing[0]!r}, which neither the graph has nor an earlier one leaves"
-        if late := sorted(rewritten & {port.name for port in segment.inputs}):
-            return f"one reads {late[0]!r}, which an earlier one has written over"
-        new = set(segment.outputs)
-        if twice := sorted(port.name for port in new & made):
-            return f"two leave {twice[0]!r}"
-        if foreign := sorted(port.name for port in new - wanted if port.role != "page"):
-            return f"one leaves {foreign[0]!r}, which is no output of the graph"
-        both = {port.name for port in new & set(segment.inputs)}
-        if apart := sorted({*segment.in_place} - (both & {*graph.in_place})):
-            return f"one is to write {apart[0]!r} in place, which it or the graph does not"
+        read, new = set(segment.inputs), set(segment.outputs)
+        for name in _names(read - given - made):
+            yield f"one reads {name!r}, which neither the graph has nor an earlier one leaves"
+        for name in sorted(rewritten & {port.name for port in read}):
+            yield f"one reads {name!r}, which an earlier one has written over"
+        for name in _names(new & made):
+            yield f"two leave {name!r}"
+        for name in _names({port for port in new - wanted if port.role != "page"}):
+            yield f"one leaves {name!r}, which is no output of the graph"
+        for name in sorted({*segment.in_place} - ({*_names(new & read)} & {*graph.in_place})):
+            yield f"one is to write {name!r} in place, which it or the graph does not"
         made |= new
         rewritten |= {*segment.in_place}
-    missing = sorted(port.name for port in wanted - made)
-    return f"none leaves {missing[0]!r}" if missing else ""
+    for name in _names(wanted - made):
+        yield f"none leaves {name!r}"
+
+
+def _names(ports: Iterable[Port]) -> list[str]:
+    return sorted(port.name for port in ports)
 
 
 def joined(artifacts: Sequence[bytes]) -> bytes:
-    """What a graph of several segments has as its blob: MessagePack of a name and the list of their artifacts, which no engine
-    takes for one of its own."""
+    """The blob of a graph in segments: MessagePack of a name and the list of their artifacts, which no engine takes for one
+    of its own."""
     return msgspec.msgpack.encode((_CONTAINER, artifacts))
 
 
@@ -195,7 +203,11 @@ def split(data: bytes) -> list[bytes]:
     try:
         kind, artifacts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
     except MALFORMED as error:
-        raise BundleError(f"the segments of a graph cannot be read: {error}; export the bundle again") from error
+        raise BundleError(
+            f"the segments of a graph cannot be read: {error}; export the bundle again"
+        ) from error
     if kind != _CONTAINER:
-        raise BundleError("a blob that should hold the segments of a graph holds something else; export the bundle again")
+        raise BundleError(
+            "a blob that should hold the segments of a graph holds something else; export the bundle again"
+        )
     return artifacts

@@ -18,13 +18,28 @@ import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.bundle.graphs import Graph as Graph
-from edgefl.wire.bundle.graphs import Port as Port
-from edgefl.wire.bundle.graphs import Role as Role
-from edgefl.wire.bundle.graphs import check_graph
+from edgefl.wire.bundle.graphs import Graph, Port, Role, check_graph
 from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
+
+__all__ = [
+    "PARTS",
+    "SAMPLE",
+    "SEGMENTED",
+    "Bucket",
+    "Chunk",
+    "DataSpec",
+    "Draws",
+    "Graph",
+    "Input",
+    "Manifest",
+    "PhaseSpec",
+    "Port",
+    "Role",
+    "decode_manifest",
+    "encode_manifest",
+]
 
 SAMPLE = "sample"
 """The part of a batch that is the sample itself where x is what frozen units left of it."""
@@ -39,6 +54,7 @@ any. 2 is the version that nobody reads (the vector ``manifest_of_version_2``)."
 
 Draws = Literal["walk", "draw", "length"]
 """How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
+
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive frozen units that are fetched, run forward and dropped together."""

@@ -148,7 +148,9 @@ def test_steps_in_segments_train_as_one_graph_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert state.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_allclose(state[name], array, rtol=1e-4, atol=1e-6 * max(1.0, float(np.abs(array).max())))
+        np.testing.assert_allclose(
+            state[name], array, rtol=1e-4, atol=1e-6 * max(1.0, float(np.abs(array).max()))
+        )
 
 
 def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
@@ -164,13 +166,17 @@ def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
 
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
     for name, array in expected.items():
-        np.testing.assert_allclose(state[name], array, rtol=0, atol=1e-6 * max(1.0, float(np.abs(array).max())))
+        np.testing.assert_allclose(
+            state[name], array, rtol=0, atol=1e-6 * max(1.0, float(np.abs(array).max()))
+        )
 
 
 def test_a_step_in_segments_is_compared_with_torch() -> None:
     tight = written(TIGHT)
 
-    report = format_of("onnx").verify(program_of("resnet8").phases[0].function, tight.model, 1, tight.in_place)
+    report = format_of("onnx").verify(
+        program_of("resnet8").phases[0].function, tight.model, 1, tight.in_place
+    )
 
     assert report.worst <= 1e-4
     assert len(artifacts_in(tight.model)) == len(tight.parts)
