@@ -27,7 +27,7 @@ LOAD_BYTES, LOAD_NODE_BYTES = 11.4e6, 4400
 """While a graph is loaded: onnxruntime's code for that, and what is made of each node. The code is let go of again."""
 RUN_BYTES, NODE_BYTES = 0.3e6, 4400
 """While a loaded graph runs: what has been loaded for good, and the nodes."""
-SEGMENT_BYTES = 0.7e6
+SEGMENT_BYTES = 0.95e6
 """What a segment more takes: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""

@@ -55,7 +55,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the device
     can run the graph, ``length`` the tokens of a sample where it is shorter than the model's, ``memory_budget`` the bytes
     it was compiled for (0: none), ``paged_bytes`` what a step writes to the disk and reads again. ``cpu`` is the
-    processor's name; ``cpu_ms`` is processor time, medians of what all threads of the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
+    processor's name; ``cpu_ms`` is processor time, medians of what all threads of the process took for a step, waiting
+    threads that spin included. ``variant`` is the form of the graph.
 
     ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
     (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``jax_*`` for JAX, ``onnxsim_*`` for

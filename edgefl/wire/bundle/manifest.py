@@ -257,8 +257,8 @@ def _check(manifest: Manifest) -> None:
         check_graph(graph)
         if graph.segments and manifest.v != SEGMENTED:
             raise BundleError(
-                f"graph {graph.name!r} has segments in a manifest of version {manifest.v}, which is {SEGMENTED} then; export "
-                "the bundle again",
+                f"graph {graph.name!r} has segments in a manifest of version {manifest.v}, which is {SEGMENTED} then; "
+                "export the bundle again",
                 graph=graph.name,
             )
     names = [each.name for each in manifest.data.others]

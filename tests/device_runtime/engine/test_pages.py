@@ -53,7 +53,7 @@ def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no room for .* that a training step keeps in .*missing"):
+    with pytest.raises(StoreError, match=r"no room for .* that a training step keeps in .*missing"):
         Pages([page(0, (LARGE,))], tmp_path / "missing")
 
 
