@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from device_runtime.engine.base import Outputs, State
+from device_runtime.engine.segments import SegmentedGraph, load_segments
 from device_runtime.memory import release_code
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.bundle.rows import Rows, cover, rows_in
@@ -24,14 +27,16 @@ _DTYPES = {"float": "float32", "double": "float64"}
 
 
 class OnnxEngine:
-    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator."""
+    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator. ``pages``: the folder for what graphs in
+    segments keep on the disk."""
 
     name = "onnxruntime"
     format = "onnx"
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, pages: Path | None = None) -> None:
         self.version = str(ort.__version__)
         self._threads = threads
+        self._pages = pages
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
@@ -41,7 +46,16 @@ class OnnxEngine:
             self._threads,
         )
 
-    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph:
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph | SegmentedGraph:
+        if not graph.segments:
+            return self._loaded(graph, artifact, self._options(threads))
+        _share_arena()
+        options = self._options(threads)
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        load = functools.partial(self._loaded, options=options, shrinks=True)
+        return load_segments(graph, artifact, self._pages, load)
+
+    def _loaded(self, graph: Graph, artifact: bytes, options: Any, shrinks: bool = False) -> OnnxGraph:
         if _ELSEWHERE in artifact:  # versions of onnxruntime open it
             raise BundleError(
                 f"graph {graph.name!r} reads numbers from a file of this device, which no bundle may: export it again with "
@@ -49,16 +63,14 @@ class OnnxEngine:
                 graph=graph.name,
             )
         try:
-            session = ort.InferenceSession(
-                artifact, self._options(threads), providers=["CPUExecutionProvider"]
-            )
+            session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own unrelated exception types
             raise BundleError(
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
             ) from error
         release_code()  # of starting, parsing and rewriting graphs, which no step needs
-        return OnnxGraph(graph, session)
+        return OnnxGraph(graph, session, shrinks=shrinks)
 
     def _options(self, threads: int = 0) -> Any:
         options = ort.SessionOptions()
@@ -94,8 +106,9 @@ class OnnxGraph:
     rows, each a port of its own (:mod:`edgefl.wire.bundle.rows`): they are bound to places in the memory of the whole.
     """
 
-    def __init__(self, graph: Graph, session: Any) -> None:
+    def __init__(self, graph: Graph, session: Any, *, shrinks: bool = False) -> None:
         self._graph = graph
+        self._run_options = _shrinking() if shrinks else None
         self._session = session
         self._last: State = {}
         self._spare: State = {}
@@ -116,6 +129,10 @@ class OnnxGraph:
             )
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
+        return self.run_into(feeds, state, {})
+
+    def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
+        """See :class:`device_runtime.engine.segments.LoadedSegment`."""
         in_place = {name: state[name] for name in self._graph.in_place}
         later_state = {
             port.name: in_place.get(port.name) or self._buffer(port)
@@ -131,18 +148,21 @@ class OnnxGraph:
                 binding.bind_ortvalue_input(port.name, state[port.name])
         for port, args in self._outputs:
             for arg in args:
-                if port.role != "state":
-                    binding.bind_output(arg.name, _DEVICE)
-                elif rows := rows_in(arg.name):
+                if port.role == "state" and (rows := rows_in(arg.name)):
                     binding.bind_output(arg.name, *_place(later_state[port.name], port, rows))
-                else:
+                elif port.role == "state":
                     binding.bind_ortvalue_output(arg.name, later_state[port.name])
-        self._session.run_with_iobinding(binding)
+                elif port.name in rooms:
+                    room = rooms[port.name]
+                    binding.bind_output(arg.name, _DEVICE, 0, room.dtype.type, room.shape, room.ctypes.data)
+                else:
+                    binding.bind_output(arg.name, _DEVICE)
+        self._session.run_with_iobinding(binding, self._run_options)
         bound = [port for port, args in self._outputs for _ in args]
         arrays = {
             port.name: value.numpy()
             for port, value in zip(bound, binding.get_outputs(), strict=True)
-            if port.role != "state"
+            if port.role != "state" and port.name not in rooms
         }
         # What it gave out keeps the binding, and the binding would keep the state that was read.
         binding.clear_binding_inputs()
@@ -156,6 +176,22 @@ class OnnxGraph:
         if port.name in self._spare:
             return self._spare.pop(port.name)
         return ort.OrtValue.ortvalue_from_shape_and_type(port.shape, np.dtype(port.dtype), _DEVICE)
+
+
+@functools.cache
+def _share_arena() -> None:
+    """One arena for all segments of a process: with one for each, what a segment has given back would be of no use to the
+    next. It is onnxruntime's own with its own settings, of which there can be one."""
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(kind, ort.OrtArenaCfg(0, -1, -1, -1))
+
+
+def _shrinking() -> Any:
+    """Options of a run that ends with giving the arena's memory back to the system: the next segment has pages of its own to
+    hold, and the arena outlives the graphs that share it."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def _by_port(args: Sequence[Any]) -> list[list[Any]]:

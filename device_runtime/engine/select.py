@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from device_runtime.engine.base import Engine
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.errors import ConfigError
@@ -13,8 +15,9 @@ _MOST_THREADS = 1024
 """More is a slip of the hand, and ends the process of a runtime that cannot start them."""
 
 
-def open_engine(name: str, threads: int = 1) -> Engine:
-    """The engine ``name`` with so many threads; ConfigError if there is none, or what it needs is not installed."""
+def open_engine(name: str, threads: int = 1, pages: Path | None = None) -> Engine:
+    """The engine ``name`` with so many threads, which keeps in the folder ``pages`` what graphs in segments leave on the
+    disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not installed."""
     if not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(
             f"an engine cannot work with {threads} threads: choose 1 to {_MOST_THREADS} by `threads`",
@@ -28,7 +31,7 @@ def open_engine(name: str, threads: int = 1) -> Engine:
                 f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
                 "`pip install onnxruntime`, or use `engine` executorch"
             ) from error
-        return OnnxEngine(threads)
+        return OnnxEngine(threads, pages)
     if name == "executorch":
         from device_runtime.engine.executorch import ExecuTorchEngine
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Iterator
@@ -10,16 +9,14 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import msgspec
 import numpy as np
 
+from device_runtime.disk import reserve
 from edgefl.system.sizes import size
 from edgefl.wire.errors import StaleRecordError, StoreError
 from edgefl.wire.tensors import Array
-
-_PIECE_BYTES = 1 << 20
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -64,7 +61,7 @@ class Record:
             path.parent.mkdir(parents=True, exist_ok=True)
             _meta_path(path).unlink(missing_ok=True)
             with path.open("wb") as file:
-                _reserve(file, meta.nbytes)
+                reserve(file, meta.nbytes)
         except OSError as error:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -158,21 +155,6 @@ class Record:
 def _bytes_of(array: Array) -> memoryview:
     """The memory of a contiguous array, byte by byte."""
     return array.reshape(-1).view(np.uint8).data
-
-
-def _reserve(file: IO[bytes], size: int) -> None:
-    """Give ``file`` its ``size`` bytes on disk now: a disk that is full later would end the round."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
-                raise
-    for start in range(0, size, _PIECE_BYTES):
-        file.write(bytes(min(_PIECE_BYTES, size - start)))
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _not_whole(path: Path) -> StaleRecordError:

@@ -87,7 +87,7 @@ class Agent:
             tune=tune,
             limits=limits,
         )
-        self._agent = _Agent(config, open_engine(engine, config.threads), report)
+        self._agent = _Agent(config, open_engine(engine, config.threads, config.folder), report)
 
     def run(self) -> None:
         """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""

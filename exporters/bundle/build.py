@@ -13,12 +13,24 @@ from edgefl.contract.tensors import TensorSpec, prefixed, role_of
 from edgefl.system.collecting import collecting_later
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.manifest import Bucket, Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.graphs import Segment
+from edgefl.wire.bundle.manifest import (
+    SEGMENTED,
+    Bucket,
+    Chunk,
+    DataSpec,
+    Graph,
+    Manifest,
+    PhaseSpec,
+    Port,
+)
 from edgefl.wire.bundle.readers import Sound, Text
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.bundle.variants import folded
 from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import VERSION
+from exporters.artifact import Artifact
 from exporters.bundle.features import features_of
 from exporters.bundle.formats import Format, Onnx
 from exporters.bundle.wiring import check_wiring
@@ -103,6 +115,7 @@ def build_bundle(
             metrics=function.metrics,
             activations=function.activations,
             variants=tuple(variants),
+            segments=segments_of(artifact),
         )
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
@@ -118,6 +131,7 @@ def build_bundle(
         blobs[ref.sha256] = tokenizer
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=ref))
     manifest = Manifest(
+        v=SEGMENTED if any(graph.segments for graph in graphs) else VERSION,
         model=label.model,
         program=program.name,
         tier=label.tier,
@@ -180,6 +194,14 @@ def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = Non
             ignored=spec.ignored,
         )
         for name, spec in specs.items()
+    )
+
+
+def segments_of(artifact: Artifact) -> tuple[Segment, ...]:
+    """The segments of an artifact as a manifest tells them."""
+    return tuple(
+        Segment(inputs=ports(part.inputs), outputs=ports(part.outputs), in_place=part.in_place)
+        for part in artifact.parts
     )
 
 

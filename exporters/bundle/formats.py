@@ -21,16 +21,17 @@ from edgefl.contract.program import Function
 from edgefl.system.distribution import install
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.errors import ConfigError
-from exporters.artifact import Artifact
+from edgefl.wire.errors import BundleError, ConfigError
+from exporters.artifact import Artifact, artifacts_in, in_segments, is_page
 from exporters.capture.trace import Captured, Joint
+from exporters.memory.budget import within_onnx
 from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import Budget, lean, within
+from exporters.memory.recompute import Budget, lean
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
 from exporters.onnx.rows import by_rows
-from exporters.sources.blob import onnx_nodes
+from exporters.sources.blob import graph_nodes, onnx_nodes
 from exporters.verify.graphs import Verification, verify
 from exporters.verify.variants import agree
 
@@ -63,8 +64,8 @@ class Format(Protocol):
         ...
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
-        """:meth:`write` with as much recomputation as ``budget`` asks for, and the budget in bytes; ExportError with
-        the smallest peak if none fits."""
+        """:meth:`write` with as much recomputation as ``budget`` asks for, in segments that page where that is not enough,
+        and the budget in bytes; ExportError with the smallest peak if none fits."""
         ...
 
     def verify(
@@ -120,8 +121,12 @@ class Onnx:
         return Artifact(model, predicted_peak(captured), rewritable(captured), nodes)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
-        count = budget.of(captured)
-        return self._exported(within(captured, count)), count
+        form, count = within_onnx(captured, budget)
+        if len(form) == 1:
+            return self._exported(form[0]), count
+        parts = [(each.inputs, each.outputs, self._exported(each)) for each in form]
+        nodes = graph_nodes(captured, captured.module.graph)
+        return in_segments(parts, predicted_peak(*form), nodes), count
 
     def verify(
         self,
@@ -140,7 +145,10 @@ class Onnx:
         return self.verify(function, model, seed, in_place)
 
     def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
-        """Of a runtime here that cannot run one, there is none: nobody would have tried it."""
+        """Of a runtime here that cannot run one, there is none: nobody would have tried it. Nor are there any of segments,
+        which are for devices that have no memory to try them with."""
+        if artifact.parts:
+            return {}
         in_blocks = blocked(artifact.model)
         forms = {
             BLOCKED: in_blocks,
@@ -153,8 +161,9 @@ class Onnx:
 
     def differs(self, graph: Graph, model: bytes) -> str:
         try:
-            read = {value.name for value in onnx.load_from_string(model).graph.input}
-        except DecodeError:
+            models = [onnx.load_from_string(each) for each in artifacts_in(model)]
+            read = {value.name for each in models for value in each.graph.input if not is_page(value.name)}
+        except (BundleError, DecodeError):
             return f"graph {graph.name!r} is no ONNX model; export the bundle again"
         listed = {port.name for port in graph.inputs}
         if missing := sorted(read - listed):

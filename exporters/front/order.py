@@ -15,8 +15,8 @@ from exporters.memory.recompute import Budget
 class Order:
     """One exchange of a tier for samples like ``data``; ``model`` is what people read on the bundle.
 
-    ``memory_budget`` bounds a training step's memory: it recomputes what it takes. ``tokenizer``: the JSON that devices read
-    texts by, for data whose reader is of text.
+    ``memory_budget`` bounds a training step's memory: it recomputes and pages what it takes. ``tokenizer``: the JSON
+    that devices read texts by, for data whose reader is of text.
     """
 
     tier: Tier

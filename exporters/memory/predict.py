@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import operator
+from itertools import accumulate
 
 import torch
 from torch import fx
 
 from edgefl.contract.tensors import role_of
+from exporters.artifact import is_page
 from exporters.capture.nodes import fake_value, int_argument, ints_argument
 from exporters.capture.trace import Captured
 from exporters.memory.arena import Arena
@@ -25,6 +27,8 @@ LOAD_BYTES, LOAD_NODE_BYTES = 11.4e6, 4400
 """While a graph is loaded: onnxruntime's code for that, and what is made of each node. The code is let go of again."""
 RUN_BYTES, NODE_BYTES = 0.3e6, 4400
 """While a loaded graph runs: what has been loaded for good, and the nodes."""
+SEGMENT_BYTES = 0.95e6
+"""What a segment more takes: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
 AGENT_BYTES = 2.8e6
@@ -56,17 +60,28 @@ _FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
 _STEPS = 2
 
 
-def predicted_peak(captured: Captured) -> int:
-    """Expected peak of resident memory, over the idle agent, of a round in which ``captured`` runs again and again."""
-    return int(predicted_alone(captured) + AGENT_BYTES)
+def predicted_peak(*steps: Captured) -> int:
+    """Expected peak of resident memory, over the idle agent, of a round in which a graph, or the segments that it was cut
+    into, run one after another, again and again."""
+    return int(predicted_alone(*steps) + AGENT_BYTES)
 
 
-def predicted_alone(captured: Captured) -> int:
-    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded."""
-    run = _Run(captured)
-    loading = LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls)
-    running = run.bound + (1 + ARENA_SHARE) * run.arena_bytes() + RUN_BYTES + NODE_BYTES * len(run.calls)
-    return int(max(loading, running))
+def predicted_alone(*steps: Captured) -> int:
+    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded.
+
+    The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
+    computes: the arena is emptied behind each.
+    """
+    runs = [_Run(each) for each in steps]
+    before = list(accumulate((len(run.calls) for run in runs), initial=0))
+    loading = max(
+        LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls) + NODE_BYTES * n
+        for run, n in zip(runs, before, strict=False)
+    )
+    given = {name: count for run in runs for name, count in run.given.items()}
+    bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
+    turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() for run in runs)
+    return int(max(loading, bound + turn + RUN_BYTES + NODE_BYTES * before[-1]))
 
 
 class _Run:
@@ -85,15 +100,19 @@ class _Run:
         in_place_names = rewritable(captured)
         in_place = {node for name, node in named if name in in_place_names}
         self._outputs = {node for _, node in named}
+        pages = {node for name, node in named if is_page(name)}
         self._products = _through_transposes(self.calls)
         self._owner = {node: self._root(line.owner, node) for node in line.nodes}
         constants = _constants(self.calls)
-        input_bytes = sum(size(node) for node in line.nodes if node.op in ("placeholder", "get_attr"))
+        read = dict(zip(captured.inputs, (n for n in line.nodes if n.op == "placeholder"), strict=True))
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
         second = self._state - in_place
         left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
-        self.bound = input_bytes + left + sum(size(node) for node in constants)
-        self._elsewhere = self._state | constants
+        fixed = {node for node in line.nodes if node.op == "get_attr"} | constants
+        self.given = {name: size(node) for name, node in read.items() if not is_page(name)}
+        self.own = left + sum(size(node) for node in fixed)
+        self.pages = sum(size(node) for name, node in [*read.items(), *named] if is_page(name))
+        self._elsewhere = self._state | constants | pages
 
     def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
         """The node whose memory ``node`` has; transposes that products take in have none of their own."""

@@ -16,7 +16,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import role_of
-from edgefl.system.sizes import mebibytes, mebibytes_up, parse_budget
-from edgefl.wire.errors import ConfigError, ExportError
+from edgefl.system.sizes import parse_budget
+from edgefl.wire.errors import ConfigError
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.predict import predicted_peak
@@ -89,7 +89,7 @@ _SLOW = frozenset(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """A rewritten graph, its peak in bytes, and what the second computations cost (operations and bytes moved)."""
 
     module: fx.GraphModule
@@ -120,12 +120,6 @@ def peak_bytes(captured: Captured) -> int:
     return timeline(captured.module).peak + beside_tensors(captured)
 
 
-def needed(captured: Captured) -> int:
-    """The bytes that a budget for ``captured`` has to have: our bound, or what is predicted of onnxruntime if that is more,
-    which does not compute all in place that could be."""
-    return max(peak_bytes(captured), predicted_peak(captured))
-
-
 def lean(captured: Captured) -> Captured:
     """``captured`` with the recomputation that costs next to nothing, if it is predicted to lower the peak; else itself.
 
@@ -141,34 +135,19 @@ def lean(captured: Captured) -> Captured:
     return leaner if predicted_peak(leaner) < WORTH * predicted_peak(captured) else captured
 
 
-def within(captured: Captured, budget: int) -> Captured:
-    """``captured`` with as much recomputation as a peak of ``budget`` bytes over the idle process asks for.
-
-    Raises ExportError with the smallest number of bytes that was found (:func:`needed`) if none fits.
-    """
-    peaks: list[int] = []
-    for plan in chain([lean(captured)], leaner(captured)):
-        peaks.append(needed(plan))
-        if peaks[-1] <= budget:
-            return plan
-    raise ExportError(
-        f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all recomputation "
-        f"it needs {mebibytes_up(min(peaks))} over the idle process, {mebibytes_up(peaks[0])} without. "
-        "Give that much, a smaller batch, or a later cut",
-        function=captured.name,
-        budget=budget,
-        smallest=min(peaks),
-    )
-
-
-def leaner(captured: Captured) -> Iterator[Captured]:
+def plans(captured: Captured) -> Iterator[Plan]:
     """``captured`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
     line = timeline(captured.module)
     lowest = math.inf
     for plan in sorted(_Planner(captured.module, line).plans(), key=lambda plan: plan.cost):
         if plan.peak < lowest:
             lowest = plan.peak
-            yield replace(captured, module=plan.module)
+            yield plan
+
+
+def leaner(captured: Captured) -> Iterator[Captured]:
+    """The graphs of :func:`plans`."""
+    return (replace(captured, module=plan.module) for plan in plans(captured))
 
 
 class _Planner:
@@ -178,7 +157,7 @@ class _Planner:
         self.module, self.line = module, line
         self.turn = _turn(line)
 
-    def cheap(self) -> _Plan:
+    def cheap(self) -> Plan:
         """Again what is neither a product nor a series, but for what goes around a product."""
         early = self.line.nodes[: self.turn + 1]
         around = around_products(early, self.line.owner.__getitem__, _is_expensive)
@@ -188,18 +167,18 @@ class _Planner:
     def _expensive(self) -> frozenset[fx.Node]:
         return frozenset(node for node in self.line.nodes if _is_expensive(node))
 
-    def plans(self) -> Iterator[_Plan]:
+    def plans(self) -> Iterator[Plan]:
         waiting = {node for node in self.line.nodes[: self.turn + 1] if _waits(node, self.line, self.turn)}
         total = sum(size(node) for node in waiting)
         yield self._keeping(self._expensive())
         for spacing in SPACINGS:
             yield self._keeping(_crossing(self.line, self.turn, waiting, total * spacing))
 
-    def _keeping(self, kept: frozenset[fx.Node]) -> _Plan:
+    def _keeping(self, kept: frozenset[fx.Node]) -> Plan:
         writer = _Writer(self.line, self.turn, kept)
         rewritten = fx.GraphModule(self.module, writer.write())
         rewritten.graph.eliminate_dead_code()
-        return _Plan(rewritten, timeline(rewritten).peak, writer.cost)
+        return Plan(rewritten, timeline(rewritten).peak, writer.cost)
 
 
 def _turn(line: Timeline) -> int:

@@ -84,14 +84,14 @@ def timeline(module: fx.GraphModule) -> Timeline:
     owner: dict[fx.Node, fx.Node] = {}
     reads: dict[fx.Node, list[int]] = {}
     for index, node in enumerate(nodes):
-        owner[node] = owner[node_argument(node, 0)] if _shares(node) else node
+        owner[node] = owner[node_argument(node, 0)] if shares(node) else node
         reads[node] = []
         for value in node.all_input_nodes:
             reads[owner[value]].append(index)
     return Timeline(nodes, position, owner, reads, _live(nodes, owner, reads))
 
 
-def _shares(node: fx.Node) -> bool:
+def shares(node: fx.Node) -> bool:
     """Whether ``node`` takes no memory of its own. The export merges slices of slices to the last one."""
     if node.op != "call_function":
         return False

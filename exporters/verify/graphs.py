@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from edgefl.contract.program import Function
 from edgefl.wire.bundle.rows import Rows, rows_in
 from edgefl.wire.errors import ExportError
+from exporters.artifact import artifacts_in, is_page
 from exporters.onnx import REWRITTEN
 from exporters.verify.rounding import Array, Rounding, distance
 
@@ -49,8 +51,9 @@ THOROUGH = Care(attempts=3, forgiven=1, double=True)
 # Nothing is forgiven: what strays is looked at thoroughly.
 QUICK = Care(attempts=2, forgiven=0, double=False)
 
-Run = Callable[[Mapping[str, Array]], Sequence[Array]]
-"""A runtime with a graph in it: arrays by port name in, outputs in the order of the graph. Extra entries are ignored."""
+Run = Callable[[Mapping[str, Array]], Sequence[Array] | Mapping[str, Array]]
+"""A runtime with a graph in it: arrays by port name in, outputs in the order of the graph or by name. Extra entries are
+ignored."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bo
     example = function.example(seed)
     yardstick = Rounding(function, example, double=double, proven=proven)
     expected = yardstick.plain
-    outputs = run({name: value.numpy() for name, value in example.items()})
+    outputs = in_order(run({name: value.numpy() for name, value in example.items()}), expected)
     if len(outputs) != len(expected):
         raise ExportError(
             f"the graph of function {function.name!r} has {len(outputs)} outputs, torch gives {list(expected)}",
@@ -186,22 +189,61 @@ def _relative(error: ExportError) -> float:
 
 
 def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
-    """``model`` in onnxruntime; ExportError where it cannot be loaded, and from the run where it fails."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what fails is raised, too
-    options.intra_op_num_threads = max(1, torch.get_num_threads())
-    try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own unrelated exception types
-        raise _refused(function, "load", error) from error
+    """``model``, or the segments that it joins, in onnxruntime; ExportError where it cannot be loaded, and from the run
+    where it fails."""
+    sessions = [_session(function, each) for each in artifacts_in(model)]
 
-    def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
+    def run(session: Any, arrays: Mapping[str, Array]) -> list[Array]:
         try:
             return _bound(session, arrays, in_place)
         except Exception as error:
             raise _refused(function, "run", error) from error
 
+    if len(sessions) == 1:
+        return functools.partial(run, sessions[0])
+
+    def named(session: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return _named(session, run(session, arrays))
+
+    return in_turn([functools.partial(named, each) for each in sessions])
+
+
+def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
+    """A graph whose segments run one after another: what one leaves as a page is read by later ones."""
+
+    def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        pages: dict[str, Array] = {}
+        outputs: dict[str, Array] = {}
+        for segment in segments:
+            made = segment({**arrays, **pages})
+            pages |= {name: array for name, array in made.items() if is_page(name)}
+            outputs |= {name: array for name, array in made.items() if not is_page(name)}
+        return outputs
+
     return run
+
+
+def in_order(outputs: Sequence[Array] | Mapping[str, Array], names: Iterable[str]) -> Sequence[Array]:
+    """Outputs of a run in the order of ``names``."""
+    return [outputs[name] for name in names if name in outputs] if isinstance(outputs, Mapping) else outputs
+
+
+def _session(function: Function, model: bytes) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what fails is raised, too
+    options.intra_op_num_threads = max(1, torch.get_num_threads())
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own unrelated exception types
+        raise _refused(function, "load", error) from error
+
+
+def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
+    """The outputs by the name of their port."""
+    read = {port.name for port in session.get_inputs()}
+    names = [port.name for port in session.get_outputs()]
+    ports = [plain if (plain := name.removesuffix(REWRITTEN)) in read else name for name in names]
+    return dict(zip(ports, outputs, strict=True))
 
 
 def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:

@@ -21,7 +21,8 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
 from exporters.capture.trace import capture
-from exporters.memory.recompute import Budget, within
+from exporters.memory.budget import within_onnx
+from exporters.memory.recompute import Budget
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import compare
 from tests.web import node
@@ -98,7 +99,7 @@ def test_a_step_within_a_memory_budget_in_webassembly_equals_torch(tmp_path: Pat
     submodel = OutputSide(split(model, sample=TensorSpec((3, 32, 32)), classes=5), 0)
     step = programs.build("sgd", Objective.of(submodel), batch=16).phases[0].function
     plain = capture(step)
-    tight = within(plain, Budget(0.8, relative=True).of(plain))
+    (tight,), _ = within_onnx(plain, Budget(0.8, relative=True))
     assert len(tight.module.graph.nodes) > len(plain.module.graph.nodes), "nothing is computed twice"
 
     report = compare(step, node.runtime(to_onnx(tight), tmp_path), seed=3)

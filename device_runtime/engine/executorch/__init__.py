@@ -42,6 +42,12 @@ class ExecuTorchEngine:
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> ExecuTorchGraph:
         """``threads`` are those of the process: :attr:`thread_counts` has one number."""
+        if graph.segments:
+            raise BundleError(
+                f"graph {graph.name!r} is in segments, which the executorch engine does not run: export it with a larger "
+                "memory budget, or use `engine` onnx",
+                graph=graph.name,
+            )
         if not graph.blob.codec:  # else the digest is that of the packed bytes
             # The released runtime follows a program's offsets unchecked: damaged bytes can end the process.
             verified(graph.blob, artifact)

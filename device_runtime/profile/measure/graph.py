@@ -112,6 +112,8 @@ def _traced(
     engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _Running, repeat: int
 ) -> Trace | None:
     """What the engine tells of its nodes; None for one that tells nothing. A few calls, as they are slower."""
+    if spec.segments:
+        return None  # each would have a trace of its own
     # Not every runtime is installed beside every engine.
     if engine.format == "onnx":
         from device_runtime.profile.measure.onnx_trace import trace

@@ -92,8 +92,7 @@ class _ProfilingEngine(OnnxEngine):
         self._prefix = prefix
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _ProfiledGraph:
-        loaded = super().load(graph, artifact, threads)
-        return _ProfiledGraph(graph, loaded._session)
+        return _ProfiledGraph(graph, self._loaded(graph, artifact, self._options(threads))._session)
 
     def _options(self, threads: int = 0) -> Any:
         options = super()._options(threads)

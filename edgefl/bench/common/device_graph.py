@@ -22,7 +22,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from exporters.artifact import Artifact
-from exporters.bundle.build import ports
+from exporters.bundle.build import ports, segments_of
 from exporters.bundle.formats import Format
 from exporters.capture.trace import Captured
 
@@ -59,6 +59,7 @@ def write_graph(
         memory_budget=memory_budget,
         planned_bytes=artifact.planned_bytes,
         in_place=artifact.in_place,
+        segments=segments_of(artifact),
     )
     (folder / f"{name}.msgpack").write_bytes(msgspec.msgpack.encode(graph))
     (folder / f"{name}.bin").write_bytes(artifact.model)

@@ -55,9 +55,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     weights, momentum (gradients) and statistics. Where rounding decides (kinks of deep models), that error is beside
     float64, and ``rounding_error`` is torch's own beside float64; null elsewhere. ``load_s`` is the time until the device
     can run the graph, ``length`` the tokens of a sample where it is shorter than the model's, ``memory_budget`` the bytes
-    it was compiled for (0: none), ``activations`` how values wait for the backward pass. ``cpu`` is the processor's name;
-    ``cpu_ms`` is processor time, medians of what all threads of the process took for a step, waiting threads that spin
-    included. ``variant`` is the form of the graph.
+    it was compiled for (0: none), ``paged_bytes`` what a step writes to the disk and reads again, ``activations`` how values
+    wait for the backward pass. ``cpu`` is the processor's name; ``cpu_ms`` is processor time, medians of what all threads of
+    the process took for a step, waiting threads that spin included. ``variant`` is the form of the graph.
 
     ``ort_training_*`` are null where onnxruntime-training was not asked for or cannot train the model
     (``ort_training_error`` says why); likewise ``compile_*`` for torch.compile, ``jax_*`` for JAX, ``onnxsim_*`` for
@@ -91,6 +91,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     memory_budget: int = 0
     activations: str = "float32"
+    paged_bytes: int = 0
     rounding_error: float | None = None
     cpu: str
     cpu_ms: float
@@ -176,6 +177,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         length=settings.length,
         memory_budget=budget,
         activations=settings.activations,
+        paged_bytes=artifact.paged_bytes,
         rounding_error=rounding,
         cpu=processor(),
         variant=variant or "default",

@@ -41,7 +41,7 @@ class TrainStepSettings:
     tune: bool = False
     # How values wait for the backward pass of the exported step.
     activations: str = "float32"
-    # Recomputation until the peak over idle fits; None is as fast as it can be.
+    # Recomputation and paging until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ Examples:
 
   edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
 
-  edgefl bench train-step --model resnet20 --memory-budget 50% --json
+  edgefl bench train-step --model resnet20 --memory-budget 90%,70%,50%,35% --json
 
   edgefl bench train-step --model resnet20 --activations float16 --json
 
@@ -103,7 +103,8 @@ def train_step(
     memory_budget: Annotated[
         str,
         typer.Option(
-            metavar="SIZE|PERCENT", help="as of `edgefl export`, like 64MiB; % of what is estimated without"
+            metavar="SIZE|PERCENT,...",
+            help="as of `edgefl export`, like 64MiB; % of what is estimated without; a row for each",
         ),
     ] = "",
     activations: Annotated[
@@ -132,13 +133,13 @@ def train_step(
         channels_last=channels_last,
         tune=tune,
         activations=activations.value,
-        memory_budget=Budget.parse(memory_budget) if memory_budget else None,
     )
+    budgets = [Budget.parse(part.strip()) for part in memory_budget.split(",")] if memory_budget else [None]
     rows, failed = [], []
     with progress() as tell:
-        for name, length in product(model or MODELS, _shorter(lengths)):
+        for name, length, budget in product(model or MODELS, _shorter(lengths), budgets):
             try:
-                rows.append(measure(name, replace(settings, length=length), tell))
+                rows.append(measure(name, replace(settings, length=length, memory_budget=budget), tell))
                 errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
             except EdgeflError as error:  # the other models are worth measuring all the same
                 failed.append(error)
@@ -236,7 +237,8 @@ def beside(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
 
 
 def _name(row: StepRow) -> str:
-    return f"{row.model}, {row.length} tokens" if row.length else row.model
+    budget = f", {size(row.memory_budget)}" if row.memory_budget else ""
+    return (f"{row.model}, {row.length} tokens" if row.length else row.model) + budget
 
 
 def _caption(rows: Sequence[StepRow]) -> str:

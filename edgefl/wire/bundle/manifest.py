@@ -15,19 +15,31 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-import numpy as np
 
-from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.graphs import Graph, Port, Role, check_graph
 from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
-from edgefl.wire.bundle.variants import MOST_VARIANTS, Variant, is_sound
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
-_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
-"""What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
+__all__ = [
+    "PARTS",
+    "SAMPLE",
+    "SEGMENTED",
+    "Bucket",
+    "Chunk",
+    "DataSpec",
+    "Draws",
+    "Graph",
+    "Input",
+    "Manifest",
+    "PhaseSpec",
+    "Port",
+    "Role",
+    "decode_manifest",
+    "encode_manifest",
+]
 
 SAMPLE = "sample"
 """The part of a batch that is the sample itself where x is what frozen units left of it."""
@@ -36,64 +48,12 @@ PARTS = ("x", "y", "mask", SAMPLE)
 """What every batch may have: what flows through the units, labels, which rows count, and the samples once more. Other parts
 are inputs beside x."""
 
+SEGMENTED = 3
+"""The version of a manifest that has a graph in segments, so that a device that does not know them says so before it fetches
+any. 2 is the version that nobody reads (the vector ``manifest_of_version_2``)."""
+
 Draws = Literal["walk", "draw", "length"]
 """How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
-
-Role = Literal["weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record"]
-
-
-class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name.
-
-    ``mask``: entries of a packed mask (uint8), which may travel in another form. 0: it is none.
-    ``ignored``: of labels, a whole number that stands beside the classes and counts for nothing, such as -100.
-    """
-
-    name: str
-    role: Role
-    dtype: str
-    shape: tuple[int, ...]
-    mask: int = 0
-    ignored: int | None = None
-
-    @property
-    def label(self) -> str:
-        """The name without its role: ``weights.head.bias`` -> ``head.bias``."""
-        return self.name.partition(".")[2]
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
-
-
-class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One artifact and its ports. ``format`` names the engine that runs it.
-
-    ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
-    ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
-    state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
-    old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
-    first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
-    forms, of which a device may take the fastest.
-    """
-
-    name: str
-    format: FormatName
-    blob: BlobRef
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    memory_budget: int = 0
-    planned_bytes: int = 0
-    in_place: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    activations: str = "float32"
-    variants: tuple[Variant, ...] = ()
-
-    def inputs_of(self, role: Role) -> tuple[Port, ...]:
-        return tuple(port for port in self.inputs if port.role == role)
-
-    def outputs_of(self, role: Role) -> tuple[Port, ...]:
-        return tuple(port for port in self.outputs if port.role == role)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,9 +219,10 @@ def decode_manifest(data: bytes) -> Manifest:
     """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
-        if version != VERSION:
+        if version not in (VERSION, SEGMENTED):
             raise BundleError(
-                f"the manifest has version {version}, this runtime reads {VERSION}: install a matching edgefl",
+                f"the manifest has version {version}, this runtime reads {VERSION} and {SEGMENTED}: install a matching "
+                "edgefl",
                 version=version,
             )
         manifest = msgspec.msgpack.decode(data, type=Manifest)
@@ -273,59 +234,6 @@ def decode_manifest(data: bytes) -> Manifest:
 
 def _graphs_of(phase: PhaseSpec) -> list[str]:
     return [phase.graph, *(bucket.graph for bucket in phase.shorter)]
-
-
-def _consistent(port: Port) -> bool:
-    named = port.name.partition(".")[0] == port.role
-    if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
-        return False
-    return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
-
-
-def _check_graph(graph: Graph) -> None:
-    for ports in (graph.inputs, graph.outputs):
-        names = [port.name for port in ports]
-        if (
-            twice := sorted({name for name in names if names.count(name) > 1})
-            if len({*names}) < len(names)
-            else []
-        ):
-            raise BundleError(
-                f"graph {graph.name!r} has port {twice[0]!r} twice; export the bundle again",
-                graph=graph.name,
-                port=twice[0],
-            )
-    for port in (*graph.inputs, *graph.outputs):
-        if not _consistent(port):
-            raise BundleError(
-                f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
-            )
-    rewritten = set(graph.inputs_of("state")) & set(graph.outputs_of("state"))
-    if wrong := sorted(set(graph.in_place) - {port.name for port in rewritten}):
-        raise BundleError(
-            f"graph {graph.name!r} is to write {wrong[0]!r} in place, which it does not read and return as one state port; "
-            "export the bundle again",
-            graph=graph.name,
-            port=wrong[0],
-        )
-    names = [variant.name for variant in graph.variants]
-    if wrong := [each.name for each in graph.variants if not is_sound(each)]:
-        raise BundleError(
-            f"variant {wrong[0]!r} of graph {graph.name!r} is inconsistent; export the bundle again",
-            graph=graph.name,
-        )
-    if len(names) > MOST_VARIANTS or len({*names}) < len(names):
-        raise BundleError(
-            f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: each has a name of its own, "
-            f"and there are no more than {MOST_VARIANTS}; export the bundle again",
-            graph=graph.name,
-        )
-    if graph.planned_bytes < 0:
-        raise BundleError(
-            f"graph {graph.name!r} is planned to need {graph.planned_bytes} bytes; export the bundle again",
-            graph=graph.name,
-            planned_bytes=graph.planned_bytes,
-        )
 
 
 def _check(manifest: Manifest) -> None:
@@ -346,7 +254,13 @@ def _check(manifest: Manifest) -> None:
         if phase.over_data:
             manifest.pass_rows(phase)
     for graph in manifest.graphs:
-        _check_graph(graph)
+        check_graph(graph)
+        if graph.segments and manifest.v != SEGMENTED:
+            raise BundleError(
+                f"graph {graph.name!r} has segments in a manifest of version {manifest.v}, which is {SEGMENTED} then; "
+                "export the bundle again",
+                graph=graph.name,
+            )
     names = [each.name for each in manifest.data.others]
     if len({*names, *PARTS}) < len(names) + len(PARTS):
         raise BundleError(

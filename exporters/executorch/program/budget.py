@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
-
-from edgefl.system.sizes import mebibytes, mebibytes_up
-from edgefl.wire.errors import ExportError
+from edgefl.system.sizes import mebibytes_up
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
 from exporters.executorch.program.write import RUNTIME_BYTES, to_executorch
-from exporters.memory.recompute import Budget, leaner
+from exporters.memory import budget as search
+from exporters.memory.budget import Form, Measures
+from exporters.memory.recompute import Budget
 
 
 def within(captured: Captured, budget: Budget) -> tuple[Artifact, int]:
     """The cheapest program that plans at most ``budget`` bytes over the idle process, and that budget in bytes.
 
     A relative budget is a share of what the program plans as it is, ExecuTorch itself apart. What is cheap is computed
-    again with or without a budget (:mod:`.keep`); a budget adds products. Raises ExportError with the smallest number
-    of bytes that was found if none fits.
+    again with or without a budget (:mod:`.keep`); a budget adds products. It is not cut into segments: each would be a
+    program that keeps an arena and XNNPACK's workspace of its own. Raises ExportError with the smallest number of bytes
+    that was found if none fits.
     """
-    plain = to_executorch(captured)
-    count = _bytes(budget, plain)
-    smallest = plain.planned_bytes
-    for artifact in chain([plain], _leaner(captured)):
-        if artifact.planned_bytes <= count:
-            return artifact, count
-        smallest = min(smallest, artifact.planned_bytes)
-    raise ExportError(
-        f"function {captured.name!r} does not fit a memory budget of {mebibytes(count)}: with all recomputation it "
-        f"needs {mebibytes_up(smallest)} over the idle process, {mebibytes_up(plain.planned_bytes)} without; "
-        f"{mebibytes_up(RUNTIME_BYTES)} of it are for ExecuTorch itself. Give that much, a smaller batch, or a later cut",
-        function=captured.name,
-        budget=count,
-        smallest=smallest,
-    )
+    written: list[Artifact] = []
+
+    def planned(form: Form) -> int:
+        written[:] = [to_executorch(form[0])]
+        return written[0].planned_bytes
+
+    count = _bytes(budget, planned((captured,)))
+    beside = f"; {mebibytes_up(RUNTIME_BYTES)} of it are for ExecuTorch itself"
+    search.within(captured, count, Measures(planned, pages=False), beside)
+    return written[0], count
 
 
-def _bytes(budget: Budget, plain: Artifact) -> int:
+def _bytes(budget: Budget, plain: int) -> int:
     if not budget.relative:
         return int(budget.count)
-    return int(budget.count * (plain.planned_bytes - RUNTIME_BYTES)) + RUNTIME_BYTES
-
-
-def _leaner(captured: Captured) -> Iterator[Artifact]:
-    return (to_executorch(plan) for plan in leaner(captured))
+    return int(budget.count * (plain - RUNTIME_BYTES)) + RUNTIME_BYTES

@@ -25,8 +25,9 @@ from edgefl.wire.errors import ConfigError, ExportError
 from exporters.bundle.formats import format_of
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured, capture
+from exporters.memory.budget import within_onnx
 from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes, within
+from exporters.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
 from exporters.memory.usage import timeline
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
@@ -65,6 +66,12 @@ def tight_step(model: str) -> Captured:
 @functools.cache
 def tight_bytes(model: str) -> bytes:
     return to_onnx(tight_step(model))
+
+
+def within(captured: Captured, budget: int) -> Captured:
+    """The step in the form that the budget allows, which is to be one graph."""
+    (form,), _ = within_onnx(captured, Budget(budget))
+    return form
 
 
 def room(captured: Captured, share: float) -> int:

@@ -1,0 +1,69 @@
+"""Pages: values of a step that wait in a file without a name."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_runtime.engine.pages import SMALL_BYTES, Pages
+from edgefl.wire.bundle.graphs import joined, split
+from edgefl.wire.bundle.manifest import Port
+from edgefl.wire.errors import BundleError, StoreError
+
+LARGE = SMALL_BYTES // 4
+
+
+def page(number: int, shape: tuple[int, ...]) -> Port:
+    return Port(name=f"page.{number}", role="page", dtype="float32", shape=shape)
+
+
+@pytest.mark.parametrize("entries", [1, LARGE - 1, LARGE, LARGE + 1, LARGE + mmap.PAGESIZE // 4 - 8])
+def test_a_value_is_read_as_it_was_written_also_over_an_older_one(tmp_path: Path, entries: int) -> None:
+    ports = [page(0, (entries,)), page(1, (2, entries)), page(2, ())]
+    pages = Pages(ports, tmp_path)
+
+    for turn in range(2):
+        for port in ports:
+            pages.room(port)[...] = np.arange(max(1, port.nbytes // 4)).reshape(port.shape) + turn
+        for port in ports:
+            expected = np.arange(max(1, port.nbytes // 4), dtype=np.float32).reshape(port.shape) + turn
+            np.testing.assert_array_equal(pages.value(port), expected)
+
+
+def test_a_page_may_be_read_a_little_beyond_its_end_and_begins_where_engines_like_it(tmp_path: Path) -> None:
+    for extra in range(0, 20):
+        port = page(0, (LARGE + extra,))
+
+        value = Pages([port], tmp_path).value(port)
+
+        assert value.ctypes.data % 64 == 0
+        assert -(value.ctypes.data + value.nbytes) % mmap.PAGESIZE >= 64
+
+
+def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
+    pages = Pages([page(0, (LARGE,))], tmp_path)
+
+    pages.room(page(0, (LARGE,)))[...] = 1
+
+    assert pages.nbytes >= SMALL_BYTES
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no room for .* that a training step keeps in .*missing"):
+        Pages([page(0, (LARGE,))], tmp_path / "missing")
+
+
+def test_segments_travel_as_one_blob() -> None:
+    assert split(joined([b"one", b"", b"three"])) == [b"one", b"", b"three"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x08\x08\x12\x05", joined([b"one"])[:-1], joined([b"one"]).replace(b".s", b".x")]
+)
+def test_another_blob_is_no_segments(data: bytes) -> None:
+    with pytest.raises(BundleError, match="segments"):
+        split(data)
