@@ -20,13 +20,6 @@ def physical_memory() -> int:
         return resident_bytes()
 
 
-def processors() -> int:
-    """How many processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 _CPU_INFO = Path("/proc/cpuinfo")
 _TOLD = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 

@@ -6,7 +6,7 @@ Memory is predicted from the graphs (:mod:`exporters.memory.predict`), all else 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, repeat
@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.program import Function, Program
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.cost import Cost, cost, whole
+from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
@@ -31,6 +31,7 @@ from exporters.memory.guess import guessed, next_traced, step_bytes
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import lean
 from exporters.onnx import capture_for
+from exporters.work import round_work
 
 Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
 """What a submodel's bundle would hold."""
@@ -194,7 +195,11 @@ def _offered(planner: _Planner, sizes: Sequence[tuple[Size, str]], say: Say) -> 
             if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
                 raise
             found.append(error)
-    offers = iter(planner.offers([each for each in found if isinstance(each, _Sketch)], say))
+    sketches = [each for each in found if isinstance(each, _Sketch)]
+    try:
+        offers: Iterator[Offer | ModelError] = iter(planner.offers(sketches, say))
+    except ModelError:  # of one of them: each by itself tells which
+        offers = map(planner.offer_or_reason, sketches)
     return [each if isinstance(each, ModelError) else next(offers) for each in found]
 
 
@@ -227,6 +232,12 @@ class _Planner:
         submodel = size.of(self._spec)
         program, prefix = self._functions(submodel)
         return _Sketch(size, submodel, program, [part.forward for part in prefix], told)
+
+    def offer_or_reason(self, sketch: _Sketch) -> Offer | ModelError:
+        try:
+            return self.offer(sketch)
+        except ModelError as error:
+            return error
 
     def offers(self, sketches: Sequence[_Sketch], say: Say) -> list[Offer]:
         """Of one kind. Without a limit all are traced; else those near it, and from the smallest on while finer chunks are
@@ -309,24 +320,6 @@ class _Planner:
             memory_about=about,
         )
         return msgspec.structs.replace(offer, problem=_problem(offer, device))
-
-
-def round_work(program: Program, found: Cost, samples: int = 0) -> int:
-    """Multiplications of a round on ``samples`` rows; 0: as many as the round's steps draw.
-
-    A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` say.
-    """
-    rows = batch_size(program) * sum(phase.steps for phase in program.phases if not phase.over_data)
-    samples = samples or rows
-    passed = [_in_whole_batches(samples, phase) for phase in program.phases if phase.over_data]
-    return found.round_macs(batch=1, steps=rows + sum(passed), samples=samples)
-
-
-def _in_whole_batches(samples: int, phase: Phase) -> int:
-    """The rows of one pass: the last batch is filled up, and there is one at least."""
-    ports = phase.function.inputs.items()
-    rows = next(spec.shape[0] for name, spec in ports if name.startswith("batch.0."))
-    return max(1, math.ceil(samples / rows)) * rows
 
 
 def _seconds(amount: float, rate: float) -> float | None:

@@ -49,7 +49,7 @@ class Engine(Protocol):
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """Numbers of threads that a graph of its own may have, in order; the last one is that of the engine."""
+        """Numbers of threads that a graph may have, in order; where none is asked for it has the engine's own."""
         ...
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:

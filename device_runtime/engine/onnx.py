@@ -33,17 +33,17 @@ class OnnxEngine:
     name = "onnxruntime"
     format = "onnx"
 
-    def __init__(self, threads: int = 1, pages: Path | None = None) -> None:
+    def __init__(self, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> None:
         self.version = str(ort.__version__)
-        self._threads = threads
+        self._threads, self._most_threads = threads, max(threads, most_threads)
         self._pages = pages
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """Each session has threads of its own: powers of two, and the engine's number."""
+        """Each session has threads of its own: powers of two, and the most."""
         return (
-            *itertools.takewhile(self._threads.__gt__, (1 << power for power in itertools.count())),
-            self._threads,
+            *itertools.takewhile(self._most_threads.__gt__, (1 << power for power in itertools.count())),
+            self._most_threads,
         )
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph | SegmentedGraph:
@@ -236,13 +236,15 @@ def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
 def _differs(port: Port, arg: Any) -> str:
     """What onnxruntime says of a port, or of rows of it, where it contradicts the manifest, else "".
 
-    Unknown sizes contradict nothing, but of rows, which are bound to memory by them.
+    Unknown sizes contradict nothing, but of rows, which are bound to memory by them: of these, and of their place within the
+    whole, nothing may be unknown.
     """
     dtype, shape, wanted = _dtype_name(arg.type), tuple(arg.shape), tuple(port.shape)
     rows = rows_in(arg.name)
     if rows is not None:
-        inside = port.role == "state" and wanted and rows.start < rows.stop <= wanted[0]
-        wanted = (rows.stop - rows.start, *wanted[1:]) if inside else ()
+        if port.role != "state" or not wanted or not rows.start < rows.stop <= wanted[0]:
+            return f"{arg.name}: no rows of the state that the manifest lists"
+        wanted = (rows.stop - rows.start, *wanted[1:])
     sizes = zip(shape, wanted, strict=False)
     alike = all(size == length or (rows is None and not isinstance(size, int)) for size, length in sizes)
     if dtype == port.dtype and len(shape) == len(wanted) and alike:

@@ -11,16 +11,19 @@ from edgefl.wire.errors import ConfigError
 ENGINES: tuple[str, ...] = FORMATS
 """Names of the engines; each runs the artifacts of the format of its name."""
 
-_MOST_THREADS = 1024
+MOST_THREADS = 1024
 """More is a slip of the hand, and ends the process of a runtime that cannot start them."""
 
 
-def open_engine(name: str, threads: int = 1, pages: Path | None = None) -> Engine:
+def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> Engine:
     """The engine ``name`` with so many threads, which keeps in the folder ``pages`` what graphs in segments leave on the
-    disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not installed."""
-    if not 1 <= threads <= _MOST_THREADS:
+    disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not installed.
+
+    A graph may have up to ``most_threads`` where its engine lets each have its own (default: as many as ``threads``).
+    """
+    if not 1 <= threads <= MOST_THREADS:
         raise ConfigError(
-            f"an engine cannot work with {threads} threads: choose 1 to {_MOST_THREADS} by `threads`",
+            f"an engine cannot work with {threads} threads: choose 1 to {MOST_THREADS} by `threads`",
             threads=threads,
         )
     if name == "onnx":
@@ -31,7 +34,7 @@ def open_engine(name: str, threads: int = 1, pages: Path | None = None) -> Engin
                 f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
                 "`pip install onnxruntime`, or use `engine` executorch"
             ) from error
-        return OnnxEngine(threads, pages)
+        return OnnxEngine(threads, pages, most_threads)
     if name == "executorch":
         from device_runtime.engine.executorch import ExecuTorchEngine
 

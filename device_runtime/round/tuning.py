@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,7 +44,7 @@ _LETTERS = 200
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial found. ``variant``: the form to run, "" for the graph's own. ``ms``: the quickest step of each form, its
-    own as "". ``dropped``: those that cannot run here, and why. ``threads``: those that it needs, 0 for the engine's own;
+    own as "". ``dropped``: those that cannot run here, and why. ``threads``: those to run it with, 0 for the engine's own;
     ``threads_ms``: the quickest step of the form with each number that was tried."""
 
     variant: str = ""
@@ -71,14 +72,13 @@ class Tuning:
     artifact."""
 
     choices: Choices
-    threads: int = 1
     memory_bytes: int = 0
     limit_bytes: int = Limits().max_blob_bytes
 
     def key(self, engine: Engine, graph: Graph) -> str:
         # Of the forms themselves: the graph travels compressed or not.
         forms = " ".join(variant.sha256 for variant in graph.variants) or graph.blob.sha256
-        return f"{forms} {engine.name} {engine.version} {self.threads} {processor()}"
+        return f"{forms} {engine.name} {engine.version} {engine.thread_counts[-1]} {processor()}"
 
     def known(self, engine: Engine, graph: Graph) -> Choice | None:
         """What was found before; None for what this release cannot read."""
@@ -152,14 +152,19 @@ class Forms:
 def trial(
     engine: Engine, graph: Graph, blobs: Blobs, feeds: Mapping[str, Array], state: State, tuning: Tuning
 ) -> Choice | None:
-    """:func:`fastest`, kept. None, and nothing is kept, where this step tells forms apart by nothing."""
+    """:func:`fastest` and then :func:`with_threads`, each kept. None, and nothing is kept, where this step tells forms apart
+    by nothing."""
 
     def begins() -> None:
         # A form that ends the process is not tried again by the next one.
         tuning.keep(engine, graph, Choice(dropped={each.name: KILLED for each in graph.variants}))
 
     found = fastest(engine, graph, blobs, feeds, state, limit=tuning.limit_bytes, begins=begins)
-    if found is not None:
+    if found is None:
+        return None
+    tuning.keep(engine, graph, found)
+    if len(engine.thread_counts) > 1:
+        found = with_threads(engine, graph, blobs, feeds, state, found, limit=tuning.limit_bytes)
         tuning.keep(engine, graph, found)
     return found
 
@@ -174,16 +179,17 @@ def fastest(
     limit: int,
     begins: Callable[[], None] = lambda: None,
 ) -> Choice | None:
-    """Run every form of ``graph`` from the same state. ``begins`` is called before the first variant runs.
+    """Run every form of ``graph`` from the same state, with the most threads. ``begins`` is called before the first variant
+    runs.
 
     None where the graph's own form leaves the state as it is, or not finite: such a step says nothing about another form.
     Raises what its own form raises, and what fetching does.
     """
-    read = {port.name: state[port.name] for port in graph.inputs_of("state")}
-    before = {name: np.array(array) for name, array in engine.read_state(read).items()}
+    before = _state_of(engine, graph, state)
     base = blobs.get(graph.blob)
     frames = [(variant, blobs.get(variant.blob)) for variant in graph.variants]
-    expected, own_ms = _run(engine, graph, base, feeds, before)
+    most = engine.thread_counts[-1]
+    expected, own_ms = _run(engine, graph, base, feeds, before, most)
     if not _tells(expected, before):
         return None
     begins()
@@ -191,7 +197,7 @@ def fastest(
     for variant, frame in frames:
         try:
             found, taken = _run(
-                engine, graph, unfolded(variant, frame, base=base, limit=limit), feeds, before
+                engine, graph, unfolded(variant, frame, base=base, limit=limit), feeds, before, most
             )
             why = strays(found, expected, before)
         except MemoryError:
@@ -203,23 +209,39 @@ def fastest(
         else:
             ms[variant.name] = taken
     best = min(ms, key=ms.__getitem__)
-    best = best if ms[best] <= WORTH * own_ms else ""
-    model = next((unfolded(v, frame, base=base, limit=limit) for v, frame in frames if v.name == best), base)
-    threads, threads_ms = _threads(engine, graph, model, feeds, before, ms[best])
-    return Choice(variant=best, ms=ms, dropped=dropped, threads=threads, threads_ms=threads_ms)
+    return Choice(variant=best if ms[best] <= WORTH * own_ms else "", ms=ms, dropped=dropped)
 
 
-def _threads(
-    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays, own_ms: float
-) -> tuple[int, dict[int, float]]:
-    """The number of threads to run a form with, 0 for the engine's, and the quickest step with each number; nothing where
-    there is no choice. ``own_ms``: with the engine's."""
+def with_threads(
+    engine: Engine,
+    graph: Graph,
+    blobs: Blobs,
+    feeds: Mapping[str, Array],
+    state: State,
+    choice: Choice,
+    *,
+    limit: int,
+) -> Choice:
+    """``choice`` with the number of threads to run its form with. A number with which it cannot run is left out."""
+    base = blobs.get(graph.blob)
+    chosen = [
+        unfolded(v, blobs.get(v.blob), base=base, limit=limit)
+        for v in graph.variants
+        if v.name == choice.variant
+    ]
+    model, before = next(iter(chosen), base), _state_of(engine, graph, state)
     *fewer, most = engine.thread_counts
-    if not fewer:
-        return 0, {}
-    ms = {count: _run(engine, graph, model, feeds, before, count)[1] for count in fewer} | {most: own_ms}
-    best = enough(ms)
-    return best if best != most else 0, ms
+    ms = {most: choice.ms[choice.variant]}
+    for count in fewer:
+        with suppress(Exception):  # an engine's own, where it has no room for more
+            ms[count] = _run(engine, graph, model, feeds, before, count)[1]
+    return msgspec.structs.replace(choice, threads=enough(ms), threads_ms=ms)
+
+
+def _state_of(engine: Engine, graph: Graph, state: State) -> Arrays:
+    """A copy of what the graph reads of the state."""
+    read = {port.name: state[port.name] for port in graph.inputs_of("state")}
+    return {name: np.array(array) for name, array in engine.read_state(read).items()}
 
 
 def enough(ms: Mapping[int, float]) -> int:
@@ -243,13 +265,14 @@ def _short(error: Exception) -> str:
 
 
 def _run(
-    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays, threads: int = 0
+    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays, threads: int
 ) -> tuple[Arrays, float]:
     """(outputs of the first step, milliseconds of the quickest of those behind it)."""
-    loaded = engine.load(graph, model, threads)
-    outputs = loaded.run(feeds, engine.write_state(before))
-    state = outputs.state
-    first = {name: np.array(array) for name, array in engine.read_state(state).items()} | outputs.arrays
+    loaded, state = engine.load(graph, model, threads), engine.write_state(before)
+    outputs = loaded.run(feeds, state)
+    first = {name: np.array(array) for name, array in engine.read_state(outputs.state).items()}
+    first |= outputs.arrays
+    state = {**state, **outputs.state}  # with what the step only reads
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()

@@ -121,9 +121,7 @@ class Work:
             checkpoint_steps=self.limits.checkpoint_steps,
             watch=lambda step: self.watch(job, step),
             aborted=self.aborted,
-            tuning=Tuning(self.store, self.threads, self.memory_bytes, self.limits.max_blob_bytes)
-            if self.tune
-            else None,
+            tuning=Tuning(self.store, self.memory_bytes, self.limits.max_blob_bytes) if self.tune else None,
         )
 
     def _profile(self, profiler: Profiler, forms: Forms) -> Profile:

@@ -14,10 +14,11 @@ from device_runtime.config import AgentConfig, AgentEvent, Source
 from device_runtime.data.problems import checked_policy
 from device_runtime.data.samples import Local, LocalData
 from device_runtime.data.sources import load as load_data
-from device_runtime.engine.select import open_engine
-from device_runtime.host import processors
+from device_runtime.engine.base import Engine
+from device_runtime.engine.select import MOST_THREADS, open_engine
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
+from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
 from edgefl.wire.bundle import signatures
@@ -44,7 +45,7 @@ class Agent:
     ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
     be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
     compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
-    they are tuned (ONNX Runtime), else 1.
+    they are tuned (ONNX Runtime); what is not tuned has 1 then.
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -83,11 +84,11 @@ class Agent:
             memory_bytes=memory_bytes(memory),
             server_key=server_key,
             until_done=until_done,
-            threads=threads or (processors() if tune and engine == "onnx" else 1),
+            threads=threads or 1,
             tune=tune,
             limits=limits,
         )
-        self._agent = _Agent(config, open_engine(engine, config.threads, config.folder), report)
+        self._agent = _Agent(config, opened(engine, threads, config.folder, tune=tune), report)
 
     def run(self) -> None:
         """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""
@@ -96,6 +97,12 @@ class Agent:
     def stop(self) -> None:
         """End :meth:`run` soon, from another thread or a signal handler; what was begun is taken up next time."""
         self._agent.stop()
+
+
+def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) -> Engine:
+    """An engine with so many threads; with 0 one, and for what is tuned up to as many as this process has processors."""
+    most = min(cores(), MOST_THREADS) if tune and not threads else threads
+    return open_engine(engine, threads or 1, pages, most)
 
 
 def train_round(

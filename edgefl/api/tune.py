@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.engine.select import open_engine
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.tune import tuned
 from device_runtime.round.tuning import Choice, Tuning
 from device_runtime.store.database import Store
+from edgefl.api.device import opened
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.limits import Limits
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def tune(
     bundle: Bundle | str | Path,
     *,
-    threads: int = 1,
+    threads: int = 0,
     store: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Choice]:
@@ -32,7 +32,7 @@ def tune(
 
     Args:
         bundle: one that was compiled, or the path of one.
-        threads: the most that the device will train with.
+        threads: the most that the device will train with; 0: as a device's default, which is its processors.
         store: folder of a device's store, made where there is none, which then runs what was found; None: nothing is kept.
         progress: told the name of each graph before it is tried.
 
@@ -52,7 +52,7 @@ def tune(
         {}
     """
     contents = read_bundle(Path(bundle)) if isinstance(bundle, str | Path) else bundle.contents
-    engine = open_engine(contents.manifest.format, threads)
+    engine = opened(contents.manifest.format, threads, tune=True)
     limits = Limits()
     with tempfile.TemporaryDirectory(prefix="edgefl-tune-") as place:
         folder = BundleFolder.unpacked(contents, Path(place))
@@ -62,4 +62,4 @@ def tune(
             history_rounds=limits.history_rounds,
         )
         with closing(kept):
-            return tuned(engine, folder, Tuning(kept, threads), progress)
+            return tuned(engine, folder, Tuning(kept), progress)

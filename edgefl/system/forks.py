@@ -12,7 +12,6 @@ Results, and so what is made of them, do not depend on how many processes there 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
@@ -24,6 +23,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
+
+from edgefl.system.cores import cores
 
 Result = TypeVar("Result")
 Tell = Callable[[str], None]
@@ -39,7 +40,7 @@ def processes_for(nbytes: int) -> int:
     safely, which is anywhere but on Linux."""
     if sys.platform != "linux":
         return 1
-    return max(1, min(len(os.sched_getaffinity(0)), _free_bytes() // nbytes))
+    return max(1, min(cores(), _free_bytes() // nbytes))
 
 
 def side_by_side(

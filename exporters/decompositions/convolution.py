@@ -232,7 +232,7 @@ def _by_volume(
     )
     dw = products.view(-1, out, math.prod(kernel), depth)
     summed = dw.squeeze(0) if single else dw.sum(0)
-    return summed.transpose(1, 2).reshape(*shape)
+    return summed.transpose(1, 2).reshape(*shape) if depth > 1 else summed.view(*shape)
 
 
 def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:

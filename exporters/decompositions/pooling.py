@@ -94,7 +94,8 @@ def max_pool2d_backward(
 def _to_first_maxima(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
     """The same of windows that do not overlap: the first entry, row by row, that is the maximum takes the gradient.
 
-    No position is kept until then, nor computed in the forward pass, which takes ONNX Runtime ten times as long.
+    No position is kept until then, nor computed in the forward pass, which takes ONNX Runtime ten times as long. In a run
+    that has diverged an infinite gradient leaves NaN in the last entry of its window too, and that of a NaN goes there.
     """
     (height, width), (rows, columns) = kernel, grad.shape[-2:]
     maxima = _aten.max_pool2d_with_indices(x, kernel, kernel)[0].reshape(-1, rows, columns)

@@ -145,11 +145,6 @@ def plans(captured: Captured) -> Iterator[Plan]:
             yield plan
 
 
-def leaner(captured: Captured) -> Iterator[Captured]:
-    """The graphs of :func:`plans`."""
-    return (replace(captured, module=plan.module) for plan in plans(captured))
-
-
 class _Planner:
     """The plans for one graph."""
 

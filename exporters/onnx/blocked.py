@@ -66,7 +66,7 @@ class _Writer:
 
     def add(self, node: NodeProto) -> None:
         gradient = self._gradients.gradient(node)
-        if gradient is not None and self._shapes[gradient.x][1] % BLOCK == 0:
+        if gradient is not None and self._has_channels(gradient.x) and self._has_channels(gradient.grad):
             self._weight_gradient(gradient, node.output[0])
             return
         if node.op_type != "Conv" or node.domain or not self._fits(node):
@@ -115,6 +115,10 @@ class _Writer:
             rows = self._call("Slice", [rows, *map(self._numbers, bounds)], domain="")
         each = self._reshaped(rows, (samples, channels, math.prod(gradient.kernel)))
         self._emit("ReduceSum", [each, self._numbers((0,))], result, domain="", keepdims=0)
+
+    def _has_channels(self, name: str) -> bool:
+        shape = self._shapes.get(name, ())
+        return len(shape) == 4 and all(shape) and shape[1] % BLOCK == 0
 
     def _fits(self, node: NodeProto) -> bool:
         weight = self._shapes.get(node.input[1], ())

@@ -12,6 +12,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 _CHANNELS_LAST = [0, 2, 3, 1]
 _SLICE_INPUTS = 5
+_PAD_INPUTS = 3
 _SPACE = (1, 2)
 
 
@@ -74,9 +75,11 @@ class Finder:
 
     def _product(self, name: str) -> tuple[str, str] | None:
         """(dL/dy, window of x), both channels last, of one sum of products over all but channels."""
-        total = self._made(self._input(self._made(name, "Unsqueeze"), 0), "ReduceSum")
+        column = self._made(name, "Unsqueeze")
+        total = self._made(self._input(column, 0), "ReduceSum")
         if (
             total is None
+            or self._numbers(self._input(column, 1)) != [1]
             or self._numbers(self._input(total, 1)) != [0, 1, 2]
             or _attribute(total, "keepdims")
         ):
@@ -103,7 +106,9 @@ class Finder:
         node, padding = self._made(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []
-            if pads != [0, *pads[1:3], 0] * 2:
+            zeros = len(node.input) < _PAD_INPUTS or self._is_zero(node.input[2])
+            constant = _attribute(node, "mode") in (None, b"constant")
+            if pads != [0, *pads[1:3], 0] * 2 or not zeros or not constant:
                 return "", ()
             name, padding = node.input[0], pads[1:3]
         return self._transposed(name), tuple(padding)
@@ -120,6 +125,10 @@ class Finder:
 
     def _input(self, node: NodeProto | None, place: int) -> str:
         return node.input[place] if node is not None and place < len(node.input) else ""
+
+    def _is_zero(self, name: str) -> bool:
+        constant = self._constants.get(name)
+        return constant is not None and not numpy_helper.to_array(constant).any()
 
     def _numbers(self, name: str) -> list[int] | None:
         constant = self._constants.get(name)

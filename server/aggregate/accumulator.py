@@ -14,10 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from edgefl.system.cores import cores
 from server.aggregate.adders import Checked, Chosen, Factors, Waiting, loop_of
 from server.aggregate.blocks import LENGTH, TARGET
 from server.aggregate.scatter import PART, Integers, Pieces, Work
-from server.aggregate.threads import Call, cores, run
+from server.aggregate.threads import Call, run
 
 _SPANS = 4
 """Spans of blocks per thread: one that is slowed down takes fewer."""

@@ -1,4 +1,5 @@
-"""Streaming average of updates with coverage: O(model) memory, and a sum that no order of arrival can change.
+"""Streaming average of updates with coverage: memory as of the model, and some of up to 64 updates (256 MiB, or 16 bytes per
+entry of a larger model) that wait to be added together; and a sum that no order of arrival can change.
 
 Every value is turned into a fixed-point integer, ``round(value * weight * 2**fraction_bits)``, once and on its own,
 and integers are added exactly; so the same set of updates gives the same bits whoever came first. Updates are added as
@@ -20,6 +21,7 @@ from functools import partial
 import numpy as np
 
 from edgefl.setup.processor import processor
+from edgefl.system.cores import cores
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
@@ -30,7 +32,7 @@ from server.aggregate.averaging import Average, Buffered, OverChanges, OverHolde
 from server.aggregate.checks import checked
 from server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from server.aggregate.scatter import PART, Floats, Layout, Pieces, compiled, flatten, layout_of, stretch
-from server.aggregate.threads import cores, run
+from server.aggregate.threads import run
 
 __all__ = ["Aggregator", "Checked", "Clip", "layout_of"]
 

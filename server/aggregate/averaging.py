@@ -21,7 +21,7 @@ _BATCH = 64
 _WAITING = 16
 """Bytes per entry of the model that updates may always wait with: four dense updates, as much as two further sums."""
 
-_ROOM = 1 << 29
+_ROOM = 1 << 28
 """Bytes that updates may always wait with: more of a small model's, as each batch is a walk through the sums."""
 
 

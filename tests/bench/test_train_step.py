@@ -83,7 +83,7 @@ def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None
     example = function.example(0)
     write_graph(tmp_path, captured, artifact, "onnx")
     write_arrays(tmp_path, captured, function, example, {"lr": 0.01})
-    variants = form.variants(captured, artifact, 1)
+    variants = form.variants(captured, artifact, form.verify(function, artifact.model, 1, artifact.in_place))
 
     name, model = take_fastest(
         tmp_path, artifact.model, variants | {"none": b"no model"}, 1, quiet_environment()

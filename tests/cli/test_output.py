@@ -24,7 +24,7 @@ OUTPUT = "state.momentum.encoder.layers.11.attention.output.dense.weight"
 def row(model: str, **values: Any) -> StepRow:
     numbers: dict[str, Any] = {
         name: 1234567 for name, kind in StepRow.__annotations__.items() if kind in ("int", "float")
-    }
+    } | {"memory_budget": 0}
     fixed = {"model": model, "target": "onnx", "tier": "strong", "model_options": {}, "cpu": "a processor"}
     return StepRow(**{**numbers, "ratio": 1.23456, "max_rel_error": 1.2e-6, **fixed, **values})
 

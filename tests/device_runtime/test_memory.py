@@ -61,6 +61,14 @@ def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert release_code(keep="/lib/") == 0
 
 
+def test_files_without_code_stay_as_they_are() -> None:
+    """Another thread may take them away meanwhile, and have something else at their address."""
+    data = "7f0000000000-7f0000010000 r--s 00000000 08:01 42      /data/x.npy\nRss:     64 kB\nPrivate_Dirty:   0 kB\n"
+
+    assert list(_unchanged(data.splitlines(keepends=True), keep="")) == []
+    assert list(_unchanged(data.replace("r--s", "r-xp").splitlines(keepends=True), keep="")) != []
+
+
 def test_what_is_let_go_is_counted_and_comes_back_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from edgefl.bench.aggregate.copy_speed import CpuCopy, CudaCopy
 from edgefl.bench.common.coded import CodedModel
+from edgefl.system.cores import cores
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
 from server.aggregate.accumulator import Accumulator, Ended
@@ -20,7 +21,6 @@ from server.aggregate.adders import Checked, Waiting
 from server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from server.aggregate.averaging import OverHolders
 from server.aggregate.scatter import Integers, Pieces, flatten
-from server.aggregate.threads import cores
 
 _ACCUMULATED = 8
 """Bytes of an entry's sum."""

@@ -33,7 +33,9 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle's file (.efl)")],
-    threads: Annotated[int, typer.Option(min=1, help="most threads of the engine; fewer are tried too")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, help="most threads of the engine, fewer are tried too; 0: its processors")
+    ] = 0,
     store: Annotated[
         Path | None,
         typer.Option(help="folder of a device's store, to keep what was found; the device must not run"),
@@ -48,17 +50,14 @@ def tune(
         print_json(found)
         return
     if not found:
-        errors.print(
-            f"{bundle} has no variants: its graphs are run as they are; give --threads to try fewer of them",
-            highlight=False,
-        )
+        errors.print(f"{bundle} has no variants: its graphs are run as they are", highlight=False)
         return
     rows = [_row(name, form, choice) for name, choice in found.items() for form in choice.ms]
     print_table(str(bundle), rows)
     for name, choice in found.items():
         if choice.threads_ms:
             told = ", ".join(f"{count}: {ms:.4g} ms" for count, ms in sorted(choice.threads_ms.items()))
-            console.print(f"{name} with {choice.threads or threads} threads ({told})", highlight=False)
+            console.print(f"{name} with {choice.threads} threads ({told})", highlight=False)
         for form, why in choice.dropped.items():
             console.print(f"{name} as {form} is left out: {why}", markup=False, highlight=False)
 

@@ -19,7 +19,7 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 """What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
 
-_CONTAINER = "edgefl.segments"
+_CONTAINER = "edgefl-segments"
 
 Role = Literal[
     "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page"
@@ -165,6 +165,10 @@ def _disorder(graph: Graph) -> Iterator[str]:
         return
     given, wanted = set(graph.inputs), set(graph.outputs)
     made: set[Port] = set()
+    for segment in graph.segments:
+        for ports in (segment.inputs, segment.outputs):
+            names = [port.name for port in ports]
+            yield from (f"one has {name!r} twice" for name in sorted({*names}) if names.count(name) > 1)
     rewritten: set[str] = set()
     for segment in graph.segments:
         read, new = set(segment.inputs), set(segment.outputs)
@@ -172,7 +176,7 @@ def _disorder(graph: Graph) -> Iterator[str]:
             yield f"one reads {name!r}, which neither the graph has nor an earlier one leaves"
         for name in sorted(rewritten & {port.name for port in read}):
             yield f"one reads {name!r}, which an earlier one has written over"
-        for name in _names(new & made):
+        for name in sorted({*_names(new)} & {*_names(made)}):
             yield f"two leave {name!r}"
         for name in _names({port for port in new - wanted if port.role != "page"}):
             yield f"one leaves {name!r}, which is no output of the graph"

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, enough, fastest
+from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, enough, fastest, with_threads
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import Variant
@@ -121,7 +122,7 @@ def test_what_another_release_or_processor_found_counts_for_nothing(
     device.store.keep_choice(key, garbage)
 
     assert tuning.known(engine, train(device)) is None
-    keys = {key, Tuning(device.store, 2).key(engine, train(device))}
+    keys = {key, tuning.key(OnnxEngine(most_threads=2), train(device))}
     engine.version = "0.0"
     keys.add(tuning.key(engine, train(device)))
     monkeypatch.setattr("device_runtime.round.tuning.processor", lambda: "another")
@@ -218,8 +219,8 @@ def test_a_step_gets_the_threads_that_it_gains_from(ms: dict[int, float], thread
 class Counting(OnnxEngine):
     """Tells with how many threads graphs were loaded."""
 
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
+    def __init__(self, most_threads: int) -> None:
+        super().__init__(most_threads=most_threads)
         self.loaded: list[int] = []
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph:
@@ -235,12 +236,12 @@ def test_a_round_tries_each_number_of_threads_and_takes_one(tmp_path: Path, vari
         bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
     device = Device(tmp_path, World(bundle))
     device.engine = engine = Counting(4)
-    tuning = Tuning(device.store, threads=4, memory_bytes=ROOM)
+    tuning = Tuning(device.store, memory_bytes=ROOM)
 
     result, found = run(device, tuning)
     known = tuning.known(engine, train(device))
     assert known is not None and {*known.threads_ms} == {1, 2, 4}
-    assert {*engine.loaded} == {0, 1, 2} and bool(found.used) == variants
+    assert {*engine.loaded} == {0, 1, 2, 4} and bool(found.used) == variants
     tuning.keep(engine, train(device), msgspec.structs.replace(known, threads=2))
     engine.loaded.clear()
     again, _ = run(device, tuning)
@@ -250,6 +251,49 @@ def test_a_round_tries_each_number_of_threads_and_takes_one(tmp_path: Path, vari
 
 
 def test_sessions_have_powers_of_two_and_the_number_of_the_engine() -> None:
-    assert OnnxEngine(6).thread_counts == (1, 2, 4, 6)
+    assert OnnxEngine(6).thread_counts == OnnxEngine(1, most_threads=6).thread_counts == (1, 2, 4, 6)
     assert OnnxEngine(4).thread_counts == (1, 2, 4)
     assert OnnxEngine(1).thread_counts == (1,)
+
+
+def test_state_that_a_step_only_reads_is_there_in_each_step_of_a_trial(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Add", ["state.w", "state.anchor"], ["out.state.w"])
+    w, anchor = tiny.port("state.w", (2, 2)), tiny.port("state.anchor", (2, 2))
+    data = tiny.onnx_bytes([node], [w, anchor], [w])
+    engine, graph = Counting(2), tiny.graph_of("train", data, [w, anchor], [w])
+    state = engine.write_state({port.name: np.ones(port.shape, np.float32) for port in (w, anchor)})
+
+    found = fastest(engine, graph, Single(data), {}, state, limit=ROOM)
+    assert found is not None
+    chosen = with_threads(engine, graph, Single(data), {}, state, found, limit=ROOM)
+
+    assert {*chosen.threads_ms} == {1, 2} and chosen.threads in (1, 2)
+
+
+class Single:
+    """A graph's own artifact."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def get(self, ref: BlobRef) -> bytes:
+        return self._data
+
+
+def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.engine = engine = Counting(4)
+    tuning = Tuning(device.store, memory_bytes=ROOM)
+    load = OnnxEngine.load
+
+    def refused(self: OnnxEngine, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph:
+        if threads == 2:
+            raise BundleError("no room for two")
+        return load(self, graph, artifact, threads)
+
+    monkeypatch.setattr(OnnxEngine, "load", refused)
+    run(device, tuning)
+    known = tuning.known(engine, train(device))
+
+    assert known is not None and {*known.threads_ms} == {1, 4} and known.threads in (1, 4)

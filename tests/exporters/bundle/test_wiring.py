@@ -14,7 +14,7 @@ from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import ExportError
 from exporters.bundle.verify import Origin, verify_bundle
 from exporters.bundle.wiring import check_wiring
-from exporters.fit import round_work
+from exporters.work import round_work
 from tests.exporters.bundle.test_exchanges import ADAPT, PROGRAM, SWEEP, SWEEPING, build
 
 

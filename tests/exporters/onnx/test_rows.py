@@ -134,11 +134,23 @@ def renamed(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 FIRST = f"[0:{rows.BLOCK_BYTES // 4 // WIDE}]"
+
+
+def shapeless(graph: onnx.GraphProto) -> None:
+    """Rows behind the end, of which the graph does not say how large they are."""
+    name = f"{LARGE}[0:{4 * WIDE}]"
+    renamed(graph, f"{LARGE}{FIRST}", name)
+    for value in graph.input:
+        if value.name == name:
+            value.type.tensor_type.ClearField("shape")
+
+
 DAMAGES: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
     "rows behind the end": (
         lambda graph: renamed(graph, f"{LARGE}{FIRST}", f"{LARGE}[{WIDE}:{WIDE + 128}]"),
         re.escape(f"{LARGE}[{WIDE}:{WIDE + 128}]"),
     ),
+    "rows of unknown size": (shapeless, re.escape(f"{LARGE}[0:{4 * WIDE}]")),
     "a missing block": (
         lambda graph: graph.output.remove(next(v for v in graph.output if v.name == f"{LARGE}.next{FIRST}")),
         "rows that are not all of it",

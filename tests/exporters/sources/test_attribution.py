@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ from edgefl.wire.errors import BundleError
 from exporters.artifact import Artifact
 from exporters.bundle.formats import format_of
 from exporters.capture.trace import capture
-from exporters.memory.recompute import leaner
+from exporters.memory.recompute import plans
 from exporters.onnx.model import to_onnx
 from exporters.sources.attribution import Nodes, Op
 from exporters.sources.blob import graph_nodes, onnx_nodes, packed_sources
@@ -178,7 +180,7 @@ def test_recomputed_products_count_their_multiplications() -> None:
         .function
     )
     plain = onnx_nodes(captured, to_onnx(captured))
-    lean = list(leaner(captured))[-1]
+    lean = replace(captured, module=list(plans(captured))[-1].module)
     again = onnx_nodes(lean, to_onnx(lean))
 
     products = [node for node in again.values() if node.op in ("MatMul", "Gemm", "Conv", "ConvTranspose")]
