@@ -62,7 +62,7 @@ def test_segments_travel_as_one_blob() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x08\x08\x12\x05", joined([b"one"])[:-1], joined([b"one"]).replace(b".s", b".x")]
+    "data", [b"", b"\x08\x08\x12\x05", joined([b"one"])[:-1], joined([b"one"]).replace(b"-s", b"-x")]
 )
 def test_another_blob_is_no_segments(data: bytes) -> None:
     with pytest.raises(BundleError, match="segments"):
