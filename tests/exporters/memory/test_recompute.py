@@ -346,7 +346,7 @@ def test_what_a_device_is_told_to_have_ready_fits_the_budget_too() -> None:
 
 
 def test_what_costs_next_to_nothing_is_computed_again_without_a_budget() -> None:
-    captured = captured_step("resnet20")
+    captured = capture(step_of_model("resnet20", {}, 16))
     leaner = lean(captured)
 
     assert predicted_peak(leaner) < WORTH * predicted_peak(captured)
@@ -360,6 +360,6 @@ def test_what_costs_next_to_nothing_is_computed_again_without_a_budget() -> None
 
 @pytest.mark.parametrize("model", ["mlp", "resnet8"], ids=["saves little", "would take its time"])
 def test_a_graph_that_would_gain_little_stays_as_it_is(model: str) -> None:
-    captured = captured_step(model)
+    captured = capture(step_of_model(model, {}, 16))
 
     assert lean(captured) is captured
