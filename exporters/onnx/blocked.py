@@ -15,7 +15,7 @@ dL/dy as its kernel, and both are in that layout already.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,14 @@ from onnx import NodeProto, helper, numpy_helper
 from exporters.onnx.depthwise_gradient import DepthwiseGradient, Finder
 
 DOMAIN = "com.microsoft.nchwc"
+_END = 2**62
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
 
 
 def blocked(model: bytes) -> bytes | None:
-    """The ONNX model with its spatial convolutions on the blocked layout, and weight gradients of depthwise ones; None where
-    none of them fits.
+    """The ONNX model with its spatial convolutions on the blocked layout, transposed ones of stride 1 among them, and weight
+    gradients of depthwise ones; None where none of them fits.
 
     Left alone are kernels of one position, whose products gain nothing, other groups than one for each channel, and a first
     layer of few channels, whose kernel is no faster.
@@ -69,16 +70,46 @@ class _Writer:
         if gradient is not None and self._has_channels(gradient.x) and self._has_channels(gradient.grad):
             self._weight_gradient(gradient, node.output[0])
             return
-        if node.op_type != "Conv" or node.domain or not self._fits(node):
+        options = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        x, weight, *bias = node.input if node.op_type in ("Conv", "ConvTranspose") else ("", "")
+        if node.op_type == "ConvTranspose" and not node.domain and self._fits_transposed(weight, options):
+            weight, options = self._turned(weight, options)
+        elif node.op_type != "Conv" or node.domain or not self._fits(node):
             self.nodes.append(node)
             return
         self.count += 1
-        x, weight, *bias = node.input
-        out = self._shapes[weight][0]
-        inputs = [self._input(x), self._weight(weight, node), *bias]
-        options = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        inputs = [self._input(x), self._weight(weight, options.get("group", 1)), *bias]
         result = self._call("Conv", inputs, **options)
-        self._emit("ReorderOutput", [result], node.output[0], channels=out)
+        self._emit("ReorderOutput", [result], node.output[0], channels=self._shapes[weight][0])
+
+    def _fits_transposed(self, weight: str, options: Mapping[str, Any]) -> bool:
+        """Whether a transposed convolution is a plain one with the kernel turned around."""
+        inner, out, *kernel = self._shapes.get(weight, (0, 0))
+        plain = {*options.get("strides", (1,))} == {1} and not any(options.get("output_padding", ()))
+        known = not {"auto_pad", "output_shape"} & {*options} and options.get("group", 1) == 1
+        if (
+            len(kernel) != 2
+            or math.prod(kernel) <= 1
+            or inner % BLOCK
+            or out % BLOCK
+            or not (plain and known)
+        ):
+            return False
+        return min(_turned_pads(kernel, options)) >= 0
+
+    def _turned(self, weight: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The kernel of a transposed convolution [I, O, h, w] as [O, I, h, w] from behind, and the plain one's options."""
+        inner, out, *kernel = self._shapes[weight]
+        bounds = ((-1, -1), (-_END, -_END), (2, 3), (-1, -1))
+        turned = self._call("Slice", [weight, *map(self._numbers, bounds)], domain="")
+        swapped = self._call("Transpose", [turned], domain="", perm=[1, 0, 2, 3])
+        self._shapes[swapped] = (out, inner, *kernel)
+        kept = {name: value for name, value in options.items() if name in ("dilations", "group")}
+        return swapped, kept | {
+            "pads": _turned_pads(kernel, options),
+            "kernel_shape": kernel,
+            "strides": [1, 1],
+        }
 
     def nodes_that_are_read(self, outputs: set[str]) -> list[NodeProto]:
         """The nodes, without those that made something for what is written anew."""
@@ -132,9 +163,9 @@ class _Writer:
             self._reordered[x] = self._call("ReorderInput", [x])
         return self._reordered[x]
 
-    def _weight(self, weight: str, node: NodeProto) -> str:
+    def _weight(self, weight: str, groups: int) -> str:
         out, *rest = shape = self._shapes[weight]
-        inner = weight if _groups(node) > 1 else self._call("ReorderInput", [weight])
+        inner = weight if groups > 1 else self._call("ReorderInput", [weight])
         rows = self._reshaped(inner, (1, out, math.prod(rest), 1))
         return self._reshaped(self._call("ReorderInput", [rows]), shape)
 
@@ -158,6 +189,13 @@ class _Writer:
     ) -> None:
         name = f"{op}_b{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [result], name=name, domain=domain, **options))
+
+
+def _turned_pads(kernel: Sequence[int], options: Mapping[str, Any]) -> list[int]:
+    """Of the plain convolution that a transposed one is, begins and then ends."""
+    dilations, pads = options.get("dilations", [1] * len(kernel)), options.get("pads", [0] * 2 * len(kernel))
+    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+    return [each - pad for each, pad in zip(reach * 2, pads, strict=True)]
 
 
 def _groups(node: NodeProto) -> int:

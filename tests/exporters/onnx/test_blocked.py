@@ -82,6 +82,36 @@ def test_what_gains_nothing_is_left_alone(case: str) -> None:
     assert blocked(model(*LEFT[case], bias=False)) is None
 
 
+TRANSPOSED: dict[str, tuple[dict[str, Any], bool]] = {
+    "same size": ({"pads": [2, 2, 2, 2]}, True),
+    "sides differ": ({"pads": [0, 1, 2, 3], "dilations": [1, 2]}, True),
+    "stride": ({"strides": [2, 2]}, False),
+    "more padding than the kernel reaches": ({"pads": [5, 0, 5, 0]}, False),
+}
+
+
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_a_transposed_convolution_is_one_with_the_kernel_turned_around(case: str) -> None:
+    options, fits = TRANSPOSED[case]
+    random, value = np.random.default_rng(0), helper.make_tensor_value_info
+    arrays = {
+        "x": random.standard_normal((2, 16, 14, 15)).astype(np.float32),
+        "w": random.standard_normal((16, 32, 5, 5)).astype(np.float32),
+        "b": random.standard_normal(32).astype(np.float32),
+    }
+    inputs = [value(name, TensorProto.FLOAT, array.shape) for name, array in arrays.items()]
+    nodes = [helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **options)]
+    graph = helper.make_graph(nodes, "one", inputs, [value("y", TensorProto.FLOAT, None)])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    own = bytes(onnx.shape_inference.infer_shapes(made).SerializeToString())
+
+    other = blocked(own)
+
+    assert (other is not None) == fits
+    if other is not None:
+        np.testing.assert_allclose(run(other, arrays)[0], run(own, arrays)[0], rtol=1e-4, atol=1e-4)
+
+
 DEPTHWISE: dict[str, dict[str, Any]] = {
     "plain": {"kernel_size": 3, "padding": 1},
     "stride": {"kernel_size": 3, "padding": 1, "stride": 2},
