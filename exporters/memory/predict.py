@@ -31,7 +31,7 @@ SEGMENT_BYTES = 0.95e6
 """What a segment more takes: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
-AGENT_BYTES = 0.8e6
+AGENT_BYTES = 1.8e6
 """A round around the graph: what other graphs have left, the store, decompression, a batch being put together, and the code
 of libraries for that, which an idle device has let go of."""
 
