@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,9 +152,11 @@ def test_the_sampler_sees_memory_while_it_is_held() -> None:
     with MemorySampler() as sampler:
         wait_for(lambda: bool(sampler.moments))
         before, idle = sampler.now_ms, sampler.moments[-1].rss_bytes
-        block = np.ones(8 << 20)  # 64 MiB, written to
-        wait_for(lambda: sampler.moments[-1].rss_bytes - idle > 50 << 20)
-        del block
+        with mmap.mmap(
+            -1, 64 << 20
+        ) as block:  # of the system: the heap may have kept as much of a test before
+            block.write(b"\1" * len(block))
+            wait_for(lambda: sampler.moments[-1].rss_bytes - idle > 50 << 20)
     found = sampler.moments
     assert max(m.rss_bytes for m in found) - idle > 50 << 20
     assert found[-1].t_ms > before
