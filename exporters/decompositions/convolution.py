@@ -28,10 +28,11 @@ MOST_AXES = 3
 # are this many positions.
 FLIPPED_OFFSETS = 9
 TRANSPOSED_POSITIONS = 64
-# Weights of so many entries per output position get one product over all samples, not one per sample.
-ENTRIES_PER_POSITION = 16
-# Below so many positions, weights of so many entries for each are faster as one product per kernel offset.
-FEW_POSITIONS, MANY_ENTRIES = 128, 64
+# Weights of so many entries per output position get one product over all samples, not one per sample: where it is one for
+# each kernel offset; and where one convolution makes them all.
+MANY_ENTRIES, ENTRIES_PER_POSITION = 64, 16
+# Below so many positions, weights of many entries for each are faster as one product per kernel offset.
+FEW_POSITIONS = 128
 
 
 def convolution(
@@ -270,7 +271,7 @@ def _by_offset(
     rank = len(shape) - 2
     kernel = shape[2:]
     positions = math.prod(grad.shape[2:])
-    single = groups == 1 and out * shape[1] >= ENTRIES_PER_POSITION * positions
+    single = groups == 1 and out * shape[1] >= MANY_ENTRIES * positions
     rows = grad.reshape(batch * groups, out // groups, -1)
     if single:
         rows = rows.transpose(0, 1).reshape(out, -1)
