@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,6 +36,21 @@ MANY_ENTRIES, ENTRIES_PER_POSITION = 64, 16
 FEW_POSITIONS = 128
 
 
+@dataclass(frozen=True)
+class Moves:
+    """How the kernel of a convolution moves, by axis of space, and its groups of channels."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+    @classmethod
+    def of(cls, rank: int, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Moves:
+        """As the trace gives it."""
+        return cls(per_axis(stride, rank), per_axis(padding, rank), per_axis(dilation, rank), groups)
+
+
 def convolution(
     x: Tensor,
     w: Tensor,
@@ -48,16 +64,18 @@ def convolution(
 ) -> Tensor:
     """The op stays, but for depthwise ones on small planes (:mod:`exporters.decompositions.depthwise`)."""
     rank = w.dim() - 2
-    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
+    moves = Moves.of(rank, stride, padding, dilation, groups)
     if transposed or x.dim() != w.dim():
         return DECLINED
     outputs = [
-        (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1
+        (x.shape[2 + i] + 2 * moves.padding[i] - moves.dilation[i] * (w.shape[2 + i] - 1) - 1)
+        // moves.stride[i]
+        + 1
         for i in range(rank)
     ]
     if not depthwise.fits(x, w, outputs, groups):
         return DECLINED
-    planes = _planes(x.shape, outputs, w.shape, stride, padding, dilation)
+    planes = _planes(x.shape, outputs, w.shape, moves)
     y = depthwise.forward(x, w, planes)
     return y if bias is None else y + bias.view(-1, *[1] * rank)
 
@@ -66,11 +84,9 @@ def _planes(
     x: Sequence[int],
     outputs: Sequence[int],
     w: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
+    moves: Moves,
 ) -> depthwise.Planes:
-    sizes = (x[2:], outputs, w[2:], stride, padding, dilation)
+    sizes = (x[2:], outputs, w[2:], moves.stride, moves.padding, moves.dilation)
     return depthwise.Planes(*(tuple(size) for size in sizes))
 
 
@@ -88,11 +104,10 @@ def convolution_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks. Shapes: x [N, C, *S], w [O, C / groups, *K]."""
-    rank = w.dim() - 2
-    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
+    moves = Moves.of(w.dim() - 2, stride, padding, dilation, groups)
     grad_x = grad_w = grad_b = None
     if not transposed and depthwise.fits(x, w, grad.shape[2:], groups):
-        planes = _planes(x.shape, grad.shape[2:], w.shape, stride, padding, dilation)
+        planes = _planes(x.shape, grad.shape[2:], w.shape, moves)
         return (
             depthwise.input_gradient(grad, w, planes) if output_mask[0] else None,
             depthwise.weight_gradient(grad, x, planes) if output_mask[1] else None,
@@ -102,10 +117,10 @@ def convolution_backward(
     if output_mask[1]:
         # A transposed convolution is the convolution's adjoint: input and output change places.
         small, large = (x, grad) if transposed else (grad, x)
-        grad_w = weight_gradient(small, large, w.shape, stride, padding, dilation, groups)
+        grad_w = weight_gradient(small, large, w.shape, moves)
     if output_mask[0]:
         backward = _input_gradient_of_transposed if transposed else _input_gradient
-        grad_x = backward(grad, x, w, stride, padding, dilation, groups)
+        grad_x = backward(grad, x, w, moves)
     if output_mask[2]:
         grad_b = _bias_gradient(grad)
     return grad_x, grad_w, grad_b
@@ -119,14 +134,12 @@ def _input_gradient_of_transposed(
     grad: Tensor,
     x: Tensor,
     w: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+    moves: Moves,
 ) -> Tensor:
     """Adjoint of the transposed convolution: the convolution with the same kernel."""
+    zeros = [0] * len(moves.stride)
     gradient: Tensor = _aten.convolution(
-        grad, w, None, stride, padding, dilation, False, [0] * len(stride), groups
+        grad, w, None, moves.stride, moves.padding, moves.dilation, False, zeros, moves.groups
     )
     for axis, size in enumerate(x.shape[2:], 2):  # with an output padding it may reach further than the input
         gradient = gradient.narrow(axis, 0, size) if gradient.shape[axis] > size else gradient
@@ -137,12 +150,10 @@ def _input_gradient(
     grad: Tensor,
     x: Tensor,
     w: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+    moves: Moves,
 ) -> Tensor:
     """dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
+    stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
     zeros = [0] * len(stride)
     plain = all(s == 1 for s in stride) and all(r >= p for r, p in zip(reach, padding, strict=True))
@@ -178,29 +189,24 @@ def weight_gradient(
     grad: Tensor,
     x: Tensor,
     shape: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+    moves: Moves,
 ) -> Tensor:
     """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
+    groups = moves.groups
     if groups > 1 and shape[1] == 1 and shape[0] == groups:
-        return _by_offset_depthwise(grad, x, shape, stride, padding, dilation)
+        return _by_offset_depthwise(grad, x, shape, moves)
     positions = math.prod(grad.shape[2:])
     large = shape[0] * shape[1] >= MANY_ENTRIES * positions and positions < FEW_POSITIONS
     if len(shape) - 1 > MOST_AXES or math.prod(shape[2:]) == 1 or (large and groups == 1):
-        return _by_offset(grad, x, shape, stride, padding, dilation, groups)
-    return _by_volume(grad, x, shape, stride, padding, dilation, groups)
+        return _by_offset(grad, x, shape, moves)
+    return _by_volume(grad, x, shape, moves)
 
 
 def _by_volume(
     grad: Tensor,
     x: Tensor,
     shape: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+    moves: Moves,
 ) -> Tensor:
     """One convolution over the axes of space and of channels, with dL/dy as its kernel of one channel:
 
@@ -209,6 +215,7 @@ def _by_volume(
     Stride and dilation change places. The samples are groups, whose results are summed, or for a large weight the channels
     that the convolution sums over.
     """
+    stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     batch, out = grad.shape[:2]
     rank, kernel, depth = len(shape) - 2, shape[2:], shape[1]
     single = groups == 1 and out * depth >= ENTRIES_PER_POSITION * math.prod(grad.shape[2:])
@@ -257,10 +264,7 @@ def _by_offset(
     grad: Tensor,
     x: Tensor,
     shape: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+    moves: Moves,
 ) -> Tensor:
     """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
 
@@ -268,17 +272,16 @@ def _by_offset(
     weight gradients takes longer than to lay out dL/dy for one large product.
     """
     batch, out = grad.shape[:2]
-    rank = len(shape) - 2
-    kernel = shape[2:]
+    rank, kernel, groups = len(shape) - 2, shape[2:], moves.groups
     positions = math.prod(grad.shape[2:])
     single = groups == 1 and out * shape[1] >= MANY_ENTRIES * positions
     rows = grad.reshape(batch * groups, out // groups, -1)
     if single:
         rows = rows.transpose(0, 1).reshape(out, -1)
-    last = _pad(x.permute(0, *range(2, 2 + rank), 1), padding, first_axis=1)
+    last = _pad(x.permute(0, *range(2, 2 + rank), 1), moves.padding, first_axis=1)
     products = []
     for offset in itertools.product(*(range(size) for size in kernel)):
-        window = _window(last, offset, grad.shape[2:], stride, dilation, first_axis=1)
+        window = _window(last, offset, grad.shape[2:], moves, first_axis=1)
         if single:
             products.append(rows @ window.reshape(-1, x.shape[1]))
             continue
@@ -293,20 +296,16 @@ def _by_offset(
     return torch.cat(products, 1).view(out, len(products), shape[1]).transpose(1, 2).reshape(*shape)
 
 
-def _by_offset_depthwise(
-    grad: Tensor, x: Tensor, shape: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
+def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Moves) -> Tensor:
     """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p].
 
     Channels last, so that the sums run over leading axes and windows are long copies.
     """
     rank = len(shape) - 2
     last = (0, *range(2, 2 + rank), 1)
-    padded, grad = _pad(x.permute(last), padding, first_axis=1), grad.permute(last)
+    padded, grad = _pad(x.permute(last), moves.padding, first_axis=1), grad.permute(last)
     sums = [
-        (grad * _window(padded, offset, grad.shape[1:-1], stride, dilation, first_axis=1)).sum(
-            list(range(rank + 1))
-        )
+        (grad * _window(padded, offset, grad.shape[1:-1], moves, first_axis=1)).sum(list(range(rank + 1)))
         for offset in itertools.product(*(range(size) for size in shape[2:]))
     ]
     return torch.stack(sums, 1).view(*shape)
@@ -326,17 +325,16 @@ def _window(
     padded: Tensor,
     offset: tuple[int, ...],
     size: Sequence[int],
-    stride: list[int],
-    dilation: list[int],
+    moves: Moves,
     first_axis: int,
 ) -> Tensor:
     """The inputs that kernel position ``offset`` meets, one per output position."""
     for i, k in enumerate(offset):
-        start = k * dilation[i]
-        stop = start + (size[i] - 1) * stride[i] + 1
+        start = k * moves.dilation[i]
+        stop = start + (size[i] - 1) * moves.stride[i] + 1
         axis = first_axis + i
-        if (start, stop, stride[i]) != (0, padded.shape[axis], 1):
-            padded = _aten.slice.Tensor(padded, axis, start, stop, stride[i])
+        if (start, stop, moves.stride[i]) != (0, padded.shape[axis], 1):
+            padded = _aten.slice.Tensor(padded, axis, start, stop, moves.stride[i])
     return padded
 
 
