@@ -1,0 +1,32 @@
+"""What numba keeps of the compiled loops, and where it can keep nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import server
+
+
+@pytest.mark.parametrize("module", ["blocks", "code_kernels", "kernels", "scans"])
+def test_compiled_loops_take_nothing_from_files_that_numbas_cache_does_not_look_at(module: str) -> None:
+    """A number that another file defines would be frozen into the cache, and stale once that file is changed."""
+    tree = ast.parse((Path(server.__file__).parent / "aggregate" / f"{module}.py").read_text())
+    taken = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert set(taken) <= {"__future__", "server.aggregate.native", "server.aggregate.blocks"}
+
+
+def test_the_kernels_work_where_no_cache_can_be_written() -> None:
+    """The fall back of a read-only installation: compiled in the process, nothing kept."""
+    code = (
+        "import numba.core.caching as c\n"
+        "c.CacheImpl._locator_classes = []\n"
+        "import numpy as np\nfrom server.aggregate import scans\n"
+        "a, counts = -np.ones(9, np.float32), np.array([9])\n"
+        "assert scans.largest(np.array([a.ctypes.data], np.uint64), counts) == 0x3F800000\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=Path(__file__).parents[3])
