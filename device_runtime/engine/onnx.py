@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,8 +214,7 @@ def _place(value: Any, port: Port, rows: Rows) -> tuple[str, int, Any, list[int]
             f"state {port.name!r} should be {port.dtype} {tuple(port.shape)}, found {value.data_type()} {found}; begin the "
             "round again"
         )
-    address = value.data_ptr() + rows.start * math.prod(found[1:]) * dtype.itemsize
-    return _DEVICE, 0, dtype.type, [rows.stop - rows.start, *found[1:]], address
+    return _DEVICE, 0, dtype.type, *rows.place(value.data_ptr(), found, dtype.itemsize)
 
 
 def _dtype_name(element_type: str) -> str:

@@ -279,8 +279,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
 
 def _place(value: Any, array: Array, rows: Rows) -> tuple[str, int, Any, list[int], int]:
     """Where rows of the tensor ``value`` are, whose values were those of ``array``."""
-    address = value.data_ptr() + rows.start * math.prod(array.shape[1:]) * array.itemsize
-    return "cpu", 0, array.dtype.type, [rows.stop - rows.start, *array.shape[1:]], address
+    return "cpu", 0, array.dtype.type, *rows.place(value.data_ptr(), array.shape, array.itemsize)
 
 
 def _joined(names: Sequence[str], values: Sequence[Any]) -> list[Array]:

@@ -6,10 +6,13 @@ name of the whole and the rows behind it. They lie in the memory of the whole, o
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
+
+from edgefl.wire.errors import BundleError
 
 _ROWS = re.compile(r"(?P<whole>.+)\[(?P<start>\d{1,12}):(?P<stop>\d{1,12})\]")
 
@@ -20,6 +23,16 @@ class Rows(msgspec.Struct, frozen=True):
     whole: str
     start: int
     stop: int
+
+    def place(self, address: int, shape: Sequence[int], itemsize: int) -> tuple[list[int], int]:
+        """Shape and address of these rows of a tensor of ``shape`` that lies at ``address``; BundleError where it has no
+        such rows: an engine that is given an address believes it."""
+        if not shape or not self.start < self.stop <= shape[0]:
+            raise BundleError(
+                f"rows {self.start} to {self.stop} of {self.whole!r}, which has the shape {tuple(shape)}, do not exist: "
+                "export the bundle again"
+            )
+        return [self.stop - self.start, *shape[1:]], address + self.start * math.prod(shape[1:]) * itemsize
 
 
 def rows_of_port(name: str, start: int, stop: int) -> str:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.bundle.rows import Rows, cover, rows_in, rows_of_port
+from edgefl.wire.errors import BundleError
 
 
 @given(st.text(min_size=1), st.integers(0, 10**9), st.integers(0, 10**9))
@@ -36,3 +37,13 @@ def test_rows_cover_a_tensor_in_order_only(lengths: list[int]) -> None:
     assert not cover(parts, ends[-1] + 1)
     assert not cover(parts[1:], ends[-1])
     assert not cover([*parts, parts[-1]], ends[-1])
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0, 3)])
+def test_rows_that_a_tensor_does_not_have_have_no_place(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BundleError, match="rows 2 to 5 of 'w'"):
+        Rows("w", 2, 5).place(1000, shape, 4)
+
+
+def test_rows_lie_behind_those_before_them() -> None:
+    assert Rows("w", 2, 5).place(1000, (5, 3, 2), 4) == ([3, 3, 2], 1000 + 2 * 6 * 4)
