@@ -76,6 +76,11 @@ class ActiveRound:
         )
 
 
+def measured(spec: RunSpec) -> bool:
+    """Whether what is added of an update depends on the weights that its device began with."""
+    return spec.count == "nonzero" or bool(spec.aggregate.clip_norm)
+
+
 def active_round(
     spec: RunSpec,
     opened: OpenRound,
@@ -95,7 +100,7 @@ def active_round(
     names = {name for each in readings.values() for name in _global_names({**each.sent, **each.averaged})}
     weights = {name: array for name, array in model.weights.items() if name in names}
     aggregate, nonzero = spec.aggregate, spec.count == "nonzero"
-    base = received() if nonzero or aggregate.clip_norm else {}
+    base = received() if measured(spec) else {}
     # Moving statistics are not trained: they say nothing about how far an update goes.
     untrained = frozenset(weights) - spec.trained
     layout = layout_of(weights)

@@ -1,8 +1,9 @@
-"""Federations simulated: the same rounds as over a broker, in this process."""
+"""Federations simulated: the same rounds as over a broker, in one process, in several, or on a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,8 @@ from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, c
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
+from edgefl.simulator.trainers.actors import LOCAL
+from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
@@ -148,22 +151,24 @@ class Simulated:
                 warn(event.text)
 
         plan = Plan.of(self.federation, self.dataset, emit=told, progress=progress, device=self.device)
-        rounds = Rounds(
-            plan.spec,
-            plan.functions,
-            self.clients,
-            Downloads(plan.spec, self.folder, RUN),
-            folder.carries,
-            fleet=Fleet(self.federation.simulation, self.federation.federation.seed),
-            update_bytes={
-                tier: size.nbytes for tier, size in update_sizes(self.federation, self.dataset).items()
-            },
-            together=self.federation.simulation.together,
-            device=self.device,
-            warn=warn,
-        )
-        left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-        yield from folder.write(plan.spec, left)
+        with closing(trainers(plan, self.federation, self.dataset, self.clients)) as chosen:
+            rounds = Rounds(
+                plan.spec,
+                plan.functions,
+                self.clients,
+                Downloads(plan.spec, self.folder, RUN),
+                folder.carries,
+                chosen,
+                fleet=Fleet(self.federation.simulation, self.federation.federation.seed),
+                update_bytes={
+                    tier: size.nbytes for tier, size in update_sizes(self.federation, self.dataset).items()
+                },
+                together=self.federation.simulation.together,
+                device=self.device,
+                warn=warn,
+            )
+            left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
+            yield from folder.write(plan.spec, left)
 
 
 def prepare_simulation(
@@ -173,15 +178,17 @@ def prepare_simulation(
     resume: bool = False,
     fresh: bool = False,
     device: str = "auto",
+    workers: int | None = None,
+    ray: str | None = None,
 ) -> Simulated:
     """A simulation of ``federation`` in the folder ``out``, its data read and spread. ``resume`` goes on with the one that
-    is there, ``fresh`` discards it; updates are summed and the model is evaluated on ``device``, as :func:`simulate` says.
+    is there, ``fresh`` discards it; all else as :func:`simulate` says.
 
     ConfigError if ``out`` holds another simulation, or is not to be gone on with.
     """
     refuse_while_loading("start a simulation")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
-    whole = without_password(found_from_anywhere(completed(read)))
+    whole = _trained_by(without_password(found_from_anywhere(completed(read))), workers, ray)
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
@@ -203,6 +210,15 @@ def prepare_simulation(
     return Simulated(whole, dataset, clients, folder, resume, device)
 
 
+def _trained_by(federation: Federation, workers: int | None, ray: str | None) -> Federation:
+    """With the table ``simulation`` as it was asked for; ConfigError for fewer than one worker."""
+    if workers is not None and workers < 1:
+        raise ConfigError(f"simulation.workers is {workers}; choose 1 or more", workers=workers)
+    chosen = {"workers": workers, "ray": None if ray is None else ray or LOCAL}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    return federation.model_copy(update={"simulation": federation.simulation.model_copy(update=given)})
+
+
 def simulate(
     federation: Federation | str | Path,
     out: str | Path = "simulations/latest",
@@ -210,9 +226,11 @@ def simulate(
     resume: bool = False,
     fresh: bool = False,
     device: str = "auto",
+    workers: int | None = None,
+    ray: str | None = None,
     watch: Callable[[Row], None] = lambda _: None,
 ) -> Simulation:
-    """Train a federation in this process, without broker and devices: the same programs, submodels, codecs, batches, noise
+    """Train a federation on this machine, without broker and devices: the same programs, submodels, codecs, batches, noise
     and sums as :func:`edgefl.run`, in torch. Nothing is compiled.
 
     Args:
@@ -221,10 +239,16 @@ def simulate(
         resume: go on with the one that was stopped there, to the same bits; it begins where there is none.
         fresh: discard what an earlier one left there.
         device: where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``.
+        workers: processes that clients train in; None: as the table ``simulation`` says. Their number changes no bit.
+        ray: address of a Ray cluster, on which the workers are actors; ``local``: one that is started for the simulation;
+            None: as the table says.
         watch: is told each round as it ends.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
         ParticipationError: where the program needs clients that the federation has not.
     """
-    return prepare_simulation(federation, out, resume=resume, fresh=fresh, device=device).run(watch)
+    prepared = prepare_simulation(
+        federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray
+    )
+    return prepared.run(watch)

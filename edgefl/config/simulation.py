@@ -13,6 +13,15 @@ class SimulationTable(Table):
     together: int = Field(
         1, ge=1, description="clients of a tier that train in one call of each function; 1: one after another"
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        description="processes that clients train in, one core each; 1: none beside the simulation's own",
+    )
+    ray: str = Field(
+        "",
+        description='address of a Ray cluster, on which workers are actors; "local": started for the simulation; "": none',
+    )
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")
     down_mbit: float = Field(0, ge=0, description="its link to the server, megabits per second; 0: no time")
     up_mbit: float = Field(0, ge=0, description="the same from there")

@@ -41,8 +41,9 @@ class Carries:
         self._db.execute("INSERT OR REPLACE INTO standing(only, data) VALUES(1, ?)", (standing,))
         self._db.commit()
 
-    def take_up(self, client: str, begun: RoundToBegin, exchanges: int) -> Arrays:
-        """What a round of ``client`` goes on from; empty if there is nothing. What is of no use any more is dropped."""
+    def choose(self, client: str, begun: RoundToBegin, exchanges: int) -> int | None:
+        """The number of what a round of ``client`` goes on from, for :meth:`read`; None if there is nothing. What is of no
+        use any more is dropped."""
         rows = self._db.execute(
             "SELECT id, name, nonce, round FROM carries WHERE client = ? ORDER BY id", (client,)
         )
@@ -50,9 +51,11 @@ class Carries:
         choice = choose(stored, begun, exchanges)
         useless = [*(void.carry for void in choice.void), *choice.superseded]
         self._db.executemany("DELETE FROM carries WHERE id = ?", [(each.id,) for each in useless])
-        if choice.carry is None:
-            return {}
-        row = self._db.execute("SELECT data FROM carries WHERE id = ?", (choice.carry.id,)).fetchone()
+        return None if choice.carry is None else choice.carry.id
+
+    def read(self, number: int) -> Arrays:
+        """It stays until a later round goes on from another one."""
+        row = self._db.execute("SELECT data FROM carries WHERE id = ?", (number,)).fetchone()
         return tensors.load(row[0])
 
     def keep(self, client: str, begun: RoundToBegin, nonce: str, carry: Arrays) -> None:

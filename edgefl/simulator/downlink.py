@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
-from edgefl.contract.tensors import Tensors
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest
@@ -47,7 +44,7 @@ class Blobs:
 class Fetched:
     """The weights that a tier's clients read, by the labels of ports, and the bytes that brought them."""
 
-    weights: Tensors
+    weights: Arrays
     nbytes: int
 
 
@@ -86,8 +83,7 @@ class Downloads:
                 whole = patched(whole, self._unpacked(patch))
             arrays |= whole
             nbytes += first.size + sum(ref.size for ref in patches)
-        # Copies: what safetensors gives lies in the blob, which is read-only.
-        return Fetched({name: torch.tensor(array) for name, array in arrays.items()}, nbytes)
+        return Fetched(arrays, nbytes)
 
     def _unpacked(self, ref: BlobRef) -> bytes:
         return unpacked(ref, self._blobs.travelling(ref.sha256), self._limit)

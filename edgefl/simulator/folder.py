@@ -49,6 +49,7 @@ _FREE: Mapping[str, IncEx | bool] = {
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},
+    "simulation": {"workers", "ray"},
 }
 """Keys that have no say in the weights of a simulation."""
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from device_runtime.data.rows import Parts
-from device_runtime.data.samples import LabelSpec
-from device_runtime.round.runner import RoundResult
 from device_runtime.store.carry_choice import RoundToBegin
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.clients import ClientData
@@ -24,17 +21,15 @@ from edgefl.simulator.downlink import Downloads, Fetched
 from edgefl.simulator.fleet import Fleet
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.row import Row
-from edgefl.simulator.training import Given, LocalTraining, Participant
+from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask, Trainers
 from edgefl.wire import tensors
-from edgefl.wire.errors import ParticipationError, StepError, UpdateRejected
+from edgefl.wire.errors import ParticipationError, StepError
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.size import float32_bytes
-from server.active_round import ActiveRound, active_round, concluded
+from server.active_round import ActiveRound, active_round, concluded, measured
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import attendance
 from server.coordinator import machine as coordinator
-from server.coordinator.claims import Claim, weigh
 from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
 from server.coordinator.roster import Device, tier_of
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Status, Warn
@@ -42,9 +37,6 @@ from server.publish.model import Model
 from server.run_spec import RunSpec
 
 RUN = "simulation"
-
-Exchanges = Mapping[tuple[str, int], LocalTraining]
-"""Training by tier and number of the exchange (:meth:`server.run_spec.RunSpec.index`)."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +74,8 @@ class _Tally:
 
 
 class Rounds:
-    """Simulates ``spec``. ``update_bytes``: what an update takes, by tier."""
+    """Simulates ``spec``, whose clients ``trainers`` train. ``update_bytes``: what an update takes, by tier;
+    ``together``: clients of a tier that a trainer takes at a time."""
 
     def __init__(
         self,
@@ -91,6 +84,7 @@ class Rounds:
         data: ClientData,
         downloads: Downloads,
         carries: Carries,
+        trainers: Trainers,
         *,
         fleet: Fleet,
         update_bytes: Mapping[str, int],
@@ -101,12 +95,13 @@ class Rounds:
         self._spec = spec
         self._rules = replace(spec.rules, run=RUN)
         self._functions = functions
-        self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
         self._data = data
         self._downloads = downloads
         self._carries = carries
+        self._trainers = trainers
         self._fleet = fleet
         self._update_bytes = update_bytes
+        self._together = together
         self._device = device
         self._warn = warn
         self._sums: Accumulator | None = None
@@ -141,8 +136,9 @@ class Rounds:
         while pending:
             match pending.popleft():
                 case Open(round=opened):
-                    tally, active = self._tally(), self._active(opened, model)
-                    state, more = self._report(state, opened, active, model, tally)
+                    received = self._downloads.received(model) if measured(self._spec) else {}
+                    tally, active = self._tally(), self._active(opened, model, received)
+                    state, more = self._report(state, opened, active, model, received, tally)
                     pending.extend(more)
                 case Close(round=opened) if active is not None:
                     failed, weights = "", model.weights
@@ -183,39 +179,35 @@ class Rounds:
         return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self._data.samples.items()}
 
     def _report(
-        self, state: State, opened: OpenRound, active: ActiveRound, model: Model, tally: _Tally
+        self,
+        state: State,
+        opened: OpenRound,
+        active: ActiveRound,
+        model: Model,
+        received: Arrays,
+        tally: _Tally,
     ) -> tuple[State, Actions]:
         """Train as many clients as the round wants, in the order in which they would report."""
         index = self._spec.index(opened.position)
         hyper = self._spec.hyper_at(opened.number, opened.position)
         tiers = {each.tier for each in opened.assignments.values()}
         fetched = {tier: self._downloads.fetch(self._functions[tier, index].manifest) for tier in tiers}
+        weights = {tier: own.weights for tier, own in fetched.items()}
+        self._trainers.begin(RoundTask(opened, model, weights, hyper, received), active)
         waiting = deque(self._arrivals(opened, fetched))
         actions: Actions = ()
         while waiting and not actions and state.round is not None:
             lacking = state.round.goal - len(state.round.with_status("accepted"))
             arrived = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
             self._now, wanted = opened.opened + arrived[-1][0], [each for _, each in arrived]
-            answers: list[Answered | Declined] = []
-            for tier in dict.fromkeys(each.tier for each in wanted):
-                training = self._training[tier, index]
-                own = fetched[tier]
-                # A few at a time: their data are in memory meanwhile.
-                few = [each for each in wanted if each.tier == tier]
-                for some in _portions(few, training.portion):
-                    taking = []
-                    for each in some:
-                        participant = self._participant(
-                            each, opened, self._functions[tier, index], state.base
-                        )
-                        if participant is None:
-                            answers.append(Declined(each.device, each.nonce, NO_CARRY))
-                        else:
-                            taking.append(participant)
-                    for client, result in training.run(Given(own.weights, hyper), taking):
-                        tally.down_bytes += own.nbytes
-                        answers.append(self._take(client.name, result, state, active, model, tally))
-            state, actions = _answered(self._rules, state, answers, self._now)
+            portions = self._portions(wanted, opened, state.base)
+            answers: dict[str, Answered | Declined] = {
+                each.device: Declined(each.device, each.nonce, NO_CARRY) for each in wanted
+            }
+            for report in self._trainers.train(portions, self._carries.read):
+                tally.down_bytes += fetched[opened.assignments[report.client].tier].nbytes
+                answers[report.client] = self._take(report, opened, state.base, tally)
+            state, actions = _answered(self._rules, state, list(answers.values()), self._now)
         if not actions:
             self._now = opened.deadline
             state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
@@ -234,63 +226,52 @@ class Rounds:
                 arriving.append((took, each))
         return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
-    def _participant(
-        self, assignment: Assignment, opened: OpenRound, functions: Functions, base: int
-    ) -> Participant | None:
-        """None for a client that lacks what it should have kept."""
-        manifest, carry = functions.manifest, {}
-        reads = any(graph.inputs_of("carry") for graph in manifest.of_round)
-        if reads:
-            begun = self._begun(assignment, opened.number, base, manifest.program)
-            carry = self._carries.take_up(assignment.device, begun, manifest.carry_exchanges)
-            if manifest.carry_needed and not carry:
-                return None
-        local = self._data.of(assignment.device)
-        parts = Parts(functions.blob, functions.features)
-        data = local.fitted(manifest.data, LabelSpec.of(manifest), parts).first(self._rules.samples)
-        return Participant(assignment.device, assignment.seed, data, carry)
+    def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[Portion]:
+        """All of ``wanted``, but for those that lack what they should have kept. How they are cut does not depend on who
+        trains them: a group that is filled up differently has other bits."""
+        portions = []
+        for tier in dict.fromkeys(each.tier for each in wanted):
+            manifest = self._functions[tier, self._spec.index(opened.position)].manifest
+            reads = any(graph.inputs_of("carry") for graph in manifest.of_round)
+            own = [each for each in wanted if each.tier == tier]
+            for first in range(0, len(own), self._together):
+                some, kept = own[first : first + self._together], {}
+                for each in some if reads else ():
+                    begun = self._begun(each, opened, base)
+                    if (
+                        number := self._carries.choose(each.device, begun, manifest.carry_exchanges)
+                    ) is not None:
+                        kept[each.device] = number
+                needed = reads and manifest.carry_needed
+                taking = tuple(each.device for each in some if not needed or each.device in kept)
+                portions.append(Portion(tier, taking, kept))
+        return [each for each in portions if each.clients]
 
-    def _begun(self, assignment: Assignment, number: int, base: int, program: str) -> RoundToBegin:
-        return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", number, base)
+    def _begun(self, assignment: Assignment, opened: OpenRound, base: int) -> RoundToBegin:
+        program = self._functions[assignment.tier, self._spec.index(opened.position)].manifest.program
+        return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", opened.number, base)
 
-    def _take(
-        self,
-        client: str,
-        result: RoundResult,
-        state: State,
-        active: ActiveRound,
-        model: Model,
-        tally: _Tally,
-    ) -> Answered:
-        """Add a client's update to the round, as it would travel."""
-        assert state.round is not None
-        task = state.round.assignments[client]
-        sent = tensors.dump(result.update, result.masks)
-        claim = Claim(client, RUN, active.number, task.nonce, task.tier, model.version, result.samples)
-        try:
-            weight = weigh(self._rules, state, claim)
-            checked = active.check_sent(task.tier, sent)
-        except UpdateRejected as refusal:
-            return Answered(client, accepted=False, reason=refusal.reason)
-        active.aggregator.add(checked.added, weight)
-        tally.up_bytes += len(sent)
-        tally.up_float32_bytes += float32_bytes(checked.sent.pieces.shapes)
-        if math.isfinite(loss := result.metrics.get("loss", math.nan)):
-            tally.losses[client] = loss
-        if result.carry:
-            program = self._functions[task.tier, self._spec.index(state.round.position)].manifest.program
-            begun = self._begun(task, active.number, state.base, program)
-            self._carries.keep(client, begun, task.nonce, result.carry)
-        return Answered(client, accepted=True)
+    def _take(self, report: Report, opened: OpenRound, base: int, tally: _Tally) -> Answered:
+        """Write down what a client reported, and what it keeps."""
+        if report.refused:
+            return Answered(report.client, accepted=False, reason=report.refused)
+        tally.up_bytes += report.up_bytes
+        tally.up_float32_bytes += report.up_float32_bytes
+        if math.isfinite(report.loss):
+            tally.losses[report.client] = report.loss
+        if report.carry:
+            task = opened.assignments[report.client]
+            self._carries.keep(report.client, self._begun(task, opened, base), task.nonce, report.carry)
+        return Answered(report.client, accepted=True)
 
     # -- models ----------------------------------------------------------------------------------------------
 
-    def _active(self, opened: OpenRound, model: Model) -> ActiveRound:
+    def _active(self, opened: OpenRound, model: Model, received: Arrays) -> ActiveRound:
         return active_round(
             self._spec,
             opened,
             model,
-            received=lambda: self._downloads.received(model),
+            received=lambda: received,
             device=self._device,
             sums=self._sums,
             sent_bytes=0,
@@ -370,8 +351,3 @@ def _answered(
             tasks[each.device] = replace(tasks[each.device], status=status, reason=each.reason)
     counted = replace(state, round=replace(state.round, assignments=tasks))
     return coordinator.step(rules, counted, answers[-1], now)
-
-
-def _portions(assignments: Sequence[Assignment], size: int) -> Iterator[Sequence[Assignment]]:
-    for first in range(0, len(assignments), size):
-        yield assignments[first : first + size]

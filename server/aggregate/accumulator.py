@@ -49,6 +49,9 @@ class Accumulator(Protocol):
     def sums(self) -> Integers:
         """The sums so far, int64 [size]; not to be changed."""
 
+    def take(self, sums: Integers) -> None:
+        """Add the ``sums`` of another one, int64 [size]."""
+
     def reset(self) -> None:
         """Back to zero: memory that was written to before is the faster one to add into."""
 
@@ -80,6 +83,10 @@ class CpuAccumulator:
     def sums(self) -> Integers:
         self._zeroed()
         return self._sums
+
+    def take(self, sums: Integers) -> None:
+        self._zeroed()
+        self._sums += sums
 
     def reset(self) -> None:
         self._fresh = True  # the first updates then write over it, which spares a walk through memory

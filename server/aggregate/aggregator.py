@@ -28,13 +28,13 @@ from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from server.aggregate.accumulator import Accumulator, CpuAccumulator
 from server.aggregate.adders import Checked
-from server.aggregate.averaging import Average, Buffered, OverChanges, OverHolders
+from server.aggregate.averaging import Added, Average, Buffered, OverChanges, OverHolders
 from server.aggregate.checks import checked
 from server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from server.aggregate.scatter import PART, Floats, Layout, Pieces, compiled, flatten, layout_of, stretch
 from server.aggregate.threads import run
 
-__all__ = ["Aggregator", "Checked", "Clip", "layout_of"]
+__all__ = ["Aggregator", "Checked", "Clip", "PartialSum", "layout_of"]
 
 _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
 
@@ -49,6 +49,16 @@ class Clip:
     limit: float
     base: Mapping[str, Array]
     without: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """What an aggregator was given, for another one of the same round: sums of whole numbers, so that it does not matter
+    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes."""
+
+    change: bool
+    weight: int
+    added: Added
 
 
 class Aggregator:
@@ -128,11 +138,7 @@ class Aggregator:
     def add(self, checked: Checked, weight: int) -> None:
         """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact, or if updates
         of changes and of weights meet in one round."""
-        self._check_in_use()
-        if weight < 1 or self.total_weight + weight > self.weight_limit:
-            raise ValueError(
-                f"weight {weight} after {self.total_weight} passes the limit {self.weight_limit}"
-            )
+        self._check_room(weight)
         average = self._average_for(checked.pieces.form)
         factor = float(weight) * 2.0**self.fraction_bits
         if self._clip is not None:
@@ -140,6 +146,26 @@ class Aggregator:
             factor *= share
         average.add(checked if average.packed else self._decoded(checked), weight, factor)
         self.total_weight += weight
+
+    def partial(self) -> PartialSum | None:
+        """What was added so far; None if nothing was. Its arrays must not be changed, and change with the next update."""
+        self._check_in_use()
+        if self._average is None:
+            return None
+        return PartialSum(self._change, self.total_weight, self._average.added())
+
+    def take(self, partial: PartialSum) -> None:
+        """Add what another aggregator of the same round was given; ValueError as :meth:`add`."""
+        self._check_room(partial.weight)
+        self._average_of("another share", change=partial.change).take(partial.added)
+        self.total_weight += partial.weight
+
+    def _check_room(self, weight: int) -> None:
+        self._check_in_use()
+        if weight < 1 or self.total_weight + weight > self.weight_limit:
+            raise ValueError(
+                f"weight {weight} after {self.total_weight} passes the limit {self.weight_limit}"
+            )
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
         """The new model: the average where an update counts, the bits of ``old`` elsewhere."""
@@ -164,15 +190,17 @@ class Aggregator:
         average.merge(part, before, new[part], change=self._change)
 
     def _average_for(self, form: Form) -> Average:
+        return self._average_of(f"one of codec {form.codec!r}", change=form.change)
+
+    def _average_of(self, which: str, *, change: bool) -> Average:
         """What takes updates of this round: made for the first one."""
         if self._average is None:
-            self._change = form.change
+            self._change = change
             self._average = self._begun()
-        if form.change != self._change:
+        if change != self._change:
             kinds = ("changes", "weights") if self._change else ("weights", "changes")
             raise ValueError(
-                f"the round's updates hold {kinds[0]} and one of codec {form.codec!r} holds {kinds[1]}; "
-                "give all tiers codecs of one sort"
+                f"the round's updates hold {kinds[0]} and {which} holds {kinds[1]}; give all tiers codecs of one sort"
             )
         return self._average
 

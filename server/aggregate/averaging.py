@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,19 @@ _ROOM = 1 << 28
 """Bytes that updates may always wait with: more of a small model's, as each batch is a walk through the sums."""
 
 
+@dataclass(frozen=True)
+class Added:
+    """What some of a round's updates come to, for another aggregator of the same round.
+
+    ``sums`` int64 [model] and ``weights``, int64 [model] or a single one for all entries; in their place ``rows``, each
+    update as float32 [model], where a rule looks at all of them at once.
+    """
+
+    sums: Integers
+    weights: Integers
+    rows: tuple[npt.NDArray[np.float32], ...] = ()
+
+
 class Average(Protocol):
     """Takes checked updates one by one, and merges them into the model at the end. ``packed``: of any form, else dense."""
 
@@ -33,6 +47,12 @@ class Average(Protocol):
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
         """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
+
+    def added(self) -> Added:
+        """What was added so far; its arrays are not to be changed."""
+
+    def take(self, added: Added) -> None:
+        """Count what another one was given, too."""
 
     def finish(self) -> None:
         """No update comes before :meth:`merge`, which may be called from several threads, is done."""
@@ -56,6 +76,7 @@ class OverHolders:
         self._waiting_bytes = 0
         self._most_bytes = max(_ROOM, _WAITING * layout.size)
         self._weights = np.zeros(1, np.int64)
+        self._taken = np.zeros(1, np.int64)
         self._ended: Ended | None = None
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
@@ -72,6 +93,14 @@ class OverHolders:
         for batch in self._batches():
             self._sums.add(batch.pieces, batch.updates, batch.factors)
         self._waiting, self._waiting_bytes = {}, 0
+
+    def added(self) -> Added:
+        self.flush()
+        return Added(self._sums.sums(), self._total_weights())
+
+    def take(self, added: Added) -> None:
+        self._sums.take(added.sums)
+        self._taken = self._taken + added.weights
 
     def _batches(self) -> list[Waiting]:
         return [
@@ -91,8 +120,9 @@ class OverHolders:
     def _total_weights(self) -> Integers:
         """The weight of each entry, or a single number where all have the same."""
         if all(pieces.whole for pieces, _ in self._held.values()):
-            return np.array([sum(weight for _, weight in self._held.values())], np.int64)
+            return self._taken + sum(weight for _, weight in self._held.values())
         weights = np.zeros(self._size, np.int64)
+        weights += self._taken
         for pieces, weight in self._held.values():
             kernels.add_weight(weight, pieces.blocks, pieces.index, self._size, weights)
         return weights
@@ -129,6 +159,13 @@ class OverChanges:
             self._weights,
         )
 
+    def added(self) -> Added:
+        return Added(self._sums, self._weights)
+
+    def take(self, added: Added) -> None:
+        self._sums += added.sums
+        self._weights += added.weights
+
     def finish(self) -> None:
         """Nothing waits."""
 
@@ -159,6 +196,13 @@ class Buffered:
             row[place] = flat[start : start + length]
             start += length
         self._rows.append(row)
+
+    def added(self) -> Added:
+        nothing = np.zeros(0, np.int64)
+        return Added(nothing, nothing, tuple(self._rows))
+
+    def take(self, added: Added) -> None:
+        self._rows.extend(added.rows)
 
     def finish(self) -> None:
         """Nothing waits."""

@@ -73,6 +73,9 @@ class TorchAccumulator:
         sums: Integers = self._sums.cpu().numpy()
         return sums
 
+    def take(self, sums: Integers) -> None:
+        self._sums += torch.tensor(sums).to(self._device)
+
     def reset(self) -> None:
         self._sums.zero_()
 

@@ -55,11 +55,15 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
 def weigh(rules: Rules, state: State, claim: Claim) -> int:
     """The weight of a whole update; UpdateRejected if its claims differ from the device's assignment."""
     assignment = addressed(state, claim.device, claim.round, claim.nonce)
-    version = state.round.model_version if state.round else ""
+    return weight_of(rules, assignment, state.round.model_version if state.round else "", claim)
+
+
+def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:
+    """The same for who is known to have this assignment in a round that begins from ``model_version``."""
     for reason, what, expected, actual in (
         ("wrong-run", "run", rules.run, claim.run),
         ("wrong-tier", "tier", assignment.tier, claim.tier),
-        ("wrong-model", "model version", version, claim.model_version),
+        ("wrong-model", "model version", model_version, claim.model_version),
     ):
         if expected != actual:
             raise UpdateRejected(

@@ -142,5 +142,8 @@ class _Timed:
     def sums(self) -> Integers:
         return self._sums.sums()
 
+    def take(self, sums: Integers) -> None:
+        self._sums.take(sums)
+
     def reset(self) -> None:
         self._sums.reset()

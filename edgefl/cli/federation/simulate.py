@@ -28,6 +28,8 @@ Examples:
 
   edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
 
+  edgefl simulate federation.toml --workers 8      (in 8 processes, to the same bits)
+
   edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
 """
 
@@ -54,6 +56,15 @@ def simulate(
     ] = None,
     resume: Annotated[bool, typer.Option(help="go on with the simulation in --out")] = False,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier simulation left in --out")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes that clients train in; their number changes no bit")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="a Ray cluster, on which the workers are actors; local: one of its own"
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
@@ -70,7 +81,9 @@ def simulate(
     chosen |= {key: value for key, value in given.items() if value is not None}
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
     with progress("reading the data and spreading it over the clients"):
-        simulated = prepare_simulation(federation, out, resume=resume, fresh=fresh, device=device)
+        simulated = prepare_simulation(
+            federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _watch_json(simulated) if as_json else _watch(simulated)

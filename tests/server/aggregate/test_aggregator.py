@@ -95,6 +95,38 @@ def test_the_order_of_arrival_changes_no_bit(choices: list[tuple[int, int, int]]
     assert all(one[name].tobytes() == other[name].tobytes() for name in OLD)
 
 
+@pytest.mark.parametrize("how", ["holders", "changed", "median"])
+@given(CHOICES, st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_partial_sums_of_disjoint_shares_come_together_to_the_same_bits(
+    how: str, choices: list[tuple[int, int, int]], shares: int
+) -> None:
+    updates = realised(choices)
+
+    def begun() -> Aggregator:
+        return Aggregator(
+            layout_of(OLD),
+            weight_limit=sum(weight for _, _, weight in updates),
+            device="cpu",
+            base=OLD if how == "changed" else None,
+            rule=MeanRule("median" if how == "median" else "mean"),
+        )
+
+    whole, merged = begun(), begun()
+    for arrays, regions, weight in updates:
+        whole.add(whole.check(arrays, regions), weight)
+    for first in reversed(range(shares)):
+        share = begun()
+        for arrays, regions, weight in updates[first::shares]:
+            share.add(share.check(arrays, regions), weight)
+        if (partial := share.partial()) is not None:
+            merged.take(partial)
+
+    one, other = whole.result(OLD), merged.result(OLD)
+    assert all(one[name].tobytes() == other[name].tobytes() for name in OLD)
+    assert merged.total_weight == whole.total_weight
+
+
 @given(CHOICES)
 @settings(max_examples=60, deadline=None)
 def test_each_entry_is_the_weighted_mean_over_the_updates_that_hold_it(

@@ -1,0 +1,100 @@
+"""The local rounds of clients, from their data to the sums of a round: what every trainer does, wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from device_runtime.data.rows import Parts
+from device_runtime.data.samples import LabelSpec
+from device_runtime.round.runner import RoundResult
+from edgefl.simulator.clients import ClientData
+from edgefl.simulator.functions import Functions
+from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
+from edgefl.simulator.training import Given, LocalTraining, Participant
+from edgefl.wire import tensors
+from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.size import float32_bytes
+from server.active_round import ActiveRound
+from server.coordinator.claims import Claim, weight_of
+from server.run_spec import RunSpec
+
+
+class LocalRounds:
+    """Of the clients in ``data``, with the functions of ``spec`` by tier and number of the exchange."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        functions: Mapping[tuple[str, int], Functions],
+        data: ClientData,
+        together: int,
+    ) -> None:
+        self._spec = spec
+        self._functions = functions
+        self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
+        self._data = data
+        self._given: dict[str, Given] = {}
+
+    def begin(self, task: RoundTask) -> None:
+        self._task = task
+        self._given = {}
+
+    def train(self, active: ActiveRound, portion: Portion, carries: Mapping[str, Arrays]) -> list[Report]:
+        """Train the clients of ``portion`` and add their updates to ``active``, which is of the task that was begun."""
+        key = portion.tier, self._spec.index(self._task.opened.position)
+        with _one_thread():
+            taking = [
+                self._participant(client, self._functions[key], carries.get(client, {}))
+                for client in portion.clients
+            ]
+            results = self._training[key].run(self._given_to(portion.tier), taking)
+            return [self._reported(active, client.name, result) for client, result in results]
+
+    def _given_to(self, tier: str) -> Given:
+        if tier not in self._given:
+            # Copies: what came is read-only, and may lie where torch would not have put it.
+            weights = {name: torch.tensor(array) for name, array in self._task.weights[tier].items()}
+            self._given[tier] = Given(weights, self._task.hyper)
+        return self._given[tier]
+
+    def _participant(self, client: str, functions: Functions, carry: Arrays) -> Participant:
+        manifest = functions.manifest
+        parts = Parts(functions.blob, functions.features)
+        data = self._data.of(client).fitted(manifest.data, LabelSpec.of(manifest), parts)
+        seed = self._task.opened.assignments[client].seed
+        return Participant(client, seed, data.first(self._spec.rules.samples), carry)
+
+    def _reported(self, active: ActiveRound, client: str, result: RoundResult) -> Report:
+        """Add a client's update to the round, as it would travel."""
+        rules, opened = self._spec.rules, self._task.opened
+        task, version = opened.assignments[client], self._task.model.version
+        sent = tensors.dump(result.update, result.masks)
+        claim = Claim(client, rules.run, opened.number, task.nonce, task.tier, version, result.samples)
+        try:
+            weight = weight_of(rules, task, version, claim)
+            checked = active.check_sent(task.tier, sent)
+        except UpdateRejected as refusal:
+            return Report(client, refused=refusal.reason)
+        active.aggregator.add(checked.added, weight)
+        return Report(
+            client,
+            loss=result.metrics.get("loss", float("nan")),
+            up_bytes=len(sent),
+            up_float32_bytes=float32_bytes(checked.sent.pieces.shapes),
+            carry=result.carry,
+        )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch adds in another order with another number of threads: with one, all trainers get the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

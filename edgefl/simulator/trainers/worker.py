@@ -1,0 +1,128 @@
+"""The other side: a process or an actor that trains portions, and gives what they add as one partial sum.
+
+Whatever calls it sends (name of a method, arguments) and gets a :class:`Done` or a :class:`Failed`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from edgefl.config import Federation
+from edgefl.data.dataset import Dataset
+from edgefl.setup.digests import code_of
+from edgefl.simulator.clients import ClientData
+from edgefl.simulator.plan import Plan
+from edgefl.simulator.trainers.local_rounds import LocalRounds
+from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
+from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.wire.tensors import Arrays
+from server.active_round import ActiveRound, active_round
+from server.aggregate.accumulator import Accumulator
+from server.aggregate.aggregator import PartialSum
+from server.run_spec import RunSpec
+
+Method = Literal["build", "begin", "train", "collect"]
+Dealt = Sequence[tuple[Portion, Mapping[str, Arrays]]]
+"""Portions, and what their clients go on from."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker builds its functions from. ``code`` is that of the simulation (:func:`edgefl.setup.digests.code_of`)."""
+
+    federation: Federation
+    dataset: Dataset
+    clients: ClientData
+    code: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a method gave."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The error that a method ended with."""
+
+    error: Exception
+
+
+class Worker:
+    """Trains the clients of a simulation, for another process."""
+
+    def answer(self, method: Method, *given: object) -> Done | Failed:
+        """What ``method`` gives."""
+        try:
+            return Done(getattr(self, method)(*given))
+        except Exception as error:
+            return Failed(_portable(error))
+
+    def build(self, told: Told) -> None:
+        """ConfigError where the code here is not that of the simulation."""
+        torch.set_num_threads(1)
+        if code_of(told.federation) != list(told.code):
+            raise ConfigError(
+                "a worker of the simulation has other code: edgefl's version, or the file of the model or of the program, "
+                "is another one there; install the same on every node",
+                expected=list(told.code),
+            )
+        plan = Plan.of(told.federation, told.dataset, device="cpu")
+        # The cores are taken by processes.
+        self._spec: RunSpec = replace(plan.spec, aggregate=replace(plan.spec.aggregate, threads=1))
+        together = told.federation.simulation.together
+        self._rounds = LocalRounds(self._spec, plan.functions, told.clients, together)
+        self._sums: Accumulator | None = None
+
+    def begin(self, task: RoundTask) -> None:
+        """The round whose portions come next."""
+        self._rounds.begin(task)
+        self._task = task
+        self._active: ActiveRound | None = None
+
+    def train(self, dealt: Dealt) -> list[Report]:
+        """The reports of the clients in ``dealt``."""
+        if self._active is None:
+            task = self._task
+            self._active = active_round(
+                self._spec,
+                task.opened,
+                task.model,
+                received=lambda: task.received,
+                device="cpu",
+                sums=self._sums,
+                sent_bytes=0,
+            )
+        active = self._active
+        return [
+            report for portion, carries in dealt for report in self._rounds.train(active, portion, carries)
+        ]
+
+    def collect(self) -> PartialSum | None:
+        """What the portions since the last call add; None if that is nothing."""
+        if self._active is None:
+            return None
+        partial = self._active.aggregator.partial()
+        self._sums, self._active = self._active.aggregator.released(), None
+        return partial
+
+
+def _portable(error: Exception) -> Exception:
+    """``error`` as it can be sent: those that nobody foresaw say where they came from."""
+    told = isinstance(error, EdgeflError)
+    if not told:
+        error.add_note(f"in a worker of the simulation:\n{''.join(traceback.format_exception(error))}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an error may hold anything
+        text = str(error) if told else "".join(traceback.format_exception(error))
+        return type(error)(text) if type(error) in (ConfigError, EdgeflError) else RuntimeError(text)
+    return error

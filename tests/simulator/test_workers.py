@@ -1,0 +1,214 @@
+"""Clients that train in other processes: the same bits as in this one, whoever trains them and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import edgefl
+from edgefl.simulator.rounds import Rounds
+from edgefl.simulator.row import Row
+from edgefl.simulator.trainers.memory import Memory, mapped
+from edgefl.simulator.trainers.pool import Hand, Lost, Pool
+from edgefl.simulator.trainers.tasks import Portion
+from edgefl.simulator.trainers.worker import Failed, Method, Worker
+from edgefl.wire.errors import ConfigError, DataError, EdgeflError
+from tests.simulator.test_simulate import Stopped, federation, stop_after
+
+CASES: dict[str, dict[str, dict[str, object]]] = {
+    "mixed tiers, residuals on clients": {
+        "codec": {"name": "ef_signsgd"},
+        "round": {"fraction": 0.7, "weighting": "samples"},
+    },
+    "state on clients and at the server": {
+        "program": {"name": "scaffold"},
+        "tiers": {"weak": {"cut": 0, "count": 1}},
+    },
+    "in groups, one of them filled up": {"simulation": {"together": 3}},
+    "a median, which takes all updates": {"aggregate": {"rule": "median"}},
+    "who changed it, clipped, from rounded weights": {
+        "round": {"count": "nonzero"},
+        "aggregate": {"clip_norm": 0.05},
+        "downlink": {"encoding": "float16"},
+    },
+}
+
+
+def bits(rows: Sequence[Row]) -> list[tuple[object, ...]]:
+    """What does not depend on who trained."""
+    return [(row.weights_sha256, row.train_loss, row.reports, row.up_bytes, row.down_bytes) for row in rows]
+
+
+def workers() -> list[psutil.Process]:
+    """The processes that train for this one: forked from one that is kept."""
+    own = psutil.Process().children()
+    templates = [each for each in own if "edgefl.simulator.trainers.template" in each.cmdline()]
+    return [worker for template in templates for worker in template.children()]
+
+
+def nobody_is_left() -> bool:
+    return not psutil.wait_procs(workers(), timeout=30)[1]
+
+
+def killing(after: int, victims: Callable[[], list[psutil.Process]]) -> Callable[..., Any]:
+    """Kill ``victims`` as the report of so many clients has come."""
+    real, seen = Rounds._take, []
+
+    def take(self: Rounds, *given: Any) -> Any:
+        seen.append(given)
+        if len(seen) == after:
+            for each in victims():
+                os.kill(each.pid, signal.SIGKILL)
+        return real(self, *given)
+
+    return take
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_number_of_workers_ends_with_the_bits_of_one(case: str, tmp_path: Path) -> None:
+    chosen = federation(**CASES[case])
+    one = edgefl.simulate(chosen, tmp_path / "one")
+    some = edgefl.simulate(chosen, tmp_path / "some", workers=2)
+
+    assert bits(some.history) == bits(one.history)
+    assert some.federation.simulation.workers == 2 and nobody_is_left()
+
+
+@pytest.mark.parametrize("dying", ["one", "all"])
+def test_what_a_killed_worker_had_trained_is_trained_again_and_counts_once(
+    dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = federation(**CASES["state on clients and at the server"])
+    whole = edgefl.simulate(chosen, tmp_path / "whole")
+    killed: list[int] = []
+
+    def victims() -> list[psutil.Process]:
+        found = workers()[: 1 if dying == "one" else None]
+        killed.extend(each.pid for each in found)
+        return found
+
+    # In the second round, in which clients go on from what they kept.
+    monkeypatch.setattr(Rounds, "_take", killing(7, victims))
+    other = edgefl.simulate(chosen, tmp_path / "other", workers=2)
+
+    assert len(killed) == (1 if dying == "one" else 2)
+    assert bits(other.history) == bits(whole.history)
+
+
+def test_a_simulation_goes_on_with_another_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
+    chosen = federation(**CASES["mixed tiers, residuals on clients"])
+    whole = edgefl.simulate(chosen, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        edgefl.simulate(chosen, tmp_path / "parts", workers=2, watch=stop_after(2))  # type: ignore[arg-type]
+    assert nobody_is_left()
+    parts = edgefl.simulate(chosen, tmp_path / "parts", resume=True, workers=1)
+
+    assert bits(parts.history) == bits(whole.history)
+
+
+def test_bad_data_of_a_client_are_the_same_error(tmp_path: Path) -> None:
+    def own(name: str, rows: int, wide: int) -> None:
+        np.savez(folder / f"{name}.npz", x=np.zeros((rows, 1, 8, wide), np.uint8), y=np.zeros(rows, np.int64))
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(1, 7):
+        own(f"all-{number}", 12, 8 if number < 3 else number)
+    chosen = federation(data={"devices_dir": str(folder)})
+    chosen = chosen.model_copy(
+        update={"tiers": {"all": chosen.tiers["strong"].model_copy(update={"count": 6})}}
+    )
+    told = []
+    for count in (1, 2):
+        with pytest.raises(DataError) as error:
+            edgefl.simulate(chosen, tmp_path / str(count), workers=count)
+        told.append(error.value.message)
+
+    assert told[0] == told[1] and "samples have shape" in told[0]
+
+
+def test_arrays_in_shared_memory_are_mapped_and_not_copied() -> None:
+    thing = {"x": np.arange(10_000, dtype=np.float32), "empty": np.zeros((0, 3)), "y": [np.int8(3), "text"]}
+    memory = Memory.of(thing)
+    found = mapped(os.dup(memory.file.fileno()))
+
+    assert isinstance(found, dict)
+    np.testing.assert_array_equal(found["x"], thing["x"])
+    assert found["empty"].shape == (0, 3) and found["y"] == [3, "text"]
+    assert not found["x"].flags.owndata and not found["x"].flags.writeable
+
+
+@dataclass(eq=False)
+class FakeHand:
+    """Dies as often as ``deaths`` says, as it is asked to train."""
+
+    deaths: list[int]
+    owed: deque[Method] = field(default_factory=deque)
+
+    def call(self, method: Method, *given: object) -> None:
+        self.owed.append(method)
+
+    def answer(self) -> object:
+        method = self.owed.popleft()
+        if method == "train" and self.deaths:
+            self.deaths.pop()
+            raise Lost
+        return [] if method == "train" else None
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class FakeCrew:
+    deaths: list[int]
+    hired: int = 0
+
+    def hire(self) -> Hand:
+        self.hired += 1
+        return FakeHand(self.deaths)
+
+    def share(self, thing: object) -> object:
+        return thing
+
+    def ready(self, hands: Collection[Hand]) -> Hand:
+        return next(iter(hands))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_clients_that_kill_every_worker_are_named(deaths: int) -> None:
+    crew = FakeCrew([0] * deaths)
+    pool = Pool(crew, 1, told=None)  # type: ignore[arg-type]
+    trained = pool.train([Portion("all", ("all-1", "all-2"))], lambda _: {})
+    if deaths == 2:
+        assert list(trained) == [] and crew.hired == 3
+        return
+    with pytest.raises(EdgeflError, match="3 workers of the simulation died.*all-1, all-2"):
+        list(trained)
+
+
+def test_an_error_that_nobody_foresaw_says_where_it_was() -> None:
+    failed = Worker().answer("build", None)
+
+    assert isinstance(failed, Failed) and isinstance(failed.error, AttributeError)
+    assert "in a worker of the simulation" in failed.error.__notes__[0]
+
+
+def test_fewer_workers_than_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="simulation.workers is 0"):
+        edgefl.simulate(federation(), tmp_path, workers=0)
