@@ -1,8 +1,8 @@
-"""What results say: how different users are, what a model is worth to each of them, papers' numbers run again."""
+"""What results say: how different users are, what a model is worth to each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,8 @@ from edgefl.analysis.heterogeneity.theory import Setting
 from edgefl.analysis.personal import evaluate
 from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport
-from edgefl.analysis.reproduce import catalog
-from edgefl.analysis.reproduce.report import Reproduction, ReproductionReport
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.run import Run, load_run
-from edgefl.bench.device_table import report as device_table
 from edgefl.config import Federation
 from edgefl.contract.program import Program
 from edgefl.data.partition import histograms
@@ -145,28 +142,6 @@ def personalize(
         finished.dataset.name,
         tuple(finished.report(setting) for setting in settings),
     )
-
-
-def reproductions() -> Mapping[str, Reproduction]:
-    """The results of papers that can be run again, by name."""
-    measured = device_table.REPRODUCTION
-    return {**catalog.REPRODUCTIONS, measured.name: measured}
-
-
-def reproduce(
-    name: str, *, steps: int | None = None, quick: bool = False, progress: Callable[[str], None] = _silent
-) -> ReproductionReport:
-    """Run a result of a paper again: every number beside the one it should be, and charts.
-
-    ``steps`` bounds every run, and numbers that need more are left out; ``quick``: the same in small; ``progress`` is
-    told what is done. ConfigError, with what exists, for a wrong name, and where there is no quick form.
-    """
-    reproduction = catalog.named(name, reproductions())
-    if not quick:
-        return reproduction.run(steps, progress)
-    if reproduction.quick is None:
-        raise ConfigError(f"{name} has no quick form; bound it with `steps`", name=name)
-    return reproduction.quick(steps, progress)
 
 
 def _source(

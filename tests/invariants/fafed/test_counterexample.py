@@ -10,8 +10,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from edgefl.analysis.reproduce import three_clients
-from edgefl.analysis.reproduce.counterexample import (
+from edgefl.papers.fafed import three_clients
+from edgefl.papers.fafed.counterexample import (
     BETAS,
     ETAS,
     drift,

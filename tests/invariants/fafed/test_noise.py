@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.analysis.reproduce.three_clients import Itself
+from edgefl.papers.fafed.three_clients import Itself
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from edgefl.analysis.reproduce.three_clients import Itself
+from edgefl.papers.fafed.three_clients import Itself
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
