@@ -60,7 +60,8 @@ class Simulation:
     @cached_property
     def curves(self) -> Mapping[str, Array]:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
-        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, and each of the metrics; NaN where there is no value."""
+        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, ``energy_j``, and each of the metrics; NaN where there
+        is no value."""
         rows = [msgspec.to_builtins(row) for row in self.history]
         metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
         names = (
@@ -73,6 +74,7 @@ class Simulation:
             "down_bytes",
             "seconds",
             "simulated_s",
+            "energy_j",
         )
         return {
             name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)

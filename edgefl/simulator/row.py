@@ -11,7 +11,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     ``train_loss``: mean over the clients that reported. ``down_bytes``: of the weights that they fetched, each as a client
     that has nothing yet; ``up_bytes``: of their updates' tensors, ``up_float32_bytes`` the same in float32. ``seconds``:
-    what simulating it took here, ``simulated_s`` what it would have taken there (the table ``simulation``).
+    what simulating it took here; ``simulated_s``: what it would have taken there, ``energy_j``: joules that all selected
+    clients would have spent until then (the table ``simulation``).
     ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
     """
 
@@ -29,6 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     up_float32_bytes: int
     seconds: float
     simulated_s: float
+    energy_j: float = 0.0
     weights_sha256: str
     text: str = ""
     metric: str = "accuracy"

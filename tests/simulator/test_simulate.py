@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import edgefl
-from edgefl.config import Federation, parse
+from edgefl.config import parse
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
@@ -19,20 +19,7 @@ from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
 from edgefl.wire.errors import ConfigError, ParticipationError
 from tests.e2e.inside import edgefl as command
-
-
-def federation(**changes: dict[str, object]) -> Federation:
-    tables: dict[str, dict[str, object]] = {
-        "federation": {"name": "simulated", "rounds": 3},
-        "model": {"name": "mlp", "options": {"hidden": [8]}},
-        "program": {"batch": 8, "steps": 2},
-        "data": {"name": "digits", "train_samples": 120, "test_samples": 50},
-        "tiers": {"strong": {"count": 4}, "weak": {"cut": 1, "count": 2}},
-    }
-    return parse(
-        {**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}},
-        source="the test",
-    )
+from tests.simulator.small import federation
 
 
 class Stopped(Exception):
@@ -121,6 +108,21 @@ def test_slow_and_lost_clients_cost_a_round_its_time_and_their_updates(tmp_path:
     assert [row.simulated_s for row in lost.history if row.reports < 6] == [5.0] * sum(
         row.reports < 6 for row in lost.history
     )
+
+
+def test_a_round_s_energy_is_that_of_its_clients_also_of_those_that_are_lost(tmp_path: Path) -> None:
+    speeds: dict[str, object] = {"step_ms": 500.0, "watts": 3.0, "tiers": {"weak": {"step_ms": 1000.0}}}
+    limits: dict[str, object] = {"round_deadline_s": 1.5}
+    made = edgefl.simulate(federation(simulation=speeds), tmp_path / "all")
+    late = edgefl.simulate(federation(simulation=speeds, limits=limits), tmp_path / "late")
+    with (made.folder / "rounds.csv").open() as file:
+        table = [float(row["energy_j"]) for row in csv.DictReader(file)]
+
+    # Two steps each: four clients take a second and two take two of them.
+    assert table == pytest.approx([3.0 * (4 * 1.0 + 2 * 2.0)] * 3)
+    assert made.curves["energy_j"].tolist() == table
+    assert {row.reports for row in late.history} == {4}  # the two are cut off at the deadline, still training
+    assert late.curves["energy_j"].tolist() == pytest.approx([3.0 * (4 * 1.0 + 2 * 1.5)] * 3)
 
 
 def test_who_is_late_is_not_waited_for_where_more_were_selected(tmp_path: Path) -> None:
