@@ -27,6 +27,7 @@ from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, c
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
+from edgefl.simulator.tracking import refuse_missing, tracked
 from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
@@ -165,7 +166,13 @@ class Simulated:
             warn=warn,
         )
         left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-        yield from folder.write(plan.spec, left)
+        with tracked(self.federation, self.dataset.name, self.folder, warn) as trackers:
+            for tracker in trackers:
+                tracker.begin(folder.rows)
+            for row in folder.write(plan.spec, left):
+                for tracker in trackers:
+                    tracker.take(row)
+                yield row
 
 
 def prepare_simulation(
@@ -187,6 +194,7 @@ def prepare_simulation(
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
+    refuse_missing(whole.simulation)
     dataset = open_data(whole)
     names = device_names(whole)
     own = own_data(whole, names)

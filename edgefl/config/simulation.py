@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from edgefl.config.tables import Table
 
@@ -41,10 +42,27 @@ class SimulationTable(ClientsTable):
     together: int = Field(
         1, ge=1, description="clients of a tier that train in one call of each function; 1: one after another"
     )
+    tensorboard: bool = Field(
+        False, description="write TensorBoard's event files too; needs the extra `tracking`"
+    )
+    mlflow: str = Field(
+        "",
+        description="URL of an MLflow that is told the rounds too, like http://127.0.0.1:5000; needs the extra `tracking`",
+    )
     tiers: dict[str, ClientsTable] = Field(
         default_factory=dict,
         description="[simulation.tiers.NAME]: what is different for the clients of a tier, such as its step_ms",
     )
+
+    @field_validator("mlflow")
+    @classmethod
+    def _no_password(cls, uri: str) -> str:
+        if "@" in urlsplit(uri).netloc:
+            raise ValueError(
+                "an address without user and password: this file is passed on, MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD are not"
+            )
+        return uri
 
     @field_serializer("tiers")
     def _what_they_say(self, tiers: dict[str, ClientsTable]) -> dict[str, dict[str, Any]]:

@@ -40,6 +40,8 @@ _LEFT = (
     TABLE_NAME,
     f"{CONFIG_NAME}*",
     "*.svg",
+    "tensorboard",
+    "mlflow.json",
 )
 _SAVE_EVERY_S = 5.0
 """A killed simulation loses this much, and no round waits for a disk that is slow."""
@@ -49,6 +51,7 @@ _FREE: Mapping[str, IncEx | bool] = {
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},
+    "simulation": {"tensorboard", "mlflow"},
 }
 """Keys that have no say in the weights of a simulation."""
 
@@ -136,6 +139,11 @@ class SimulationFolder:
             )
         return cls(path, federation, carries, known.standing, resumed=True)
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rounds that it goes on from; what a killed process ran and did not save is run again."""
+        return tuple(row for row in rows_of(self.path) if row.round <= self.standing.number)
+
     def weights(self, spec: RunSpec) -> Arrays:
         """The model that the simulation goes on from, with the server's state."""
         return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
@@ -145,8 +153,7 @@ class SimulationFolder:
         model."""
         checkpoints, last = Checkpoints(self.path), time.monotonic()
         code = digest_of(code_of(self.federation))
-        rows = [row for row in rows_of(self.path) if row.round <= self.standing.number]
-        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
         (self.path / ROUNDS_NAME).write_bytes(lines)
         # A patch of int8 is made from the models before, of which the disk keeps one.
         every = 0.0 if spec.downlink.encoding == "int8" else _SAVE_EVERY_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -35,3 +37,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
+
+
+def scalars(row: Row) -> Mapping[str, float]:
+    """The numbers of a round by name, without those that it has not."""
+    told = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
+    numbers = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
+    return {**row.metrics, **numbers}

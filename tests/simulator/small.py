@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 
 from edgefl.config import Federation, parse
+from edgefl.simulator.row import Row
 
 
 def federation(**changes: dict[str, object]) -> Federation:
@@ -23,3 +25,15 @@ def federation(**changes: dict[str, object]) -> Federation:
 
 def read_back(text: str) -> Federation:
     return parse(tomllib.loads(text), source="the test")
+
+
+class Stopped(Exception):
+    """The simulation is stopped here."""
+
+
+def stop_after(number: int) -> Callable[[Row], None]:
+    def watch(row: Row) -> None:
+        if row.round == number:
+            raise Stopped
+
+    return watch

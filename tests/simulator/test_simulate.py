@@ -19,19 +19,7 @@ from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
 from edgefl.wire.errors import ConfigError, ParticipationError
 from tests.e2e.inside import edgefl as command
-from tests.simulator.small import federation
-
-
-class Stopped(Exception):
-    """The simulation is stopped here."""
-
-
-def stop_after(number: int) -> object:
-    def watch(row: Row) -> None:
-        if row.round == number:
-            raise Stopped
-
-    return watch
+from tests.simulator.small import Stopped, federation, stop_after
 
 
 def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_path: Path) -> None:
@@ -68,7 +56,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits(
     chosen = federation(**changes)
     whole = edgefl.simulate(chosen, tmp_path / "whole")
     with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(2))  # type: ignore[arg-type]
+        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(2))
     halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True)
 
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
@@ -77,7 +65,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits(
 def test_one_that_was_stopped_before_anything_was_saved_begins_again(tmp_path: Path) -> None:
     whole = edgefl.simulate(federation(), tmp_path / "whole")
     with pytest.raises(Stopped):
-        edgefl.simulate(federation(), tmp_path / "halves", watch=stop_after(2))  # type: ignore[arg-type]
+        edgefl.simulate(federation(), tmp_path / "halves", watch=stop_after(2))
     halves = edgefl.simulate(federation(), tmp_path / "halves", resume=True)
 
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
