@@ -41,9 +41,9 @@ def open_data(federation: Federation) -> Dataset:
     if table.name == "file":
         loaded = Dataset.load(Path(table.file))
     elif table.name in corpora.CORPORA:
-        loaded = _texts(
-            table, corpora.load(table.name, datasets.places(directory)), federation.federation.seed
-        )
+        target = (directory or datasets.download_folder()) if table.download else None
+        corpus = corpora.load(table.name, datasets.places(directory), target)
+        loaded = _texts(table, corpus, federation.federation.seed)
     else:
         loaded = datasets.load(table.name, directory, download=table.download)
     if reader := table.way_to_read:
