@@ -20,7 +20,7 @@ from edgefl.simulator.carries import Carries
 from edgefl.simulator.rounds import Ended, Standing
 from edgefl.simulator.row import Row
 from edgefl.system.digests import digest_of
-from edgefl.system.files import write_text
+from edgefl.system.files import PARTIAL, write_text
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from server.run_spec import RunSpec
@@ -85,7 +85,9 @@ def refuse_foreign(folder: Path) -> None:
     """ConfigError for a folder that holds more than locks and is none of a simulation."""
     if not folder.exists() or (folder / CONFIG_NAME).is_file():
         return
-    if any(child.suffix != ".lock" for child in folder.iterdir()):
+    # A process that was killed at once may have left half of its configuration.
+    begun = (f"{CONFIG_NAME}{PARTIAL}",)
+    if any(child.suffix != ".lock" and child.name not in begun for child in folder.iterdir()):
         raise ConfigError(
             f"{folder} is not the folder of a simulation (no {CONFIG_NAME}); it is left alone, use another `out`",
             path=str(folder),
@@ -124,10 +126,11 @@ class SimulationFolder:
     def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
         """ConfigError as :func:`check`, and if other code began the simulation that is there."""
         check(path, federation, resume=resume)
+        if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
+            write_text(path / CONFIG_NAME, dump(federation))
         carries = Carries(path / _STATE_NAME)
         saved = carries.standing
         if saved is None:
-            write_text(path / CONFIG_NAME, dump(federation))
             return cls(path, federation, carries, Standing(), resumed=False)
         known = msgspec.json.decode(saved, type=_Saved)
         if known.code != digest_of(code_of(federation)):

@@ -17,7 +17,7 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
-from edgefl.wire.errors import ConfigError, ParticipationError
+from edgefl.wire.errors import ConfigError, ParticipationError, StoreError
 from tests.e2e.inside import edgefl as command
 from tests.simulator.small import Stopped, federation, stop_after
 
@@ -129,6 +129,32 @@ def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> N
         edgefl.simulate(federation(federation={"rounds": 1, "seed": 5}), tmp_path, resume=True)
     with pytest.raises(ConfigError, match="`resume` goes on with it"):
         edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
+
+
+def test_one_that_was_killed_as_it_began_left_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Stopped
+
+    whole = edgefl.simulate(federation(), tmp_path / "whole")
+    monkeypatch.setattr("edgefl.simulator.carries.Carries.standing", property(killed))
+    with pytest.raises(Stopped):
+        edgefl.simulate(federation(), tmp_path / "out")
+    monkeypatch.undo()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "config.toml.partial").write_text("[feder")
+
+    for out in ("out", "half"):
+        made = edgefl.simulate(federation(), tmp_path / out, resume=True)
+        assert made.history[-1].weights_sha256 == whole.history[-1].weights_sha256
+
+
+def test_a_state_that_is_damaged_is_named(tmp_path: Path) -> None:
+    edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
+    (tmp_path / "state.sqlite").write_bytes(b"no database, but long enough for a header" * 99)
+    with pytest.raises(StoreError, match=r"state\.sqlite cannot be read \(.*\): restore it, use `fresh`"):
+        edgefl.simulate(federation(federation={"rounds": 1}), tmp_path, resume=True)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
