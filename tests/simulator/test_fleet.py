@@ -7,6 +7,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
+import edgefl
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.text import changes, dump
 from edgefl.simulator.fleet import Fleet, Work
@@ -94,6 +95,13 @@ def test_what_a_tier_s_table_says_is_kept_in_a_file_and_told_where_it_differs() 
     assert changes(slow, other, but=set()) == [
         'simulation.tiers was {"weak" = {"step_ms" = 300.0}}, is {"weak" = {"step_ms" = 0.0}}'
     ]
+
+
+def test_objects_have_the_table_too() -> None:
+    table = {"step_ms": 100, "watts": 2, "tiers": {"strong": {"step_ms": 50}}}
+    made = edgefl.federation("mlp", tiers={"strong": edgefl.Tier(count=1)}, simulation=table)
+
+    assert made.simulation.of_tier("strong").step_ms == 50 and made.simulation.of_tier("strong").watts == 2
 
 
 def test_a_tier_that_there_is_not_and_power_for_no_time_are_refused() -> None:

@@ -65,8 +65,14 @@ def twice(
 ) -> tuple[Trained, Simulation]:
     """Over the broker, and simulated."""
     real = train(folder / "real", config, broker, federation, ROUNDS, **engines)
-    told: dict[str, object] = {"federation.name": federation, "federation.rounds": ROUNDS, "federation.seed": 7}
-    told |= {"simulation.together": 1} if engines else {}  # as devices do: several at a time are rounded otherwise
+    told: dict[str, object] = {
+        "federation.name": federation,
+        "federation.rounds": ROUNDS,
+        "federation.seed": 7,
+    }
+    told |= (
+        {"simulation.together": 1} if engines else {}
+    )  # as devices do: several at a time are rounded otherwise
     return real, simulate(load(folder / "real.toml", told), folder / "simulated", device="cpu")
 
 
