@@ -27,6 +27,7 @@ from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, c
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
+from edgefl.simulator.tracking import refuse_missing, tracked
 from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
@@ -60,7 +61,8 @@ class Simulation:
     @cached_property
     def curves(self) -> Mapping[str, Array]:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
-        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, and each of the metrics; NaN where there is no value."""
+        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, ``energy_j``, and each of the metrics; NaN where there
+        is no value."""
         rows = [msgspec.to_builtins(row) for row in self.history]
         metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
         names = (
@@ -73,6 +75,7 @@ class Simulation:
             "down_bytes",
             "seconds",
             "simulated_s",
+            "energy_j",
         )
         return {
             name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
@@ -163,7 +166,13 @@ class Simulated:
             warn=warn,
         )
         left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-        yield from folder.write(plan.spec, left)
+        with tracked(self.federation, self.dataset.name, self.folder, warn) as trackers:
+            for tracker in trackers:
+                tracker.begin(folder.rows)
+            for row in folder.write(plan.spec, left):
+                for tracker in trackers:
+                    tracker.take(row)
+                yield row
 
 
 def prepare_simulation(
@@ -185,6 +194,7 @@ def prepare_simulation(
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
+    refuse_missing(whole.simulation)
     dataset = open_data(whole)
     names = device_names(whole)
     own = own_data(whole, names)

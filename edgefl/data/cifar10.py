@@ -53,7 +53,12 @@ def load(
     for folder in folders:
         if (folder / SUBSET).is_file():
             return _of_npz(folder / SUBSET)
-    raise _nowhere(NAME, f"{ARCHIVE}, {BATCHES}, {WHOLE} or {SUBSET}", places, ", or allow the download")
+    raise _nowhere(
+        NAME,
+        f"{ARCHIVE}, {BATCHES}, {WHOLE} or {SUBSET}",
+        places,
+        ", or allow the download (data.download = true)",
+    )
 
 
 def load_jpeg(places: Sequence[Path]) -> Dataset:
@@ -67,7 +72,7 @@ def load_jpeg(places: Sequence[Path]) -> Dataset:
             train, test = (folder / name for name in JPEG)
             if train.is_file() and test.is_file():
                 return _dataset(JPEG_NAME, _unpacked(train), _unpacked(test))
-    raise _nowhere(JPEG_NAME, " and ".join(JPEG), places, "")
+    raise _nowhere(JPEG_NAME, " and ".join(JPEG), places, ", or take cifar10, which can be downloaded")
 
 
 def _published(folder: Path) -> Dataset | None:

@@ -20,7 +20,7 @@ from edgefl.simulator.carries import Carries
 from edgefl.simulator.rounds import Ended, Standing
 from edgefl.simulator.row import Row
 from edgefl.system.digests import digest_of
-from edgefl.system.files import write_text
+from edgefl.system.files import PARTIAL, write_text
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from server.run_spec import RunSpec
@@ -40,6 +40,8 @@ _LEFT = (
     TABLE_NAME,
     f"{CONFIG_NAME}*",
     "*.svg",
+    "tensorboard",
+    "mlflow.json",
 )
 _SAVE_EVERY_S = 5.0
 """A killed simulation loses this much, and no round waits for a disk that is slow."""
@@ -49,6 +51,7 @@ _FREE: Mapping[str, IncEx | bool] = {
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},
+    "simulation": {"tensorboard", "mlflow"},
 }
 """Keys that have no say in the weights of a simulation."""
 
@@ -82,7 +85,9 @@ def refuse_foreign(folder: Path) -> None:
     """ConfigError for a folder that holds more than locks and is none of a simulation."""
     if not folder.exists() or (folder / CONFIG_NAME).is_file():
         return
-    if any(child.suffix != ".lock" for child in folder.iterdir()):
+    # A process that was killed at once may have left half of its configuration.
+    begun = (f"{CONFIG_NAME}{PARTIAL}",)
+    if any(child.suffix != ".lock" and child.name not in begun for child in folder.iterdir()):
         raise ConfigError(
             f"{folder} is not the folder of a simulation (no {CONFIG_NAME}); it is left alone, use another `out`",
             path=str(folder),
@@ -121,10 +126,11 @@ class SimulationFolder:
     def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
         """ConfigError as :func:`check`, and if other code began the simulation that is there."""
         check(path, federation, resume=resume)
+        if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
+            write_text(path / CONFIG_NAME, dump(federation))
         carries = Carries(path / _STATE_NAME)
         saved = carries.standing
         if saved is None:
-            write_text(path / CONFIG_NAME, dump(federation))
             return cls(path, federation, carries, Standing(), resumed=False)
         known = msgspec.json.decode(saved, type=_Saved)
         if known.code != digest_of(code_of(federation)):
@@ -136,6 +142,11 @@ class SimulationFolder:
             )
         return cls(path, federation, carries, known.standing, resumed=True)
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rounds that it goes on from; what a killed process ran and did not save is run again."""
+        return tuple(row for row in rows_of(self.path) if row.round <= self.standing.number)
+
     def weights(self, spec: RunSpec) -> Arrays:
         """The model that the simulation goes on from, with the server's state."""
         return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
@@ -145,8 +156,7 @@ class SimulationFolder:
         model."""
         checkpoints, last = Checkpoints(self.path), time.monotonic()
         code = digest_of(code_of(self.federation))
-        rows = [row for row in rows_of(self.path) if row.round <= self.standing.number]
-        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
         (self.path / ROUNDS_NAME).write_bytes(lines)
         # A patch of int8 is made from the models before, of which the disk keeps one.
         every = 0.0 if spec.downlink.encoding == "int8" else _SAVE_EVERY_S

@@ -28,6 +28,8 @@ Examples:
 
   edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
 
+  edgefl simulate federation.toml --out simulations/third --tensorboard --mlflow http://127.0.0.1:5000
+
   edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
 """
 
@@ -55,6 +57,12 @@ def simulate(
     resume: Annotated[bool, typer.Option(help="go on with the simulation in --out")] = False,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier simulation left in --out")] = False,
     device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="write TensorBoard's event files into --out too")
+    ] = False,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URL", help="tell the rounds to this MLflow too")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     from edgefl.api.federation import demo_federation, load_federation
@@ -66,6 +74,8 @@ def simulate(
         "federation.rounds": rounds,
         "federation.seed": seed,
         "data.dir": str(data.resolve()) if data else None,
+        "simulation.tensorboard": tensorboard or None,
+        "simulation.mlflow": mlflow,
     }
     chosen |= {key: value for key, value in given.items() if value is not None}
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
