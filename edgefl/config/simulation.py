@@ -13,6 +13,9 @@ class SimulationTable(Table):
     together: int = Field(
         1, ge=1, description="clients of a tier that train in one call of each function; 1: one after another"
     )
+    keep_every: int = Field(
+        0, ge=0, description="rounds between models that stay in the folder `models`; 0: the last model alone"
+    )
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")
     down_mbit: float = Field(0, ge=0, description="its link to the server, megabits per second; 0: no time")
     up_mbit: float = Field(0, ge=0, description="the same from there")

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
+from edgefl.papers.fiarse import ablation, participation, sizes, text
 
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (sizes.ENTRY, ablation.ENTRY, participation.ENTRY, text.ENTRY)
