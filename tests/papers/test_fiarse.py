@@ -96,7 +96,7 @@ def test_a_run_tells_the_accuracy_of_every_size_and_how_masks_move(tmp_path: Pat
     ever = [share for _, share in moved.lines["ever trained"]]
     assert ever == sorted(ever) and ever[0] > 0.25 and ever[-1] <= 1
     assert moved.figures["explored 1"] == 1 and 0.24 < moved.figures["explored 1/4"] < 1
-    assert moved.figures["moved 1"] == 0 < moved.figures["moved 1/4"] < 1
+    assert moved.figures["moved 1 1"] == 0 < moved.figures["moved 1 1/4"] < 1
 
 
 def test_sizes_are_called_as_the_paper_calls_them() -> None:
@@ -130,8 +130,8 @@ def test_judges_hold_what_the_specification_accepts() -> None:
 
 def test_masks_are_steadier_if_they_move_less_than_before_and_larger_ones_less() -> None:
     def run(small: float, large: float) -> dict[str, float]:
-        return {"first moved s": 0.2, "first moved l": 0.1, "moved s": small, "moved l": large}
+        return {"first moved 1 s": 0.2, "first moved 1 l": 0.1, "moved 1 s": small, "moved 1 l": large}
 
     for small, large, held in ((0.1, 0.05, True), (0.05, 0.06, False), (0.3, 0.05, False)):
         results = Results([0], {"x": [run(small, large)]}, {"x": [{}]})
-        assert steadier("x", ("s", "l"))(results).held == held
+        assert steadier("x", ("s", "l"), 1)(results).held == held

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.fiarse import ablation, participation, sizes, text
+from edgefl.papers.fiarse import ablation, exploration, participation, sizes, text
 
-ENTRIES: tuple[Entry, ...] = (sizes.ENTRY, ablation.ENTRY, participation.ENTRY, text.ENTRY)
+ENTRIES: tuple[Entry, ...] = (
+    sizes.ENTRY,
+    exploration.ENTRY,
+    ablation.ENTRY,
+    participation.ENTRY,
+    text.ENTRY,
+)

@@ -13,7 +13,7 @@ from edgefl.papers.results import above
 
 BOTH, BIAS, REMASKED, GREEDY = "FIARSE", "bias alone", "re-masking alone", "pruning-greedy"
 LAYERS, CHANNELS = "FIARSE, layer-wise", "FIARSE by channels"
-CPU_ROUNDS = 25
+CPU_ROUNDS = 20
 SMALL, MIDDLE, FULL = 1 / 16, 1 / 4, 1.0
 
 
@@ -47,7 +47,7 @@ _COLUMNS = (
 
 _NOTE = (
     f"Scale cpu: the federation of fiarse/sizes, {CPU_ROUNDS} rounds, learning rate 0.1; means over the last three "
-    "models that were kept (after rounds 15, 20 and 25). Pruning-greedy is TCB-GD with both switches off: the mask "
+    "models that were kept (after rounds 10, 15 and 20). Pruning-greedy is TCB-GD with both switches off: the mask "
     "of the round's start stays, and the gradient is the plain one; the other two have one of the switches "
     "(fiarse.md A20). Layer-wise: every tensor keeps the same share. By channels: the most important channels of "
     "every layer, relative to the layer's initial values, as a dense model (fiarse.md 8.3, R5), which is no part of "

@@ -71,16 +71,17 @@ def reached(arm: str, figure: str, least: float) -> Judge:
     return judge
 
 
-def steadier(arm: str, sizes: Sequence[str]) -> Judge:
-    """Masks move less in the last tenth of the rounds than in the first, and the larger the size, the less."""
+def steadier(arm: str, sizes: Sequence[str], lag: int) -> Judge:
+    """Masks ``lag`` models apart differ less in the last tenth of the rounds than in the first, and the larger the size, the
+    less."""
 
     def judge(results: Results) -> Judged:
-        last = [results.mean(arm, f"moved {each}") for each in sizes]
-        first = [results.mean(arm, f"first moved {each}") for each in sizes]
+        last = [results.mean(arm, f"moved {lag} {each}") for each in sizes]
+        first = [results.mean(arm, f"first moved {lag} {each}") for each in sizes]
         falls = all(end < begin for begin, end in zip(first, last, strict=True))
         ordered = all(larger < smaller for smaller, larger in pairwise(last))
         ours = ", ".join(
-            f"{size}: {begin:.4f} to {end:.4f}" for size, begin, end in zip(sizes, first, last, strict=True)
+            f"{size}: {begin:.3f} to {end:.3f}" for size, begin, end in zip(sizes, first, last, strict=True)
         )
         return Judged(falls and ordered, ours)
 

@@ -88,8 +88,8 @@ def exploration(simulation: Simulation) -> Found:
     """How the submodels move (A12), of a run that kept the model of every round.
 
     Figures ``ever trained`` (share of the maskable entries that any update has changed), ``explored g`` (share that the mask
-    of size g has held in any round) and ``moved g`` (mean difference of masks one round apart, over the last tenth of the
-    rounds); lines of the same by round, and ``moved 10 g`` for ten rounds apart.
+    of size g has held in any round), ``moved h g`` (mean difference of masks h models apart, over the last tenth of the
+    rounds) and ``first moved h g`` (over the first tenth); lines of the same by round.
     """
     judge = SubmodelAccuracy.of(simulation)
     cuts = {gamma: judge.cut(tier) for gamma, tier in sizes(judge).items()}
@@ -112,7 +112,7 @@ def exploration(simulation: Simulation) -> Found:
         for gamma in masks:
             told[f"explored {label(gamma)}"] = moved.exploration[gamma]
             for lag, difference in moved.difference[gamma].items():
-                told[f"moved {label(gamma)}" if lag == 1 else f"moved {lag} {label(gamma)}"] = difference
+                told[f"moved {lag} {label(gamma)}"] = difference
         for name, value in told.items():
             lines.setdefault(name, []).append((float(number), value))
     figures = {name: line[-1][1] for name, line in lines.items() if not name.startswith("moved")}

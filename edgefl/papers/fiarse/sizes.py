@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
 from edgefl.papers.fiarse.federations import IMAGES, fedrolex, fiarse, fjord, heterofl, scalefl
-from edgefl.papers.fiarse.judges import above_all, largest_gap, mostly_above, reached, sooner, steadier
-from edgefl.papers.fiarse.measures import accuracies_and_exploration, label, measured
+from edgefl.papers.fiarse.judges import above_all, largest_gap, mostly_above, sooner
+from edgefl.papers.fiarse.measures import label, measured
 from edgefl.papers.results import Results, above
 
 FIARSE, HETEROFL, FEDROLEX, SCALEFL, FJORD = "FIARSE", "HeteroFL", "FedRolex", "ScaleFL", "FjORD"
 METHODS = (FIARSE, HETEROFL, FEDROLEX, SCALEFL, FJORD)
 WIDTHS = (HETEROFL, FEDROLEX, FJORD)
-PARTIAL = "FIARSE, nobody has all"
-PARTIAL_SIZES = (0.04, 0.16, 0.36, 0.64)
 SMALL, MIDDLE, FULL = 1 / 16, 1 / 4, 1.0
 UNSEEN = (1 / 64, 1 / 32, 1 / 8, 1 / 2)
 """A quarter and a half of the smallest size, and between the sizes."""
 
 
 def arms(scale: Scale) -> Sequence[Arm]:
-    """The methods, and FIARSE where the largest size is 0.64."""
+    """The methods."""
     setup = IMAGES[scale]
     measure = measured(UNSEEN)
     exits = range(1, len(setup.sizes) + 1)
-    fewer = 2 if scale == "smoke" else max(1, setup.clients * len(setup.sizes) // len(PARTIAL_SIZES))
-    partial = replace(setup, sizes=PARTIAL_SIZES, clients=fewer, keep_every=1)
     return (
         Federated(FIARSE, fiarse(setup), measure),
         Federated(FEDROLEX, fedrolex(setup), measured(UNSEEN, rolling=True)),
         Federated(HETEROFL, heterofl(setup), measure),
         Federated(SCALEFL, scalefl(setup, exits), measure),
         Federated(FJORD, fjord(setup), measure),
-        Federated(PARTIAL, fiarse(partial), accuracies_and_exploration),
     )
 
 
@@ -60,26 +54,12 @@ def _drawn(results: Results) -> Mapping[str, str]:
         ]
         for arm in METHODS
     }
-    moved = {
-        name: results.line(PARTIAL, name)
-        for name in results.lines[PARTIAL][0]
-        if name.startswith("moved") and not name.startswith("moved 1")
-    }
-    explored = {
-        name: results.line(PARTIAL, name)
-        for name in results.lines[PARTIAL][0]
-        if name.startswith(("ever", "explored"))
-    }
     return {
         "sizes.svg": line_chart(
             by_size,
             title="Global accuracy by size, trained or not",
             x="share of the parameters",
             y="accuracy",
-        ),
-        "coverage.svg": line_chart(explored, title=PARTIAL, x="round", y="share of the parameters"),
-        "difference.svg": line_chart(
-            moved, title=PARTIAL, x="round", y="difference of masks one round apart"
         ),
     }
 
@@ -124,7 +104,6 @@ ENTRY = Entry(
             percent(f"first window {label(gamma)}", f"first window {label(gamma)}")
             for gamma in (SMALL, MIDDLE)
         ),
-        percent("ever trained", "ever trained, %"),
     ),
     claims=(
         Claim(
@@ -181,20 +160,6 @@ ENTRY = Entry(
             "between the sizes FIARSE is above every width method",
             "above all",
             above_all(FIARSE, WIDTHS, (_unseen(1 / 8), _unseen(1 / 2)), every_seed=False),
-        ),
-        Claim(
-            "H7",
-            "0.95 of the parameters are trained at some time, though nobody holds more than 0.64",
-            "never-trained parameters go to zero",
-            reached(PARTIAL, "ever trained", 0.95),
-            "high",
-        ),
-        Claim(
-            "H7",
-            "masks move less and less from round to round, those of larger sizes less",
-            "stabilise, larger ones sooner",
-            steadier(PARTIAL, [label(gamma) for gamma in PARTIAL_SIZES]),
-            "high",
         ),
         Claim(
             "H8",
