@@ -1,4 +1,4 @@
-"""The tables over sizes, unseen sizes, and how submodels move (FIARSE, Tables 1 and 5, Figures 3, 4, 7 and 8)."""
+"""The tables over sizes, and unseen sizes (FIARSE, Tables 1 and 5, Figures 3 and 4)."""
 
 from __future__ import annotations
 
@@ -84,15 +84,13 @@ _NOTE = (
     "scaler and masked loss; FedRolex's windows, of unseen sizes too, stand as in the round before the model was "
     "kept, when they were last trained; 'first window' has them in their first place, where the specification puts "
     "them for unseen sizes; FjORD trains one of the sizes up to the client's own in each step, without distillation; "
-    "ScaleFL has exits behind its stages, in almost their whole width, without distillation. 'Nobody has all': sizes "
-    "0.04, 0.16, 0.36 and 0.64; ever trained: share of the entries that any update has changed; moved: difference of "
-    "the masks of two rounds (fiarse.md A12), in the first and in the last tenth of the rounds. Published: Table 1, "
+    "ScaleFL has exits behind its stages, in almost their whole width, without distillation. Published: Table 1, "
     "CIFAR-10."
 )
 
 ENTRY = Entry(
     name="fiarse/sizes",
-    what="FIARSE, Table 1 and Figures 3, 4, 7, 8: submodels of every size, trained or not, beside four baselines",
+    what="FIARSE, Table 1 and Figures 3 and 4: submodels of every size, trained or not, beside four baselines",
     arms=arms,
     columns=(
         percent("global", "global, %"),
@@ -150,10 +148,19 @@ ENTRY = Entry(
         ),
         Claim(
             "H5",
-            "at a half and a quarter of the smallest size FIARSE is above every width method, for every seed",
+            "at half of the smallest size FIARSE is above every width method, for every seed",
             "at least 10 points",
-            above_all(FIARSE, WIDTHS, (_unseen(1 / 32), _unseen(1 / 64))),
+            above_all(FIARSE, WIDTHS, (_unseen(1 / 32),)),
             "high",
+        ),
+        Claim(
+            "H5",
+            "at a quarter of the smallest size FIARSE is above every width method, for every seed",
+            "at least 10 points",
+            above_all(FIARSE, WIDTHS, (_unseen(1 / 64),)),
+            "high",
+            doubt="a 64th of this net is too little for any method: all of them are near chance there; the global threshold "
+            "leaves its last 3x3 convolution nothing (fiarse.md A9)",
         ),
         Claim(
             "H5",
