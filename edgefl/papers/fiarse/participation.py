@@ -50,6 +50,8 @@ ENTRY = Entry(
             "+2.61 against +1.05",
             gains_more(FIARSE, HETEROFL, TWICE, "local"),
             "low",
+            doubt="15 rounds are the steep part of both curves, where any more training helps, and HeteroFL, which begins "
+            "slower, the more",
         ),
     ),
     published={
