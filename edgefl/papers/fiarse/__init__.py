@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.fiarse import ablation, exploration, participation, sizes, text
+from edgefl.papers.fiarse import ablation, cifar10, exploration, participation, sizes, text
 
 ENTRIES: tuple[Entry, ...] = (
     sizes.ENTRY,
+    cifar10.ENTRY,
     exploration.ENTRY,
     ablation.ENTRY,
     participation.ENTRY,
