@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.fiarse.federations import IMAGES, fiarse, structured
+from edgefl.papers.fiarse.federations import REPEATED, fiarse, structured
 from edgefl.papers.fiarse.judges import above_all
 from edgefl.papers.fiarse.measures import label, measured
 from edgefl.papers.results import above
@@ -19,7 +19,7 @@ SMALL, MIDDLE, FULL = 1 / 16, 1 / 4, 1.0
 
 def arms(scale: Scale) -> Sequence[Arm]:
     """The four switchings of TCB-GD, and two other ways to choose entries."""
-    setup = IMAGES[scale]
+    setup = REPEATED[scale]
     if scale == "cpu":
         setup = replace(setup, rounds=CPU_ROUNDS)
     measure = measured()

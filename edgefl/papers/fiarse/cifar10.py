@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.fiarse.federations import CIFAR10, IMAGES, Setup, fedrolex, fiarse, heterofl
+from edgefl.papers.fiarse.federations import CIFAR10, REPEATED, Setup, fedrolex, fiarse, heterofl
 from edgefl.papers.fiarse.judges import above_all, mostly_above
 from edgefl.papers.fiarse.measures import label, measured
 from edgefl.submodels.importance.thresholds import FIVE_SIZES
@@ -17,7 +17,7 @@ UNSEEN = (1 / 32, 1 / 8, 1 / 2)
 
 
 def _setup(scale: Scale) -> Setup:
-    setup = IMAGES[scale]
+    setup = REPEATED[scale]
     if scale == "paper":
         return replace(setup, sizes=FIVE_SIZES, clients=20)
     if scale == "smoke":  # to decode all of CIFAR-10 takes longer than the run

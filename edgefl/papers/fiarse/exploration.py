@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Arm, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.fiarse.federations import IMAGES, fiarse
+from edgefl.papers.fiarse.federations import IMAGES, REPEATED, fiarse
 from edgefl.papers.fiarse.judges import reached, steadier
 from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, label
 from edgefl.papers.results import Results
@@ -21,7 +21,7 @@ COVERED = 0.95
 
 def arms(scale: Scale) -> Sequence[Arm]:
     """The convolutional net of the other entries, and a smaller one that affords more rounds."""
-    setup = replace(IMAGES[scale], sizes=SIZES, keep_every=PAPER_KEEPS if scale == "paper" else 1)
+    setup = replace(REPEATED[scale], sizes=SIZES, keep_every=PAPER_KEEPS if scale == "paper" else 1)
     if scale == "cpu":
         setup = replace(setup, clients=CPU_CLIENTS)
     if scale == "smoke":

@@ -152,3 +152,9 @@ IMAGES: Mapping[Scale, Setup] = {
     ),
 }
 """Images: fiarse.md 9.2 (tier 1, reduced) and the paper's own CIFAR-10."""
+
+REPEATED: Mapping[Scale, Setup] = {
+    **IMAGES,
+    "smoke": replace(IMAGES["smoke"], model={"name": "mlp", "options": {"hidden": [32, 16]}}),
+}
+"""The same for entries beside the first, whose smoke need not try the convolutional net again."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.fiarse.federations import IMAGES, fiarse, heterofl
+from edgefl.papers.fiarse.federations import REPEATED, fiarse, heterofl
 from edgefl.papers.fiarse.judges import gains_more
 from edgefl.papers.fiarse.measures import measured
 
@@ -17,7 +17,7 @@ CPU_ROUNDS, CPU_PARTICIPANTS = 15, 3
 
 def arms(scale: Scale) -> Sequence[Arm]:
     """Each method with few participants, and with twice as many."""
-    setup = IMAGES[scale]
+    setup = REPEATED[scale]
     if scale == "cpu":
         setup = replace(setup, rounds=CPU_ROUNDS, per_round=CPU_PARTICIPANTS)
     twice = replace(setup, per_round=2 * setup.per_round)
