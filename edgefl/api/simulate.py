@@ -23,7 +23,15 @@ from edgefl.setup.updates import update_sizes
 from edgefl.simulator.clients import ClientData, Own, Spread
 from edgefl.simulator.downlink import Downloads
 from edgefl.simulator.fleet import Fleet
-from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, check, discard, rows_of
+from edgefl.simulator.folder import (
+    CONFIG_NAME,
+    MODEL_NAME,
+    SimulationFolder,
+    check,
+    discard,
+    kept_models,
+    rows_of,
+)
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
@@ -93,6 +101,11 @@ class Simulation:
                 path=str(self.folder),
             )
         return tensors.load((self.folder / MODEL_NAME).read_bytes())
+
+    @property
+    def kept(self) -> Mapping[int, Path]:
+        """Files of the models of the rounds that ``simulation.keep_every`` names, by the number of the round."""
+        return kept_models(self.folder)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"

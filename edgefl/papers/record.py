@@ -25,7 +25,7 @@ _SIMULATION = "simulation"
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """``settings``: of the federation, by dotted key, or of the computation. ``data``: the dataset's name. ``started``: UTC,
-    ISO 8601. ``seconds``: from the first round to the last, those of a run that was interrupted not counted twice."""
+    ISO 8601. ``seconds``: of all rounds, those that an interrupted run had behind it included."""
 
     entry: str
     arm: str
@@ -61,7 +61,7 @@ def run_arm(
     folder.mkdir(parents=True, exist_ok=True)
     started, began = datetime.now(UTC), time.perf_counter()
     try:
-        found, data = _found(arm, scale, seed, folder, progress)
+        found, data, before = _found(arm, scale, seed, folder, progress)
     except EdgeflError as error:
         raise ConfigError(
             f"{entry}, {arm.name}, seed {seed}: {error.message}", entry=entry, arm=arm.name
@@ -74,7 +74,7 @@ def run_arm(
         settings=made_of(arm, seed),
         data=data,
         started=started.isoformat(timespec="seconds"),
-        seconds=round(time.perf_counter() - began, 2),
+        seconds=round(time.perf_counter() - began + before, 2),
         machine=machine(),
         found=found,
     )
@@ -84,9 +84,10 @@ def run_arm(
 
 def _found(
     arm: Arm, scale: Scale, seed: int, folder: Path, progress: Callable[[str], None]
-) -> tuple[Found, str]:
+) -> tuple[Found, str, float]:
+    """What was found, the data's name, and the seconds of rounds that were run before, by a process that was stopped."""
     if not isinstance(arm, Federated):
-        return arm.compute(Work(seed, scale, folder, progress)), ""
+        return arm.compute(Work(seed, scale, folder, progress)), "", 0.0
     federation = load_federation(None, {**arm.settings, "federation.seed": seed})
     place = folder / _SIMULATION
     try:
@@ -95,9 +96,12 @@ def _found(
         # Another configuration, or other code: what was begun is of no use.
         prepared = prepare_simulation(federation, place, fresh=True)
     rounds = federation.federation.rounds
+    run: set[int] = set()
 
     def watch(row: Row) -> None:
+        run.add(row.round)
         progress(f"round {row.round} of {rounds}")
 
     ended = prepared.run(watch)
-    return arm.measure(ended), prepared.dataset.name
+    before = sum(row.seconds for row in ended.history if row.round not in run)
+    return arm.measure(ended), prepared.dataset.name, before

@@ -21,18 +21,21 @@ from edgefl.simulator.rounds import Ended, Standing
 from edgefl.simulator.row import Row
 from edgefl.system.digests import digest_of
 from edgefl.system.files import PARTIAL, write_text
+from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from server.run_spec import RunSpec
-from server.storage.checkpoints import Checkpoints
+from server.storage.checkpoints import Checkpoints, store
 
 CONFIG_NAME = "config.toml"
 ROUNDS_NAME = "rounds.jsonl"
 TABLE_NAME = "rounds.csv"
 MODEL_NAME = "model.safetensors"
+KEPT_NAME = "models"
 _STATE_NAME = "state.sqlite"
 _LEFT = (
     "checkpoints",
+    KEPT_NAME,
     "published",
     _STATE_NAME + "*",
     MODEL_NAME,
@@ -71,6 +74,22 @@ def rows_of(folder: Path) -> tuple[Row, ...]:
         with suppress(ValueError):
             rows.append(msgspec.json.decode(line, type=Row))
     return tuple(rows)
+
+
+def kept_path(folder: Path, number: int) -> Path:
+    """File of the model after round ``number``, where ``simulation.keep_every`` has it stay."""
+    return folder / KEPT_NAME / f"round-{number:04d}.safetensors"
+
+
+def kept_models(folder: Path) -> dict[int, Path]:
+    """Files of the models that stayed, by the number of the round, in order."""
+    found = {
+        path.stem.removeprefix("round-"): path for path in (folder / KEPT_NAME).glob("round-*.safetensors")
+    }
+    return {
+        number: path
+        for number, path in sorted((int(text), path) for text, path in found.items() if text.isdigit())
+    }
 
 
 def discard(folder: Path) -> None:
@@ -165,6 +184,7 @@ class SimulationFolder:
             for ended in rounds:
                 file.write(msgspec.json.encode(ended.row) + b"\n")
                 file.flush()
+                self._keep(spec, ended)
                 if time.monotonic() - last >= every:
                     self._save(checkpoints, ended.weights, ended.standing, code)
                     last = time.monotonic()
@@ -180,6 +200,13 @@ class SimulationFolder:
         checkpoints.save(standing.number, weights)
         self.carries.commit(msgspec.json.encode(_Saved(standing=standing, code=code)))
         checkpoints.prune(standing.number)
+
+    def _keep(self, spec: RunSpec, ended: Ended) -> None:
+        every, number = self.federation.simulation.keep_every, ended.row.round
+        if every and number % every == 0:
+            path = kept_path(self.path, number)
+            path.parent.mkdir(exist_ok=True)
+            store(path, tensors.dump(spec.model_of(ended.weights)))
 
     def _tabulate(self) -> None:
         rows = rows_of(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_a_run_is_written_down_with_what_it_was(tmp_path: Path) -> None:
     assert record.data.startswith("digits") or "igits" in record.data
     assert record.found.figures["up_mb"] > 0 and len(record.found.lines["accuracy"]) == 2
     assert record.machine["processor"] and record.seconds > 0
+
+
+def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
+    whole = run_arm("paper/x", Federated("tiny", TINY), "smoke", 3, tmp_path, lambda _: None)
+    (tmp_path / "record.json").unlink()
+    again = run_arm("paper/x", Federated("tiny", TINY), "smoke", 3, tmp_path, lambda _: None)
+    rows = [json.loads(line) for line in (tmp_path / "simulation/rounds.jsonl").read_text().splitlines()]
+
+    assert again.found == whole.found and again.seconds >= round(sum(row["seconds"] for row in rows), 2)
 
 
 def test_a_campaign_runs_what_is_not_there_and_keeps_what_is(tmp_path: Path) -> None:

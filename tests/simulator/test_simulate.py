@@ -201,3 +201,16 @@ def test_a_function_that_cannot_run_for_many_clients_says_what_to_set() -> None:
         ConfigError, match=r"'own' cannot run for 4 clients together.*simulation\.together = 1"
     ):
         recorded(function, 4)
+
+
+def test_models_of_rounds_stay_where_they_are_asked_for(tmp_path: Path) -> None:
+    made = edgefl.simulate(
+        federation(simulation={"keep_every": 2}, federation={"rounds": 4}), tmp_path / "out"
+    )
+
+    assert list(made.kept) == [2, 4]
+    assert made.kept[4].read_bytes() == (made.folder / "model.safetensors").read_bytes()
+    assert made.kept[2].read_bytes() != made.kept[4].read_bytes()
+
+    again = edgefl.simulate(federation(), tmp_path / "out", fresh=True)
+    assert not again.kept
