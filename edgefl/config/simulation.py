@@ -27,3 +27,6 @@ class SimulationTable(Table):
         le=1,
         description="share of the selected clients from which no update comes, drawn for each round",
     )
+    absent: tuple[str, ...] = Field(
+        (), description="patterns of clients, like weak-*, that hold their samples and never take part"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from statistics import NormalDist
 
 from edgefl.config.simulation import SimulationTable
@@ -24,6 +25,10 @@ class Fleet:
         """How many times a median client's time it takes for everything; its logarithm is normal."""
         drawn = self._uniform("slow", client)
         return math.exp(self.table.spread * NormalDist().inv_cdf(drawn))
+
+    def absent(self, client: str) -> bool:
+        """Whether it is never there."""
+        return any(fnmatchcase(client, pattern) for pattern in self.table.absent)
 
     def vanishes(self, number: int, client: str) -> bool:
         """Whether no update of it comes in round ``number``."""
