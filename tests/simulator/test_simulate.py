@@ -185,3 +185,12 @@ def test_a_function_that_cannot_run_for_many_clients_says_what_to_set() -> None:
         ConfigError, match=r"'own' cannot run for 4 clients together.*simulation\.together = 1"
     ):
         recorded(function, 4)
+
+
+def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> None:
+    some = edgefl.simulate(federation(simulation={"absent": ["weak-*"]}), tmp_path / "some")
+    every = edgefl.simulate(federation(), tmp_path / "all")
+
+    present = sum(tier.count for name, tier in some.federation.tiers.items() if name != "weak")
+    assert 0 < present < every.history[0].reports
+    assert {(row.selected, row.reports) for row in some.history} == {(present, present)}

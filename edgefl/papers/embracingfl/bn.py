@@ -49,7 +49,7 @@ ENTRY = Entry(
             "EmbracingFL is not worse with global batch norm",
             "+2.9",
             not_below(name(EMBRACING, "global"), name(EMBRACING, "static"), "accuracy", slack=0.0),
-            doubt="static batch norm is evaluated with the statistics of the test batches, which knows more than moving ones",
+            doubt="static batch norm is evaluated with the statistics of test batches, which know more than moving ones",
         ),
         Claim(
             "H4",
@@ -60,7 +60,7 @@ ENTRY = Entry(
     ),
     charts=(Chart("accuracy.svg", "Batch norm: test accuracy", "accuracy"),),
     note=(
-        "2/16 of the clients strong, the others weak, all in each round; else as embracingfl/heterogeneity. Static batch norm "
-        "is evaluated with the statistics of test batches of 500 (embracingfl.md 2.7)."
+        "2/16 of the clients strong, the others weak, all in each round; else as embracingfl/heterogeneity. Static "
+        "batch norm is evaluated with the statistics of test batches of 500 (embracingfl.md 2.7)."
     ),
 )

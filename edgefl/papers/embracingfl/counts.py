@@ -52,7 +52,9 @@ def run(_work: Work) -> Found:
             figures |= _figures(f"{_FIRST}, {model}, {tier}", counted, capacities[tier])
         for case, mix in CASES.items():
             clients = {tier: count for tier, count in mix.counts.items() if count}
-            figures[f"{_MEAN}, {model}, case {case}: C_avg"] = accounting.average_capacity(capacities, clients)
+            figures[f"{_MEAN}, {model}, case {case}: C_avg"] = accounting.average_capacity(
+                capacities, clients
+            )
     whole = build_model("resnet20")
     for tier in TABLE_10:
         slice_ = Width(whole, WIDTHS.get(tier, 1.0), "floor")
@@ -103,12 +105,16 @@ ENTRY = Entry(
         Claim("H5", "Table 1: p, a and C of nine tiers", "27 numbers", _agree(_FIRST), exact=True),
         Claim("H5", "Table 10: p, a and C of three widths", "9 numbers", _agree(_TENTH), exact=True),
         Claim(
-            "H5", "Tables 3 to 5: C_avg of ten mixes, within 0.01", "30 numbers", _agree(_MEAN, _WITHIN), exact=True
+            "H5",
+            "Tables 3 to 5: C_avg of ten mixes, within 0.01",
+            "30 numbers",
+            _agree(_MEAN, _WITHIN),
+            exact=True,
         ),
     ),
     note=(
-        f"No training. Activations are counted for 32 samples of ResNet-20 and for one of the CNN and the LSTM, as the paper "
-        f"does. C_avg is of mixes in {SIXTEENTHS}ths of the clients."
+        "No training. Activations are counted for 32 samples of ResNet-20 and for one of the CNN and the LSTM, as the "
+        f"paper does. C_avg is of mixes in {SIXTEENTHS}ths of the clients."
     ),
     seeds={"smoke": 1, "cpu": 1, "paper": 1},
 )

@@ -34,9 +34,7 @@ def arms(scale: Scale) -> Sequence[Arm]:
         *(
             Federated(
                 name(method, weak),
-                image_settings(
-                    scale, Mix(STRONG, weak=weak), method, absent=SIXTEENTHS - STRONG - weak
-                ),
+                image_settings(scale, Mix(STRONG, weak=weak), method, absent=SIXTEENTHS - STRONG - weak),
             )
             for method in (EMBRACING, WIDTH)
             for weak in ADDED
@@ -78,9 +76,10 @@ ENTRY = Entry(
     ),
     charts=(Chart("accuracy.svg", "Strong and weak clients: test accuracy", "accuracy"),),
     note=(
-        "The samples are spread over all clients once; 2/16 of them are strong, and of the others 0, 6/16 or 14/16 take part "
-        "as weak ones, the rest never (simulation.absent). Model, data and training are those of embracingfl/heterogeneity, with "
-        "all present clients in each round. 'alone' has global batch norm. The paper's column has 16 strong clients of 128 with 0, 64 "
-        "and 112 weak ones; the arms with 6/16 stand beside its 64."
+        "The samples are spread over all clients once; 2/16 of them are strong, and of the others 0, 6/16 or 14/16 "
+        "take part as weak ones, the rest never (simulation.absent). Model, data and training are those of "
+        "embracingfl/heterogeneity, with all present clients in each round. 'alone' has global batch norm. The "
+        "paper's column has 16 strong clients of 128 with 0, 64 and 112 weak ones; the arms with 6/16 stand beside "
+        "its 64."
     ),
 )

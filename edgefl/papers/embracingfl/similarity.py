@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
 import torch
 
 from edgefl.data import datasets
-from edgefl.data.dataset import Dataset
+from edgefl.data.dataset import Array, Dataset
 from edgefl.data.partition import dirichlet
-from edgefl.models.zoo.resnet import resnet20
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.resnet import resnet20
 from edgefl.papers.embracingfl.small_models import pooled_resnet8
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
 from edgefl.papers.results import Judge, Judged, Results
@@ -34,20 +34,49 @@ LAYERS: Mapping[Scale, tuple[str, str]] = {
     "paper": ("block1.conv2", "block9.conv2"),
 }
 SETTINGS: Mapping[Scale, Mapping[str, int | float | str]] = {
-    "smoke": {"data": "cifar10", "clients": 4, "samples": 200, "rounds": 2, "every": 1, "batch": 4, "held_out": 16, "lr": 0.05},
-    "cpu": {"data": "cifar10", "clients": 8, "samples": 4000, "rounds": 20, "every": 10, "batch": 32, "held_out": 64, "lr": 0.05},
-    "paper": {"data": "cifar10_jpeg", "clients": 128, "samples": 0, "rounds": 100, "every": 10, "batch": 32, "held_out": 64, "lr": 0.4},
+    "smoke": {
+        "data": "cifar10",
+        "clients": 4,
+        "samples": 200,
+        "rounds": 2,
+        "every": 1,
+        "batch": 4,
+        "held_out": 16,
+        "lr": 0.05,
+    },
+    "cpu": {
+        "data": "cifar10",
+        "clients": 8,
+        "samples": 4000,
+        "rounds": 20,
+        "every": 10,
+        "batch": 32,
+        "held_out": 64,
+        "lr": 0.05,
+    },
+    "paper": {
+        "data": "cifar10_jpeg",
+        "clients": 128,
+        "samples": 0,
+        "rounds": 100,
+        "every": 10,
+        "batch": 32,
+        "held_out": 64,
+        "lr": 0.4,
+    },
 }
 
 
 def arms(scale: Scale) -> Sequence[Arm]:
     return [
-        Computed(NAMES[scheme], _study(scheme), {"scheme": scheme, "layers": LAYERS[scale], **SETTINGS[scale]})
+        Computed(
+            NAMES[scheme], _study(scheme), {"scheme": scheme, "layers": LAYERS[scale], **SETTINGS[scale]}
+        )
         for scheme in SCHEMES
     ]
 
 
-def _study(scheme: Scheme):  # type: ignore[no-untyped-def]
+def _study(scheme: Scheme) -> Callable[[Work], Found]:
     def run(work: Work) -> Found:
         return study(scheme, work)
 
@@ -78,7 +107,10 @@ def study(scheme: Scheme, work: Work) -> Found:
         work.progress(f"{NAMES[scheme]}, {found.step} steps")
         for side, layer in ((INPUT, first), (OUTPUT, last)):
             lines[side].append((float(found.step), found.layers[layer].largest))
-    return Found({side: float(np.mean([y for _, y in line[len(line) // 2 :]])) for side, line in lines.items()}, dict(lines))
+    return Found(
+        {side: float(np.mean([y for _, y in line[len(line) // 2 :]])) for side, line in lines.items()},
+        dict(lines),
+    )
 
 
 def _model(scale: Scale, data: Dataset, seed: int) -> ModelSpec:
@@ -88,7 +120,7 @@ def _model(scale: Scale, data: Dataset, seed: int) -> ModelSpec:
     return pooled_resnet8(pool=4, widths=widths, seed=seed)
 
 
-def _rows(data: Dataset, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[type-arg]
+def _rows(data: Dataset, rows: Array) -> tuple[torch.Tensor, torch.Tensor]:
     scaled = data.train_x[rows].astype(np.float32) * np.float32(data.scale) + np.float32(data.shift)
     return torch.from_numpy(scaled), torch.from_numpy(data.train_y[rows])
 
@@ -143,13 +175,25 @@ ENTRY = Entry(
         Claim("H6", "input-side layers that are averaged are equal", "exactly 1", _is_one, exact=True),
     ),
     charts=(
-        Chart("output-side.svg", "SVCCA of the last block, largest of all pairs", OUTPUT, x="local step", y="SVCCA"),
-        Chart("input-side.svg", "SVCCA of the first layer, largest of all pairs", INPUT, x="local step", y="SVCCA"),
+        Chart(
+            "output-side.svg",
+            "SVCCA of the last block, largest of all pairs",
+            OUTPUT,
+            x="local step",
+            y="SVCCA",
+        ),
+        Chart(
+            "input-side.svg",
+            "SVCCA of the first layer, largest of all pairs",
+            INPUT,
+            x="local step",
+            y="SVCCA",
+        ),
     ),
     note=(
-        "Means of the second half of the measurements, each the largest over all pairs of clients right after an average, on "
-        "test images. At scale cpu: ResNet-8 on 8x8 means of the exact subset of CIFAR-10, stem and last block, 8 clients, "
-        "Dirichlet 0.1, 20 averages 10 steps apart, learning rate 0.05 (not tuned); the paper: ResNet-20, 128 clients, 1,000 "
-        "steps, curves only."
+        "Means of the second half of the measurements, each the largest over all pairs of clients right after an "
+        "average, on test images. At scale cpu: ResNet-8 on 8x8 means of the exact subset of CIFAR-10, stem and last "
+        "block, 8 clients, Dirichlet 0.1, 20 averages 10 steps apart, learning rate 0.05 (not tuned); the paper: "
+        "ResNet-20, 128 clients, 1,000 steps, curves only."
     ),
 )
