@@ -10,7 +10,7 @@ from edgefl.papers.results import Judge, Judged, Results, not_below, told
 
 SHOWN = (1, 4, 7)
 CLIENTS: Mapping[Scale, int] = {"smoke": 16, "cpu": 16, "paper": 128}
-LENGTHS: Mapping[Scale, int] = {"smoke": 16, "cpu": 64, "paper": 256}
+LENGTHS: Mapping[Scale, int] = {"smoke": 16, "cpu": 48, "paper": 256}
 PUBLISHED = {1: 0.8215, 4: 0.8255, 7: 0.7489}
 _PAPER: Mapping[str, object] = {
     "data.vocabulary": 10_000,
@@ -28,10 +28,10 @@ _CPU: dict[str, object] = {
     "data.vocabulary": 2000,
     "data.train_samples": 4000,
     "data.test_samples": 1000,
-    "federation.rounds": 30,
+    "federation.rounds": 25,
     "program.batch": 32,
     "program.steps": 5,
-    "program.lr": 0.3,
+    "program.lr": 0.1,
     "round.evaluate_every": 2,
     "round.lr_decay_at": [0.8, 0.9],
 }
@@ -114,8 +114,8 @@ ENTRY = Entry(
     charts=(Chart("accuracy.svg", "IMDB: test accuracy", "accuracy"),),
     note=(
         "Cases 1, 4 and 7: all strong, 87.5 % moderate, 87.5 % weak. At scale cpu: 32 features and 32 hidden units "
-        "per direction, 2,000 words, the first 64 tokens of 4,000 reviews, 16 clients, Dirichlet 0.5, all in each of "
-        "30 rounds of 5 steps of 32 (the paper: 256, 256, 10,000, 256, 25,000, 128, Dirichlet 0.1, a quarter, 400 "
+        "per direction, 2,000 words, the first 48 tokens of 4,000 reviews, 16 clients, Dirichlet 0.5, all in each of "
+        "25 rounds of 5 steps of 32 (the paper: 256, 256, 10,000, 256, 25,000, 128, Dirichlet 0.1, a quarter, 400 "
         "rounds of 10 steps)."
     ),
 )
