@@ -116,6 +116,6 @@ ENTRY = Entry(
         "Cases 1, 4 and 7: all strong, 87.5 % moderate, 87.5 % weak. At scale cpu: 32 features and 32 hidden units "
         "per direction, 2,000 words, the first 48 tokens of 4,000 reviews, 16 clients, Dirichlet 0.5, all in each of "
         "25 rounds of 5 steps of 32 (the paper: 256, 256, 10,000, 256, 25,000, 128, Dirichlet 0.1, a quarter, 400 "
-        "rounds of 10 steps)."
+        "rounds of 10 steps). The learning rate is the paper's, not tuned."
     ),
 )
