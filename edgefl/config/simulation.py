@@ -42,6 +42,9 @@ class SimulationTable(ClientsTable):
     together: int = Field(
         1, ge=1, description="clients of a tier that train in one call of each function; 1: one after another"
     )
+    absent: tuple[str, ...] = Field(
+        (), description="patterns of clients, like weak-*, that hold their samples and never take part"
+    )
     keep_every: int = Field(
         0, ge=0, description="rounds between models that stay in the folder `models`; 0: the last model alone"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import NormalDist
 
@@ -47,6 +48,10 @@ class Fleet:
         """How many times a median client's time it takes for everything; its logarithm is normal."""
         drawn = self._uniform("slow", client)
         return math.exp(self._of_tier(tier).spread * NormalDist().inv_cdf(drawn))
+
+    def absent(self, client: str) -> bool:
+        """Whether it is never there."""
+        return any(fnmatchcase(client, pattern) for pattern in self.table.absent)
 
     def vanishes(self, number: int, tier: str, client: str) -> bool:
         """Whether no update of it comes in round ``number``."""

@@ -176,6 +176,7 @@ class Rounds:
         return {
             name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
             for name, (samples, memory) in self._clients().items()
+            if not self._fleet.absent(name)
         }
 
     def _clients(self) -> dict[str, tuple[int, int]]:

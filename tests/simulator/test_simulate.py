@@ -214,3 +214,12 @@ def test_models_of_rounds_stay_where_they_are_asked_for(tmp_path: Path) -> None:
 
     again = edgefl.simulate(federation(), tmp_path / "out", fresh=True)
     assert not again.kept
+
+
+def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> None:
+    some = edgefl.simulate(federation(simulation={"absent": ["weak-*"]}), tmp_path / "some")
+    every = edgefl.simulate(federation(), tmp_path / "all")
+
+    present = sum(tier.count for name, tier in some.federation.tiers.items() if name != "weak")
+    assert 0 < present < every.history[0].reports
+    assert {(row.selected, row.reports) for row in some.history} == {(present, present)}

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from edgefl.papers.embracingfl import device
+from edgefl.papers.embracingfl import bn, counts, device, heterogeneity, scaling, similarity, text, theory
 from edgefl.papers.entry import Entry
 
-ENTRIES: tuple[Entry, ...] = (device.ENTRY,)
+ENTRIES: tuple[Entry, ...] = (
+    heterogeneity.ENTRY,
+    scaling.ENTRY,
+    bn.ENTRY,
+    counts.ENTRY,
+    similarity.ENTRY,
+    theory.ENTRY,
+    text.ENTRY,
+    device.ENTRY,
+)
