@@ -11,21 +11,29 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.simulator.operations.calls import compiled
+from edgefl.simulator.operations.folding import fold
+from edgefl.simulator.operations.layout import channels_last
+from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from exporters.bundle.features import FEATURES, features_of
-from exporters.capture.trace import joint_graph
+from exporters.capture.graph import Table, graph_of
+from exporters.capture.trace import capture
 from exporters.front.tier import Exchange, Tier
 
 _COMMON = frozenset({"weights", "hyper"})
 """Roles that are the same for all clients of a round; of all others each client has its own."""
+
+_AS_THEY_RAN: Table = {}
+"""Torch's own operations, none rewritten for an engine of devices."""
+_HERE = torch.device("cpu")
 
 Recorded = Callable[[Mapping[str, Tensor]], Tensors]
 """Inputs by port -> outputs by port. For many clients, all but weights and scalars have these in front."""
@@ -72,49 +80,61 @@ class Functions:
 
 
 def recorded(function: Function, clients: int) -> Recorded:
-    """``function`` as a list of operations. Inputs that are not given are those that nothing depends on: zeros."""
-    joint = joint_graph(function)
-    module, outputs = joint.module, tuple(joint.outputs)
-    # Zeros, expanded: what nobody reads takes no memory.
-    fill = {
-        name: torch.zeros((), dtype=spec.dtype).expand(spec.shape) for name, spec in function.inputs.items()
-    }
+    """``function`` as a list of operations. Inputs of the role ``state`` that it replaces are given up: their memory is
+    written to."""
+    captured = capture(function, _AS_THEY_RAN)
+    inputs, outputs, module = tuple(captured.inputs), tuple(captured.outputs), captured.module
+    fold(module, _HERE)
+    fuse(module)
     if clients > 1:
-        module = _for_many(
-            function.name, module, [role_of(name) in _COMMON for name in fill], list(fill.values()), clients
-        )
-        fill = {
-            name: each if role_of(name) in _COMMON else each.expand(clients, *each.shape)
-            for name, each in fill.items()
-        }
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    index = (torch.arange(clients),) if clients > 1 else ()
+        module = _for_many(function, inputs, module, clients)
+        fold(module, _HERE)
+        fuse(module)
+    else:
+        channels_last(module)
+    own_results(module, [role_of(name) == "state" for name in outputs])
+    in_place(module, _replaced(inputs, outputs))
+    call = compiled(module)
 
     def run(given: Mapping[str, Tensor]) -> Tensors:
         with torch.no_grad():
-            results = module(*index, *(given.get(name, fill[name]) for name in fill))
+            results = call(*[given[name] for name in inputs])
         return dict(zip(outputs, results, strict=True))
 
     return run
 
 
-def _for_many(
-    name: str, module: torch.fx.GraphModule, common: Sequence[bool], arguments: Sequence[Tensor], clients: int
-) -> torch.fx.GraphModule:
-    # A number for each client, so that a function which reads nothing of its own has clients, too.
-    def flat(_client: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(module(*given))
+def _replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
+    """Numbers of the inputs that are state, and those of the outputs in their place."""
+    return {
+        place: outputs.index(name)
+        for place, name in enumerate(inputs)
+        if role_of(name) == "state" and name in outputs
+    }
 
-    mapped = torch.func.vmap(flat, in_dims=(0, *(None if each else 0 for each in common)))
+
+def _for_many(
+    function: Function, inputs: Sequence[str], module: torch.fx.GraphModule, clients: int
+) -> torch.fx.GraphModule:
+    """``module`` with the clients in front of all that is a client's own."""
+    common = [role_of(name) in _COMMON for name in inputs]
+    specs = [function.inputs[name] for name in inputs]
+
+    def mapped(*given: Tensor) -> tuple[Tensor, ...]:
+        # A number for each client, so that a function which reads nothing of its own has clients, too.
+        def one(_client: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+            return tuple(module(*own))
+
+        axes = (0, *(None if each else 0 for each in common))
+        return tuple(torch.func.vmap(one, in_dims=axes)(torch.arange(clients), *given))
+
     example = [
-        each.clone() if shared else each.expand(clients, *each.shape).clone()
-        for each, shared in zip(arguments, common, strict=True)
+        torch.zeros(spec.shape if shared else (clients, *spec.shape), dtype=spec.dtype)
+        for spec, shared in zip(specs, common, strict=True)
     ]
     try:
-        made: torch.fx.GraphModule = make_fx(mapped)(torch.arange(clients), *example)
+        return graph_of(mapped, example, _AS_THEY_RAN, fake=True)
     except Exception as error:  # vmap knows not every op, and says so by many classes
         raise ConfigError(
-            f"function {name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
+            f"function {function.name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
         ) from error
-    return made
