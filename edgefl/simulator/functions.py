@@ -16,7 +16,8 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.simulator.operations.calls import compiled
 from edgefl.simulator.operations.folding import fold
-from edgefl.simulator.operations.layout import channels_last
+from edgefl.simulator.operations.layout import channels_last, large_first
+from edgefl.simulator.operations.pooling import pool_first
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
@@ -31,6 +32,7 @@ from exporters.front.tier import Exchange, Tier
 _COMMON = frozenset({"weights", "hyper"})
 """Roles that are the same for all clients of a round; of all others each client has its own."""
 
+_IMAGES = frozenset({"batch", "noise"})
 _AS_THEY_RAN: Table = {}
 """Torch's own operations, none rewritten for an engine of devices."""
 _HERE = torch.device("cpu")
@@ -91,7 +93,9 @@ def recorded(function: Function, clients: int) -> Recorded:
         fold(module, _HERE)
         fuse(module)
     else:
-        channels_last(module)
+        pool_first(module)
+        channels_last(module, [role_of(name) in _IMAGES for name in inputs])
+        large_first(module)
     own_results(module, [role_of(name) == "state" for name in outputs])
     in_place(module, _replaced(inputs, outputs))
     call = compiled(module)

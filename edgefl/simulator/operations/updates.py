@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -25,13 +26,15 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def fuse(module: fx.GraphModule) -> None:
-    """Sums with multiples in one pass each."""
+    """Sums with multiples in one pass each, and what a mask leaves."""
     negated: dict[fx.Node, fx.Node] = {}
     for node in list(module.graph.nodes):
         if node.target is _aten.sub.Tensor and len(node.args) == 2 and not node.kwargs:
             _descent(module.graph, node, negated)
         elif node.target is _aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
             _sum_with_multiple(node)
+        elif node.target is _aten.where.self:
+            _kept_above(module, node)
     module.graph.eliminate_dead_code()
 
 
@@ -68,6 +71,28 @@ def _sum_with_multiple(node: fx.Node) -> None:
                 node.args = other, multiple.args[0]  # type: ignore[union-attr]
                 node.kwargs = {"alpha": multiple.args[1]}  # type: ignore[union-attr]
                 return
+
+
+def _kept_above(module: fx.GraphModule, node: fx.Node) -> None:
+    """``where(x >= c, y, 0)`` as a threshold, which has a kernel of its own: dropout, with its noise for x."""
+    mask, kept, otherwise = node.args
+    if not (isinstance(mask, fx.Node) and mask.target is _aten.ge.Scalar and _is_zero(module, otherwise)):
+        return
+    noise, least = mask.args
+    if not all(_alike(each, node) for each in (noise, kept)) or fake_value(node).dtype != torch.float32:
+        return
+    below = float(np.nextafter(np.float32(least), np.float32(-np.inf)))  # type: ignore[arg-type]
+    with module.graph.inserting_before(node):
+        made = _new(module.graph, _aten.threshold_backward.default, (kept, noise, below), node)
+    node.replace_all_uses_with(made)
+
+
+def _is_zero(module: fx.GraphModule, node: object) -> bool:
+    if not isinstance(node, fx.Node):
+        return False
+    return node.target is _aten.zeros_like.default or (
+        node.op == "get_attr" and not getattr(module, str(node.target)).any()
+    )
 
 
 def _new(
