@@ -29,7 +29,7 @@ class _Writer:
         given = [self._name(node) for node in nodes if node.op == "placeholder"]
         lines = [line for node in nodes for line in self._lines(node)]
         text = "\n    ".join((f"def run({', '.join(given)}):", *lines))
-        exec(compile(text, "<recorded>", "exec"), self._known)  # noqa: S102: written here, of names and numbers
+        exec(compile(text, "<recorded>", "exec"), self._known)
         run: Call = self._known["run"]
         return run
 
@@ -41,7 +41,11 @@ class _Writer:
             return []
         if node.op == "output":
             return [f"return {self._text(node.args[0])}"]
-        dying = [self._name(used) for used in node.all_input_nodes if self._last[used] is node and used.op != "get_attr"]
+        dying = [
+            self._name(used)
+            for used in node.all_input_nodes
+            if self._last[used] is node and used.op != "get_attr"
+        ]
         drop = [f"{' = '.join(dying)} = None"] if dying else []
         return [f"{self._name(node)} = {self._call(node)}", *drop]
 

@@ -24,14 +24,14 @@ _SWAPS = frozenset({_aten.t.default, _aten.transpose.int})
 _COPIES = frozenset({_aten.alias.default, _aten.detach.default})
 
 
-def fold(module: fx.GraphModule, device: torch.device) -> None:
+def fold(module: fx.GraphModule) -> None:
     """Shorten the list. No op of ``module`` writes into what it is given."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         if (same := _same(node)) is not None:
             node.replace_all_uses_with(same)
-        elif (value := _value(module, node, device)) is not None:
+        elif (value := _value(module, node)) is not None:
             _keep(module, node, value)
     module.graph.eliminate_dead_code()
 
@@ -45,7 +45,11 @@ def _same(node: fx.Node) -> fx.Node | None:
         return first
     if node.target in _RESHAPES and fake_value(node).shape == fake_value(first).shape:
         return first
-    if node.target is _aten.mul.Scalar and node.args[1] == 1 and fake_value(node).dtype == fake_value(first).dtype:
+    if (
+        node.target is _aten.mul.Scalar
+        and node.args[1] == 1
+        and fake_value(node).dtype == fake_value(first).dtype
+    ):
         return first
     if node.target in _SWAPS and first.target is node.target and {*first.args[1:]} == {*node.args[1:]}:
         inner = first.args[0]
@@ -53,7 +57,7 @@ def _same(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _value(module: fx.GraphModule, node: fx.Node, device: torch.device) -> Tensor | None:
+def _value(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
     """What the node gives whatever the inputs are; None if they decide, or if it is large."""
     found = node.meta.get("val")
     if not isinstance(found, Tensor) or found.nbytes > _MOST_BYTES:
@@ -62,7 +66,7 @@ def _value(module: fx.GraphModule, node: fx.Node, device: torch.device) -> Tenso
     args: tuple[Any, ...] = node.args
     if target in _OF_A_SHAPE:
         like = fake_value(args[0])
-        args = torch.empty(like.shape, dtype=like.dtype, device=device), *args[1:]
+        args = torch.empty(like.shape, dtype=like.dtype), *args[1:]
     if any(each.op != "get_attr" for each in _nodes(args, node.kwargs)):
         return None
     read = fx.node.map_arg((args, node.kwargs), lambda each: getattr(module, str(each.target)))

@@ -65,7 +65,9 @@ def _last(graph: fx.Graph, given: fx.Node) -> fx.Node:
     return _after(graph, given, _aten.contiguous.default, (given,), memory_format=torch.channels_last)
 
 
-def _after(graph: fx.Graph, given: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], **more: Any) -> fx.Node:
+def _after(
+    graph: fx.Graph, given: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], **more: Any
+) -> fx.Node:
     with graph.inserting_after(given):
         made = graph.call_function(target, args, more)
     made.meta["val"] = target(*fx.node.map_arg(args, fake_value), **more)

@@ -30,13 +30,13 @@ def _backward(relu: fx.Node, pool: fx.Node) -> list[tuple[fx.Node, fx.Node]] | N
     others = [node for node in relu.users if node is not pool]
     pools = [node for node in others if node.target is _POOL_BACK and node.args[1] is relu]
     relus = [node for node in others if node.target is _RELU_BACK and node.args[1:] == (relu, 0)]
-    pairs = [(back, after) for back in pools for after in relus if after.args[0] is back and len(back.users) == 1]
+    pairs = [
+        (back, after) for back in pools for after in relus if after.args[0] is back and len(back.users) == 1
+    ]
     return pairs if len(others) == 2 * len(pairs) else None
 
 
-def _exchange(
-    graph: fx.Graph, relu: fx.Node, pool: fx.Node, backward: list[tuple[fx.Node, fx.Node]]
-) -> None:
+def _exchange(graph: fx.Graph, relu: fx.Node, pool: fx.Node, backward: list[tuple[fx.Node, fx.Node]]) -> None:
     whole = cast(fx.Node, relu.args[0])
     pool.update_arg(0, whole)
     maxima = [node for node in pool.users if node.target is operator.getitem and node.args[1] == 0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import fx
 
-from exporters.capture.nodes import fake_value, results
+from exporters.capture.nodes import fake_value, node_argument, results
 
 _aten = torch.ops.aten
 _PRODUCTS: Mapping[Any, Any] = {
@@ -43,34 +43,41 @@ def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) ->
     weights, multiple = node.args
     if not _only(multiple, _aten.mul.Tensor):
         return
-    rate, gradient = sorted(multiple.args, key=lambda each: not _is_scalar(each))  # type: ignore[union-attr]
-    if not _is_scalar(rate) or not all(_alike(each, node) for each in (weights, gradient)):
+    first, second = sorted(cast(fx.Node, multiple).args, key=lambda each: not _is_scalar(each))
+    if not _is_scalar(first) or not all(_alike(each, node) for each in (weights, second)):
         return
-    with graph.inserting_before(node):
-        if _only(gradient, *_PRODUCTS):
-            left, right = gradient.args  # type: ignore[union-attr]
-            if rate not in negated:
-                with graph.inserting_after(rate):  # type: ignore[arg-type]
-                    negated[rate] = _new(graph, _aten.neg.default, (rate,), rate)
-            # The smaller factor is multiplied, in place of their product.
-            if fake_value(left).numel() <= fake_value(right).numel():
-                left = _new(graph, _aten.mul.Tensor, (left, negated[rate]), left)
-            else:
-                right = _new(graph, _aten.mul.Tensor, (right, negated[rate]), right)
-            made = _new(graph, _PRODUCTS[gradient.target], (weights, left, right), node)  # type: ignore[union-attr]
-        else:
+    rate, gradient = cast(fx.Node, first), cast(fx.Node, second)
+    if _only(gradient, *_PRODUCTS):
+        if rate not in negated:
+            with graph.inserting_after(rate):
+                negated[rate] = _new(graph, _aten.neg.default, (rate,), rate)
+        made = _added_product(graph, node, gradient, negated[rate])
+    else:
+        with graph.inserting_before(node):
             made = _new(graph, _aten.addcmul.default, (weights, rate, gradient), node, {"value": -1})
     node.replace_all_uses_with(made)
+
+
+def _added_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Node) -> fx.Node:
+    """``w + rate * (a b)``, of which the smaller factor is multiplied in place of the product."""
+    left, right = node_argument(product, 0), node_argument(product, 1)
+    with graph.inserting_before(node):
+        if fake_value(left).numel() <= fake_value(right).numel():
+            left = _new(graph, _aten.mul.Tensor, (left, rate), left)
+        else:
+            right = _new(graph, _aten.mul.Tensor, (right, rate), right)
+        return _new(graph, _PRODUCTS[product.target], (node.args[0], left, right), node)
 
 
 def _sum_with_multiple(node: fx.Node) -> None:
     """``c * a + b`` with a number c."""
     for multiple, other in (node.args, tuple(reversed(node.args))):
-        if _only(multiple, _aten.mul.Tensor) and isinstance(multiple.args[1], float):  # type: ignore[union-attr]
-            if all(_alike(each, node) for each in (multiple.args[0], other)):  # type: ignore[union-attr]
-                node.args = other, multiple.args[0]  # type: ignore[union-attr]
-                node.kwargs = {"alpha": multiple.args[1]}  # type: ignore[union-attr]
-                return
+        if not _only(multiple, _aten.mul.Tensor):
+            continue
+        whole, number = cast(fx.Node, multiple).args
+        if isinstance(number, float) and all(_alike(each, node) for each in (whole, other)):
+            node.args, node.kwargs = (other, whole), {"alpha": number}
+            return
 
 
 def _kept_above(module: fx.GraphModule, node: fx.Node) -> None:
@@ -96,7 +103,11 @@ def _is_zero(module: fx.GraphModule, node: object) -> bool:
 
 
 def _new(
-    graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], like: Any, kwargs: dict[str, Any] | None = None
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    like: Any,
+    kwargs: dict[str, Any] | None = None,
 ) -> fx.Node:
     made = graph.call_function(target, args, kwargs or {})
     made.meta["val"] = fake_value(like)
@@ -123,16 +134,23 @@ def _alike(node: object, like: fx.Node) -> bool:
 
 
 def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
-    """Give each result that is ``owned`` memory of its own, so that it may be written to; drop copies of all others."""
+    """Give each result that is ``owned`` memory of its own, so that it may be written to; drop copies of all others. No
+    result is bfloat16, which ports never are."""
     graph, output = module.graph, module.graph.output_node()
-    found = []
+    found: list[fx.Node] = []
     for node, own in zip(results(graph), owned, strict=True):
-        if own and (node in found or node.op != "call_function" or _is_view(node)):
-            with graph.inserting_before(output):
-                node = _new(graph, _aten.clone.default, (node,), node, {"memory_format": torch.contiguous_format})
-        elif not own and node.target is _aten.clone.default:
-            node = node.args[0]  # type: ignore[assignment]
-        found.append(node)
+        shared = node in found or node.op != "call_function" or _is_view(node)
+        with graph.inserting_before(output):
+            if fake_value(node).dtype == torch.bfloat16:
+                made = _new(graph, _aten._to_copy.default, (node,), node, {"dtype": torch.float32})
+            elif own and shared:
+                made = _new(
+                    graph, _aten.clone.default, (node,), node, {"memory_format": torch.contiguous_format}
+                )
+            else:
+                made = node
+        copied = not own and made.target is _aten.clone.default
+        found.append(node_argument(made, 0) if copied else made)
     output.args = (tuple(found),)
     graph.eliminate_dead_code()
 
@@ -144,7 +162,7 @@ def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     made = results(module.graph)
     for number, result in replaced.items():
-        old, new = inputs[number], made[result]
+        old, new = cast(fx.Node, inputs[number]), made[result]
         if new.target in _IN_PLACE and new.args[0] is old and _last(old, new, order):
             new.target = _IN_PLACE[new.target]
 
@@ -152,11 +170,15 @@ def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
 def _last(old: fx.Node, new: fx.Node, order: Mapping[fx.Node, int]) -> bool:
     """Whether nothing reads ``old`` or a view of it after ``new``, nor ``new`` a view of it."""
     views = [old]
-    for view in views:
+    for view in views:  # which grows
         for reader in view.users:
             if reader is new and view is old:
                 continue
-            if order.get(reader, len(order)) > order.get(new, len(order)) or reader.op == "output" or reader is new:
+            if (
+                order.get(reader, len(order)) > order.get(new, len(order))
+                or reader.op == "output"
+                or reader is new
+            ):
                 return False
             if _is_view(reader):
                 views.append(reader)
