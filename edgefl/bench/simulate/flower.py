@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from edgefl.bench.simulate import flower  # by its name: actors look up what they run
-
-    flower.main(Path(sys.argv[1]))
+    import_module("edgefl.bench.simulate.flower").main(
+        Path(sys.argv[1])
+    )  # by its name: actors look up what they run

@@ -14,10 +14,12 @@ FEDERATION = "federation.toml"
 
 def main(folder: Path) -> None:
     """``edgefl simulate``; the model is evaluated when the rounds are over."""
+    from device_runtime.memory import return_memory_late
     from edgefl.api.simulate import Simulation, prepare_simulation
     from edgefl.simulator.plan import Plan
     from edgefl.system.distribution import version
 
+    return_memory_late()
     prepared = prepare_simulation(folder / FEDERATION, folder / "out")
     moments = []
     for _ in prepared.rounds():

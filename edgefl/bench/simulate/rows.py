@@ -23,6 +23,8 @@ from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
 from edgefl.wire.errors import ConfigError, EdgeflError
 
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""An engine has its own default."""
 _LOOK_S = 0.05
 _LAST = 400
 
@@ -91,7 +93,8 @@ def measure(
         say(f"{task.name}: the data of {task.clients:,} clients")
         task.write(folder, engine.simulation)
         say(f"{task.name}: {task.rounds} rounds of {engine.name}")
-        environment = {**os.environ, **engine.environment, **_quiet(engine, path)}
+        inherited = {key: value for key, value in os.environ.items() if key not in _THREADS}
+        environment = {**inherited, **engine.environment, **_quiet(engine, path)}
         found, peak = _run([python, "-m", f"edgefl.bench.simulate.{engine.module}", name], environment)
     return SimulateRow(
         task=task.name,

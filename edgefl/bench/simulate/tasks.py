@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ class Task:
             dataset.scale,
             dataset.shift,
         )
-        Work.write(
-            folder, job, (dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y), parts
-        )
+        Work.write(folder, job, (dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y), parts)
 
     def _federation(self, data: dict[str, Any], simulation: dict[str, Any]) -> Federation:
         tables = {
@@ -107,8 +105,6 @@ def skewed(dataset: Dataset, clients: int, seed: int = 0) -> Dataset:
 
 
 def _of(dataset: Dataset, rows: Sequence[int], owners: Sequence[int]) -> Dataset:
-    from dataclasses import replace
-
     chosen: Array = np.array(rows)
     return replace(
         dataset,

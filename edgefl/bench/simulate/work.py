@@ -21,8 +21,8 @@ _JOB = "job.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: ``rounds`` rounds of ``per_round`` of ``clients`` clients, who make ``steps`` steps of ``batch`` rows.
-    Samples become floats as ``x * scale + shift``."""
+    """What is trained: ``rounds`` rounds of ``per_round`` of ``clients`` clients, who make ``steps`` steps of ``batch``
+    rows. Samples become floats as ``x * scale + shift``."""
 
     model: str
     clients: int
@@ -91,6 +91,11 @@ class Work:
 
 def tell(moments: Sequence[float], accuracy: float, version: str) -> None:
     """What a process that ran an engine says at its end: ``moments`` are those at which a round ended, in seconds."""
-    found = {"seconds": moments[-1] - moments[0], "rounds": len(moments) - 1, "accuracy": accuracy, "version": version}
+    found = {
+        "seconds": moments[-1] - moments[0],
+        "rounds": len(moments) - 1,
+        "accuracy": accuracy,
+        "version": version,
+    }
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     sys.stdout.flush()

@@ -13,7 +13,14 @@ from edgefl.cli.output import errors, print_table, progress
 if TYPE_CHECKING:
     from edgefl.bench.simulate.rows import SimulateRow
 
-TaskName = StrEnum("TaskName", {name: name for name in ("pfl-cifar10", "flute-mnist", "linear")})
+
+class TaskName(StrEnum):
+    """Those of :data:`edgefl.bench.simulate.tasks.TASKS`."""
+
+    pfl = "pfl-cifar10"
+    flute = "flute-mnist"
+    linear = "linear"
+
 
 _SIMULATE = """
 Clients per second of simulators on this machine, one engine after another, each in processes of its own.
@@ -48,7 +55,9 @@ def simulate(
     task: Annotated[list[TaskName] | None, typer.Option(help="may be repeated; default: all")] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="edgefl, edgefl-1-thread, edgefl-workers, pfl or flower; may be repeated; default: all"),
+        typer.Option(
+            help="edgefl, edgefl-1-thread, edgefl-workers, pfl or flower; may be repeated; default: all"
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=0, help="in place of the task's own; 0: those")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
@@ -62,7 +71,9 @@ def simulate(
     wanted = chosen(engine or [])
     with progress() as tell:
         for name in task or TaskName:
-            for each in wanted if name != TaskName.linear else [one for one in wanted if one.name == "edgefl"]:
+            for each in (
+                wanted if name != TaskName.linear else [one for one in wanted if one.name == "edgefl"]
+            ):
                 try:
                     for size in TASKS[name]:
                         rows.append(measure(size, each, rounds=rounds, say=tell))
