@@ -57,6 +57,6 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("edgefl.bench.simulate.rows.make", offline)
     with pytest.raises(EdgeflError, match="pfl cannot be installed: no network"):
         measure(TINY, engines()["pfl"])
-    with pytest.raises(EdgeflError, match=r"edgefl\.bench\.simulate\.ours ended: .*nothing"):
+    with pytest.raises(EdgeflError, match=r"-m edgefl simulate ended: .*nothing"):
         measure(replace(TINY, model="nothing"), engines()["edgefl"])
     assert {name for name, sizes in TASKS.items() if len(sizes) > 1} == {"linear"}

@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     moments: list[float] = []
     ended: list[Any] = []
 
-    class Timed(FedAvg):  # type: ignore[misc]
+    class Timed(FedAvg):
         def aggregate_train(self, *given: Any, **named: Any) -> Any:
             found = super().aggregate_train(*given, **named)
             moments.append(time.perf_counter())
@@ -80,7 +80,6 @@ def main(folder: Path) -> None:
     client, server = ClientApp(), ServerApp()
     client.train()(train)
 
-    @server.main()  # type: ignore[untyped-decorator]
     def run(grid: Any, context: Any) -> None:
         strategy = Timed(
             fraction_train=job.per_round / job.clients,
@@ -91,6 +90,7 @@ def main(folder: Path) -> None:
         start = ArrayRecord(_module().state_dict())
         ended.append(strategy.start(grid=grid, initial_arrays=start, num_rounds=job.rounds))
 
+    server.main()(run)
     run_simulation(
         server_app=server,
         client_app=client,

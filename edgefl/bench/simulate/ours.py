@@ -1,36 +1,37 @@
-"""The process that simulates with edgefl, ``python -m edgefl.bench.simulate.ours FOLDER``: a federation file, as anybody
-writes one."""
+"""edgefl's own engine: the command that anybody types, and what it leaves."""
 
 from __future__ import annotations
 
-import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from edgefl.bench.simulate.work import tell
+from edgefl.config import load
+from edgefl.setup.data import open_data
+from edgefl.simulator.folder import MODEL_NAME
+from edgefl.simulator.plan import Plan
+from edgefl.system.distribution import version
+from edgefl.wire import tensors
 
 FEDERATION = "federation.toml"
+_OUT = "out"
 
 
-def main(folder: Path) -> None:
-    """``edgefl simulate``; the model is evaluated when the rounds are over."""
-    from device_runtime.memory import return_memory_late
-    from edgefl.api.simulate import Simulation, prepare_simulation
-    from edgefl.simulator.plan import Plan
-    from edgefl.system.distribution import version
+def arguments(folder: Path) -> list[str]:
+    """Of Python."""
+    return ["-m", "edgefl", "simulate", str(folder / FEDERATION), "--out", str(folder / _OUT), "--json"]
 
-    return_memory_late()
-    prepared = prepare_simulation(folder / FEDERATION, folder / "out")
-    moments = []
-    for _ in prepared.rounds():
-        moments.append(time.perf_counter())
-    federation = prepared.federation
+
+def found(folder: Path, moments: Sequence[float]) -> dict[str, Any]:
+    """As :func:`edgefl.bench.simulate.work.tell` has it; ``moments`` are those at which the command told of a round."""
+    federation = load(folder / FEDERATION)
     each = federation.round.model_copy(update={"evaluate_every": 1})
-    spec = Plan.of(federation.model_copy(update={"round": each}), prepared.dataset).spec
+    spec = Plan.of(federation.model_copy(update={"round": each}), open_data(federation)).spec
     assert spec.evaluate is not None
-    found = spec.evaluate(Simulation(prepared.folder).model)
-    tell(moments, found["accuracy"], version())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    accuracy = spec.evaluate(tensors.load((folder / _OUT / MODEL_NAME).read_bytes()))["accuracy"]
+    return {
+        "seconds": moments[-1] - moments[0],
+        "rounds": len(moments) - 1,
+        "accuracy": accuracy,
+        "version": version(),
+    }

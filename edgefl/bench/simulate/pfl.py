@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     job, draw = work.job, np.random.default_rng(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    module = MODELS[job.model]()
+    module: Any = MODELS[job.model]()
 
     def loss(self: Any, x: Any, y: Any, eval: bool = False) -> Any:
         self.eval() if eval else self.train()
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     def metrics(self: Any, x: Any, y: Any, eval: bool = True) -> dict[str, object]:
         return {}
 
-    module.loss, module.metrics = (types.MethodType(each, module) for each in (loss, metrics))  # type: ignore[assignment]
+    module.loss, module.metrics = (types.MethodType(each, module) for each in (loss, metrics))
 
     def data_of(user: int) -> Any:
         x, y = work.client(user, draw)
@@ -53,7 +53,7 @@ def main(folder: Path) -> None:
 
     moments: list[float] = []
 
-    class Clock(TrainingProcessCallback):  # type: ignore[misc]
+    class Clock(TrainingProcessCallback):
         def after_central_iteration(self, *_: object, **__: object) -> tuple[bool, Any]:
             moments.append(time.perf_counter())
             return False, Metrics()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import psutil
 
 from edgefl.bench.common.peers import make, peers
 from edgefl.bench.common.turns import import_path
+from edgefl.bench.simulate import ours
 from edgefl.bench.simulate.tasks import Task
 from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
@@ -48,11 +50,11 @@ class SimulateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Engine:
-    """``peer``: the environment that it runs in (:mod:`edgefl.bench.common.peers`), "" for ours. ``simulation``: the table
-    of the federation file."""
+    """``peer``: the environment that it runs in (:mod:`edgefl.bench.common.peers`), and ``module`` what runs it there; ""
+    for ours. ``simulation``: the table of the federation file."""
 
     name: str
-    module: str
+    module: str = ""
     peer: str = ""
     simulation: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -62,11 +64,11 @@ def engines() -> dict[str, Engine]:
     """By name: edgefl by itself, with a worker on each core, with one thread, and those of others."""
     one = {"OMP_NUM_THREADS": "1"}
     found = [
-        Engine("edgefl", "ours"),
-        Engine("edgefl-1-thread", "ours", environment=one),
-        Engine("edgefl-workers", "ours", simulation={"workers": cores()}, environment=one),
-        Engine("pfl", "pfl", "pfl"),
-        Engine("flower", "flower", "flower-simulation"),
+        Engine("edgefl"),
+        Engine("edgefl-1-thread", environment=one),
+        Engine("edgefl-workers", simulation={"workers": cores()}, environment=one),
+        Engine("pfl", module="pfl", peer="pfl"),
+        Engine("flower", module="flower", peer="flower-simulation"),
     ]
     known = SimulationTable.model_fields
     return {each.name: each for each in found if not {*each.simulation} - {*known}}
@@ -95,7 +97,13 @@ def measure(
         say(f"{task.name}: {task.rounds} rounds of {engine.name}")
         inherited = {key: value for key, value in os.environ.items() if key not in _THREADS}
         environment = {**inherited, **engine.environment, **_quiet(engine, path)}
-        found, peak = _run([python, "-m", f"edgefl.bench.simulate.{engine.module}", name], environment)
+        module = ["-m", f"edgefl.bench.simulate.{engine.module}", name]
+        arguments = module if engine.peer else ours.arguments(folder)
+        told, peak = _run([python, *arguments], environment)
+        if engine.peer:
+            found: dict[str, Any] = json.loads(told[-1].text)
+        else:
+            found = ours.found(folder, [line.moment for line in told])
     return SimulateRow(
         task=task.name,
         engine=engine.name,
@@ -116,15 +124,23 @@ def _quiet(engine: Engine, path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(path), **quiet} if engine.peer else {}
 
 
-def _run(command: list[str], environment: dict[str, str]) -> tuple[dict[str, Any], int]:
-    """What the process told in its last line, and the peak of its memory; EdgeflError with its last words."""
+@dataclass(frozen=True)
+class _Line:
+    moment: float
+    text: str
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[list[_Line], int]:
+    """The lines that the process wrote, and the peak of its memory; EdgeflError with its last words."""
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process,
     ):
+        assert process.stdout is not None
         memory = _Memory(process.pid)
         try:
-            told = process.communicate()[0].strip().splitlines()
+            told = [_Line(time.perf_counter(), line) for line in process.stdout if line.strip()]
+            process.wait()
         except BaseException:
             process.terminate()
             raise
@@ -133,9 +149,8 @@ def _run(command: list[str], environment: dict[str, str]) -> tuple[dict[str, Any
         if process.returncode:
             log.seek(0)
             words = (log.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-            raise EdgeflError(f"{' '.join(command[:3])} ended: {words[-_LAST:]}")
-    found: dict[str, Any] = json.loads(told[-1])
-    return found, memory.peak
+            raise EdgeflError(f"{' '.join(command[1:4])} ended: {words[-_LAST:]}")
+    return told, memory.peak
 
 
 class _Memory:
