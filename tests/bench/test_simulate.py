@@ -46,7 +46,7 @@ def test_skewed_clients_have_two_classes_and_sizes_of_a_power_law() -> None:
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"no engine 'nobody'; there are: edgefl, .*pfl, flower"):
+    with pytest.raises(ConfigError, match=r"no engine 'nobody'; there are: edgefl, .*pfl-1-thread, flower"):
         chosen(["nobody"])
     with pytest.raises(ConfigError, match="--rounds begin at 2"):
         measure(TINY, engines()["edgefl"], rounds=1)

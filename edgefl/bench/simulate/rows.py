@@ -61,13 +61,14 @@ class Engine:
 
 
 def engines() -> dict[str, Engine]:
-    """By name: edgefl by itself, with a worker on each core, with one thread, and those of others."""
+    """By name: edgefl and pfl with torch's default threads and with one, edgefl with a worker on each core, and Flower."""
     one = {"OMP_NUM_THREADS": "1"}
     found = [
         Engine("edgefl"),
         Engine("edgefl-1-thread", environment=one),
         Engine("edgefl-workers", simulation={"workers": cores()}, environment=one),
         Engine("pfl", module="pfl", peer="pfl"),
+        Engine("pfl-1-thread", module="pfl", peer="pfl", environment=one),
         Engine("flower", module="flower", peer="flower-simulation"),
     ]
     known = SimulationTable.model_fields
