@@ -35,9 +35,9 @@ itself. The first round, in which engines get ready, is not counted. Nothing is 
 is of all processes of an engine together.
 
 edgefl runs with its default settings, with one thread (edgefl-1-thread), and with a worker on each core (edgefl-workers);
-pfl 0.6 with torch's default threads and with one (pfl-1-thread); Flower on Ray with an actor on each core. Those of others have environments of
-their own, which are made when they are needed (`edgefl bench peer pfl`, `... flower-simulation`); one that cannot be
-installed is told and left out.
+pfl 0.6 with torch's default threads and with one (pfl-1-thread); Flower on Ray with an actor on each core. Those of
+others have environments of their own, which are made when they are needed (`edgefl bench peer pfl`, `...
+flower-simulation`); one that cannot be installed is told and left out.
 
 Examples:
 
