@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
@@ -208,6 +209,12 @@ def prepare_simulation(
     if resume and fresh:
         raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
     refuse_missing(whole.simulation)
+    if whole.simulation.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "simulation.device is cuda, which needs an NVIDIA GPU and a torch that can use it, and torch finds none here; "
+            "choose cpu",
+            device="cuda",
+        )
     dataset = open_data(whole)
     names = device_names(whole)
     own = own_data(whole, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_serializer, field_validator, model_validator
@@ -40,7 +40,14 @@ class SimulationTable(ClientsTable):
     """What `edgefl simulate` adds to a federation; no other command reads it."""
 
     together: int = Field(
-        1, ge=1, description="clients of a tier that train in one call of each function; 1: one after another"
+        0,
+        ge=0,
+        description="clients of a tier that train in one call of each function; 1: one after another; 0: several where "
+        "the model is small and has no convolutions",
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where clients train; cuda: an NVIDIA GPU")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of products in local steps; weights, losses and sums stay float32"
     )
     absent: tuple[str, ...] = Field(
         (), description="patterns of clients, like weak-*, that hold their samples and never take part"

@@ -24,7 +24,7 @@ Examples:
 
   edgefl simulate federation.toml --out simulations/first
 
-  edgefl simulate federation.toml --set round.fraction=0.01 --set simulation.together=10 --out simulations/second
+  edgefl simulate federation.toml --set round.fraction=0.01 --set data.partition=iid --out simulations/second
 
   edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
 
@@ -65,6 +65,7 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
     from edgefl.cli.options import model_options
@@ -81,6 +82,7 @@ def simulate(
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
     with progress("reading the data and spreading it over the clients"):
         simulated = prepare_simulation(federation, out, resume=resume, fresh=fresh, device=device)
+    return_memory_late()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _watch_json(simulated) if as_json else _watch(simulated)
