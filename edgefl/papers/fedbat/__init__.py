@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
+from edgefl.papers.fedbat import main
 
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (main.ENTRY,)
