@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.fafed import counterexample
+from edgefl.papers.fafed import cifar, counterexample, preconditioner, speedup, table2, text
 
-ENTRIES: tuple[Entry, ...] = (counterexample.ENTRY,)
+ENTRIES: tuple[Entry, ...] = (
+    counterexample.ENTRY,
+    table2.ENTRY,
+    preconditioner.ENTRY,
+    speedup.ENTRY,
+    text.ENTRY,
+    cifar.ENTRY,
+)
