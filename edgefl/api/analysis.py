@@ -19,6 +19,7 @@ from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.run import Run, load_run
+from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
 from edgefl.contract.program import Program
 from edgefl.data.partition import histograms
@@ -105,7 +106,7 @@ class Personalized:
 
 
 def personalize(
-    run: Run | str | Path,
+    run: Run | Simulation | str | Path,
     *,
     protocols: Iterable[str] = PROTOCOLS,
     steps: tuple[int, ...] = (0, 1, 2, 5, 10),
@@ -115,11 +116,11 @@ def personalize(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Personalized:
-    """Adapt the model of a finished run to each of its devices' data: the metrics of its task before and after, over all
-    users.
+    """Adapt the model of a finished run or simulation to each of its devices' data: the metrics of its task before and
+    after, over all users.
 
     Args:
-        run: a run or its folder.
+        run: a run, a simulation, or the folder of one.
         protocols: what is adapted to and what judges, of :data:`PROTOCOLS`.
         steps: numbers of steps of the curve.
         headline: the number of steps of the headline.
@@ -131,7 +132,8 @@ def personalize(
     Raises:
         ConfigError: if the run is not finished, or its data are not where they were.
     """
-    finished = Finished.open(run.folder if isinstance(run, Run) else Path(run), Path(data) if data else None)
+    folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
+    finished = Finished.open(folder, Path(data) if data else None)
     size = finished.alpha if alpha is None else alpha
     settings = [
         evaluate.Setting(size, steps, batch, checked_protocol(each), seed, headline) for each in protocols

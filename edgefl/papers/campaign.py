@@ -66,7 +66,7 @@ def campaign(
     tell: Callable[[Told], None] = lambda _: None,
 ) -> list[Record]:
     """The records of all runs, in their order; ``jobs`` at a time (0: one for each processor). ``fresh`` discards what
-    earlier ones left. The first error ends it; runs that are under way are finished first."""
+    earlier ones left. The first error ends it, and what is under way; it goes on from where it stood."""
     records: dict[Task, Record] = {}
     waiting: list[Task] = []
     for task, arm in wanted:
@@ -113,6 +113,8 @@ def _run(
                     yield running.pop(future), future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
             raise
 
 

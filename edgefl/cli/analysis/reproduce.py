@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,8 +64,13 @@ def reproduce(
         return
     chosen = list(entries) if everything else names or []
     watch = _Watch()
-    with watch:
-        found = run_again(chosen, out, scale=scale, seeds=seeds, jobs=jobs, fresh=fresh, tell=watch.tell)  # type: ignore[arg-type]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with watch:
+            found = run_again(chosen, out, scale=scale, seeds=seeds, jobs=jobs, fresh=fresh, tell=watch.tell)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command goes on where it was")
+        raise typer.Exit(130) from None
     conclude(found, out, strict=strict, as_json=as_json)
 
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
+from edgefl.papers.per_fedavg import table1
 
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (table1.ENTRY,)
