@@ -134,9 +134,8 @@ def claims_table(claims: Iterable[ClaimSummary], source: Mapping[int, str] | Non
     for at, each in enumerate(listed):
         start = f"| {source[at]} " if source is not None else ""
         held = "yes" if each.held else "**no**" + (f": {each.doubt}" if each.doubt else "")
-        rows.append(
-            f"{start}| {each.rank}: {each.text} | {each.paper or '-'} | {each.ours} | {held} | {each.confidence or '-'} |"
-        )
+        cells = (f"{each.rank}: {each.text}", each.paper or "-", each.ours, held, each.confidence or "-")
+        rows.append(f"{start}| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
     return rows
 
 
