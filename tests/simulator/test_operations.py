@@ -67,6 +67,22 @@ def test_a_list_gives_what_its_function_gives(model: str, program: str) -> None:
             np.testing.assert_allclose(found[name], value.detach(), atol=2e-5 * scale, err_msg=name)
 
 
+def test_statistics_of_batches_are_as_exact_as_those_of_the_function() -> None:
+    function = first(federation("resnet8", program={"batch": 64})).named["train"]
+    given = anything(function)
+    exact = {name: each.double() if each.is_floating_point() else each for name, each in given.items()}
+    wanted = function({name: each.clone() for name, each in exact.items()})
+    found = recorded(function, 1)({name: each.clone() for name, each in given.items()})
+    apart = function({name: each.clone() for name, each in given.items()})
+
+    def error(of: Tensors) -> float:
+        return max(
+            float((of[name] - value).abs().max() / value.abs().max()) for name, value in wanted.items()
+        )
+
+    assert error(found) < 2 * error(apart)
+
+
 def test_dropout_pools_and_dense_layers_keep_their_values_in_other_forms() -> None:
     model = pfl_cnn().train(False)
     weights = dict(model.named_parameters())

@@ -113,7 +113,7 @@ def measure(
         clients_per_s=round(task.per_round * found["rounds"] / found["seconds"], 2),
         peak_rss_bytes=peak,
         final_accuracy=round(found["accuracy"], 4),
-        seconds=round(found["seconds"], 3),
+        seconds=round(found["seconds"], 6),
         rounds=found["rounds"],
         version=found["version"],
     )

@@ -21,16 +21,25 @@ _IMAGES: dict[Any, tuple[int, ...]] = {
 """Arguments that are images or kernels."""
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default})
 _BOUND_TO_STRIDES = frozenset({_aten.as_strided.default, _aten.view.dtype})
+_ADDED_ONE_BY_ONE = frozenset(
+    {
+        _aten.native_batch_norm.default,
+        _aten.native_batch_norm_backward.default,
+        _aten.native_group_norm.default,
+    }
+    | {_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats}
+)
+"""Means and deviations of images: with channels innermost torch adds them entry by entry, and loses one or two digits."""
 _FEW_ROWS = 64
 _MANY_WEIGHTS = 1 << 18
 
 
 def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
     """Lay out what two-dimensional convolutions read so; all else follows by itself. ``images`` says which inputs may be
-    images, or noise for them. A list with ops whose values are those of a layout stays as it is."""
+    images, or noise for them. A list with ops whose values depend on the layout stays as it is."""
     graph = module.graph
     targets = {node.target for node in graph.nodes}
-    if targets & _BOUND_TO_STRIDES or _aten.convolution.default not in targets:
+    if targets & (_BOUND_TO_STRIDES | _ADDED_ONE_BY_ONE) or _aten.convolution.default not in targets:
         return
     turned: dict[fx.Node, fx.Node] = {}
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
