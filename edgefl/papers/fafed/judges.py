@@ -11,6 +11,9 @@ from edgefl.papers.fafed.measures import OBJECTIVE
 from edgefl.papers.results import Judge, Judged, Points, Results, told
 from edgefl.wire.tensors import Array
 
+HEADERS = 0.03
+"""Floats for each parameter that the names and shapes of an update's tensors take at most, in a model of these sizes."""
+
 
 def best(arm: str, others: Sequence[str], figure: str) -> Judge:
     """``arm`` is ahead of each other one in the paired mean; told is by how much of the runner-up, in points."""
@@ -97,12 +100,12 @@ def _affordable(loss: Points, cost: Points, most: float) -> int:
 
 
 def sends(floats: Mapping[str, float]) -> Judge:
-    """Each arm sends as many floats for each parameter in a round, exactly."""
+    """Each arm sends as many floats for each parameter in a round; names and shapes take at most :data:`HEADERS` more."""
 
     def judge(results: Results) -> Judged:
         found = {arm: results.mean(arm, "floats_up") for arm in floats}
-        wrong = {arm: value for arm, value in found.items() if abs(value - floats[arm]) > 1e-9}
-        ours = ", ".join(f"{arm} {value:g}" for arm, value in (wrong or found).items())
+        wrong = {arm: value for arm, value in found.items() if not 0 <= value - floats[arm] <= HEADERS}
+        ours = ", ".join(f"{arm} {value:.3f}" for arm, value in (wrong or found).items())
         return Judged(not wrong, ours)
 
     return judge

@@ -33,8 +33,8 @@ def measured(samples: int) -> partial[Found]:
 def _found(simulation: Simulation, *, samples: int) -> Found:
     """Beside those of :func:`~edgefl.papers.entry.curves`: figures ``objective`` (mean over the last tenth of the models
     that were kept), ``perplexity`` (of that), ``rises`` (all rises of the training loss together, at the beginning),
-    ``down_mb``, ``megabytes``, ``gradients`` (all rounds) and ``floats_up`` (sent for each parameter, by a client in the
-    last round)."""
+    ``down_mb``, ``megabytes``, ``gradients`` (all rounds) and ``floats_up`` (sent for each parameter by a client in the
+    last round, names and shapes in)."""
     told = curves(simulation)
     objective = training_loss(simulation, samples)
     rows = simulation.history

@@ -97,7 +97,7 @@ def run(work: Work) -> Found:
             if reached:
                 figures[_iterations(clients, eps)] = float(min(reached))
                 lines.setdefault(f"eps = {eps:g}", []).append((float(clients), float(min(reached))))
-    return Found(figures | _slopes(figures, size), lines)
+    return Found(figures | slopes(figures, size), lines)
 
 
 def mean_gradient(whole: Program, clients: int, size: Size, seed: int) -> Array:
@@ -145,7 +145,7 @@ def _iterations(clients: int, eps: float) -> str:
     return f"iterations, N={clients}, eps={eps:g}"
 
 
-def _slopes(figures: Mapping[str, float], size: Size) -> dict[str, float]:
+def slopes(figures: Mapping[str, float], size: Size) -> dict[str, float]:
     """Of log iterations over log N, in the mean over eps, and over log eps, in the mean over N."""
     over_clients = [[(log(n), figures.get(_iterations(n, eps))) for n in size.clients] for eps in size.errors]
     over_errors = [
