@@ -115,7 +115,7 @@ TUNED: Mapping[str, Mapping[str, Tuned]] = {
         FEDAVG: Tuned({"lr": 0.2}),
     },
     MEDIUM: {
-        FAFED: Tuned({"lr": 0.01, "alpha": 0.9, "beta": 0.9}),
+        FAFED: Tuned({"lr": 0.02, "alpha": 0.9, "beta": 0.9}),
         STEM: Tuned({"lr": 0.4, "alpha": 0.9}),
         FEDADAM: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
         FEDAMS: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
