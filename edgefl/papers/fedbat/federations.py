@@ -1,90 +1,95 @@
-"""The federations of FedBAT's tables: its CNN on Fashion-MNIST, one codec against the other (fedbat.md 4)."""
+"""FedBAT's federations: Fashion-MNIST spread in three ways, and what each method sends (fedbat.md 3, 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from edgefl.papers.entry import Federated, Scale, Settings
+from edgefl.papers.entry import Scale, Settings
 
-Codec = tuple[str, Mapping[str, object]]
-
-IID, NON_IID_1, NON_IID_2 = "IID", "Non-IID-1", "Non-IID-2"
-PARTITIONS: Mapping[str, Settings] = {
+Options = Mapping[str, Any]
+IID, DIRICHLET, LABELS = "IID", "Non-IID-1", "Non-IID-2"
+PARTITIONS: Mapping[str, Options] = {
     IID: {"data.partition": "iid"},
-    NON_IID_1: {"data.partition": "dirichlet", "data.alpha": 0.3},
-    NON_IID_2: {"data.partition": "labels", "data.labels_per_device": 3},
+    DIRICHLET: {"data.partition": "dirichlet", "data.alpha": 0.3},
+    LABELS: {"data.partition": "labels", "data.labels_per_device": 3},
+}
+"""Fashion-MNIST's (fedbat.md 4.2)."""
+
+FEDAVG, SIGNSGD, EF, NOISY, STOC = "FedAvg", "SignSGD", "EF-SignSGD", "Noisy-SignSGD", "Stoc-SignSGD"
+ZEROFL, FEDPAQ, BIFL, FEDBAT = "ZeroFL", "FedPAQ, 4 bits", "BiFL", "FedBAT"
+CODECS: Mapping[str, str] = {
+    FEDAVG: "dense",
+    SIGNSGD: "signsgd",
+    EF: "ef_signsgd",
+    NOISY: "noisy_signsgd",
+    STOC: "stoc_signsgd",
+    ZEROFL: "zerofl",
+    FEDPAQ: "fedpaq",
+    BIFL: "bifl",
+    FEDBAT: "fedbat",
 }
 
 
 @dataclass(frozen=True)
-class Size:
-    """Of a federation: ``steps`` local ones of ``batch`` samples, ``taking_part`` of the ``clients`` a round."""
+class Setup:
+    """What all arms of an entry have alike. ``own``: settings of a method that differ from the paper's, by its name."""
 
     clients: int
-    taking_part: float
+    per_round: int
     rounds: int
     steps: int
     batch: int
-    train_samples: int
-    test_samples: int
     widths: tuple[int, ...]
+    train_samples: int = 0
+    test_samples: int = 0
+    own: Mapping[str, Options] = field(default_factory=dict)
+
+    def settings(self, method: str, partition: str, options: Options | None = None) -> Settings:
+        """``options``: of the codec. The paper's plain SGD of step 0.1; an update weighs as many samples as it is from."""
+        return {
+            "federation.rounds": self.rounds,
+            "model.name": "fedbat_cnn",
+            "model.options": {"widths": list(self.widths)},
+            "data.name": "fashion_mnist",
+            "data.train_samples": self.train_samples,
+            "data.test_samples": self.test_samples,
+            **PARTITIONS[partition],
+            "round.fraction": self.per_round / self.clients,
+            "round.weighting": "samples",
+            "program.batch": self.batch,
+            "program.steps": self.steps,
+            "program.lr": 0.1,
+            "program.momentum": 0.0,
+            "program.weight_decay": 0.0,
+            "codec.name": CODECS[method],
+            **self.own.get(method, {}),
+            **({"codec.options": dict(options)} if options else {}),
+            "tiers": {"all": {"count": self.clients, "devices": ["all-*"]}},
+        }
 
 
-SIZES: Mapping[Scale, Size] = {
-    "smoke": Size(4, 0.5, 2, 2, 8, 400, 100, (4, 4, 4, 4)),
-    "cpu": Size(20, 0.25, 12, 80, 64, 12_000, 2_000, (8, 16, 32, 64)),
-    "paper": Size(100, 0.1, 100, 100, 64, 0, 0, (32, 64, 128, 256)),
+SETUPS: Mapping[Scale, Setup] = {
+    "smoke": Setup(
+        clients=4,
+        per_round=2,
+        rounds=2,
+        steps=10,
+        batch=4,
+        widths=(4, 4, 4, 4),
+        train_samples=200,
+        test_samples=50,
+    ),
+    "cpu": Setup(
+        clients=100,
+        per_round=5,
+        rounds=20,
+        steps=80,
+        batch=16,
+        widths=(8, 16, 32, 64),
+        test_samples=2_000,
+    ),
+    "paper": Setup(clients=100, per_round=10, rounds=100, steps=100, batch=64, widths=(32, 64, 128, 256)),
 }
-"""``paper``: ten epochs of 600 samples are 100 steps."""
-
-# The searched step sizes of fixed signs; the paper's grid is {1, .1, .01, .001} for each dataset.
-_ALPHA: Mapping[Scale, Mapping[str, float]] = {
-    "smoke": {"signsgd": 0.01, "noisy": 0.01, "stoc": 0.01},
-    "cpu": {"signsgd": 0.01, "noisy": 0.01, "stoc": 0.01},
-    "paper": {"signsgd": 0.001, "noisy": 0.01, "stoc": 0.01},
-}
-
-
-def codecs(scale: Scale) -> Mapping[str, Codec | None]:
-    """By the name of the method; None: float32 weights."""
-    alpha = _ALPHA[scale]
-    return {
-        "FedAvg": None,
-        "FedBAT": ("fedbat", {}),
-        "SignSGD": ("signsgd", {"alpha": alpha["signsgd"]}),
-        "EF-SignSGD": ("ef_signsgd", {}),
-        "Noisy-SignSGD": ("noisy_signsgd", {"alpha": alpha["noisy"], "sigma": alpha["noisy"]}),
-        "Stoc-SignSGD": ("stoc_signsgd", {"alpha": alpha["stoc"]}),
-        "FedPAQ, 4 bits": ("fedpaq", {"bits": 4}),
-        "ZeroFL": ("zerofl", {}),
-        "BiFL": ("bifl", {}),
-    }
-
-
-_OWN_TRAINING = frozenset({"fedbat", "zerofl", "bifl"})
-"""Codecs that bring the local training with them."""
-
-
-def arm(name: str, partition: str, codec: Codec | None, scale: Scale) -> Federated:
-    """``name`` under ``partition``: SGD of rate 0.1 without momentum, and ``codec`` for what it changed."""
-    size = SIZES[scale]
-    settings: dict[str, object] = {
-        "model.name": "fedbat_cnn",
-        "model.options": {"widths": list(size.widths)},
-        "data.name": "fashion_mnist",
-        "data.train_samples": size.train_samples,
-        "data.test_samples": size.test_samples,
-        "federation.rounds": size.rounds,
-        "round.fraction": size.taking_part,
-        "program.batch": size.batch,
-        "program.steps": size.steps,
-        "program.lr": 0.1,
-        "tiers": {"all": {"count": size.clients, "devices": ["all-*"]}},
-        **PARTITIONS[partition],
-    }
-    if codec is None or codec[0] not in _OWN_TRAINING:
-        settings["program.name"] = "fedavg"
-    if codec is not None:
-        settings["codec"] = {"name": codec[0], "options": dict(codec[1])}
-    return Federated(f"{name}, {partition}", settings)
+"""``cpu``: fedbat.md 9's reduction, a quarter of the channels. ``paper``: N = 100 of Table 1."""
