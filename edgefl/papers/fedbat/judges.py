@@ -6,21 +6,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgefl.papers.entry import Points
 from edgefl.papers.results import Judge, Judged, Results, told
 
 FIGURE = "accuracy"
 
 
-def above_each(better: str, others: Sequence[str], *, by: float = 0.0) -> Judge:
-    """``better`` is more than ``by`` ahead of each of ``others`` in the mean of paired differences; the nearest is told.
-    A negative ``by`` is slack."""
+def above_each(better: str, others: Sequence[str]) -> Judge:
+    """``better`` is ahead of each of ``others`` in the mean of paired differences; the nearest is told."""
 
     def judge(results: Results) -> Judged:
         differences = {each: results.of(better, FIGURE) - results.of(each, FIGURE) for each in others}
         nearest = min(others, key=lambda name: float(differences[name].mean()))
         least = differences[nearest]
-        return Judged(bool(least.mean() > by), f"{told(least)} on {nearest}")
+        return Judged(bool(least.mean() > 0), f"{told(least)} on {nearest}")
+
+    return judge
+
+
+def below_each(worse: str, others: Sequence[str]) -> Judge:
+    """``worse`` is behind each of ``others`` in the mean of paired differences; the nearest is told."""
+
+    def judge(results: Results) -> Judged:
+        differences = {each: results.of(worse, FIGURE) - results.of(each, FIGURE) for each in others}
+        nearest = max(others, key=lambda name: float(differences[name].mean()))
+        most = differences[nearest]
+        return Judged(bool(most.mean() < 0), f"{told(most)} on {nearest}")
 
     return judge
 
@@ -89,5 +99,5 @@ def ahead_at_equal_bytes(arm: str, other: str) -> Judge:
     return judge
 
 
-def _first(line: Points | Sequence[tuple[float, float]], target: float) -> float:
+def _first(line: Sequence[tuple[float, float]], target: float) -> float:
     return next((x for x, y in line if y >= target), line[-1][0] + 1)

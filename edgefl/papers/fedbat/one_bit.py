@@ -184,7 +184,7 @@ ENTRY = Entry(
         NOTE_CPU
         + " Non-IID-2, as in fedbat/main. Counted: the paper's models, without headers and names, with batch norm's "
         "statistics in float32; the federations send statistics in 6 bits, and what they sent is counted with headers and "
-        "names, which weigh more in so small a model.  Published "
+        "names, which weigh more in so small a model. Published "
         "accuracies: Table 1."
     ),
 )

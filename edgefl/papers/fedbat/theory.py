@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.binarize import draw
-from edgefl.papers.entry import Arm, Chart, Claim, Computed, Entry, Found, Scale, Work
+from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
 from edgefl.papers.results import Judge, Judged, Results
 
 CLIENTS, SAMPLED, DIMENSIONS, TAU = 8, 2, 10, 5
@@ -193,7 +193,14 @@ ENTRY = Entry(
     name="fedbat/theory",
     what="FedBAT, Theorems 1 and 2: the order of convergence and the bounds, on a quadratic",
     arms=arms,
-    columns=(),
+    columns=(
+        Column(_SLOPE, "slope", digits=2),
+        Column("F - F* at last", "F - F* at last", digits=6),
+        Column("bound at last", "bound at last", digits=2),
+        Column(_SHARE, _SHARE, digits=6),
+        Column("G^2", "G^2", digits=1),
+        Column("Gamma", "Gamma", digits=2),
+    ),
     claims=(
         Claim(
             "H11", "Theorem 1's bound holds at every synchronisation", "Theorem 1", _below(BOTH), exact=True
@@ -214,8 +221,8 @@ ENTRY = Entry(
     note=(
         f"F_k(w) = (w - c_k)^T A (w - c_k) / 2, A diagonal from {CURVATURES[0]:g} to {CURVATURES[1]:g}, {DIMENSIONS} "
         f"dimensions, {CLIENTS} clients, c_k normal with deviation 2, gradients with normal noise of deviation {NOISE} in "
-        f"each entry, tau = {TAU}, w = 0 at first, eta_t = 2 / (mu (gamma + t)); means of {RUNS} runs. FedBAT-inf is "
-        "what the theorems cover, not the practical algorithm: phi = 0, alpha = norm_inf(m) in each step (fedbat.md 8.11). "
+        f"each entry, tau = {TAU}, w = 0 at first, eta_t = 2 / (mu (gamma + t)); means of {RUNS} runs. FedBAT-inf is what "
+        "the theorems cover, not the practical algorithm: phi = 0, alpha = norm_inf(m) in each step (fedbat.md 8.11). "
         "q^2 = d - 1, G^2: the largest mean square of a client's gradient that was met. Slope: over the last nine tenths "
         "of the steps."
     ),
