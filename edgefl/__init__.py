@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from device_runtime.personal.personalize import Wanted as Adaptation
     from device_runtime.round.runner import RoundResult
     from edgefl.api.adapt import adapt
-    from edgefl.api.analysis import heterogeneity, personalize, reproduce
+    from edgefl.api.analysis import heterogeneity, personalize
     from edgefl.api.bundle import Bundle
     from edgefl.api.check import Verdict, check
     from edgefl.api.check_data import check_data
@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from edgefl.models.losses.own import own_loss
     from edgefl.models.spec import ModelSpec
     from edgefl.models.split import split
+    from edgefl.papers.reproduce import reproduce
     from edgefl.setup.updates import update_sizes
     from edgefl.wire.errors import EdgeflError
     from exporters.device import Device
@@ -193,7 +194,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "own_program",
     ),
     "edgefl.api.adapt": ("adapt",),
-    "edgefl.api.analysis": ("heterogeneity", "personalize", "reproduce"),
+    "edgefl.api.analysis": ("heterogeneity", "personalize"),
     "edgefl.api.bundle": ("Bundle",),
     "edgefl.api.check": ("Verdict", "check"),
     "edgefl.api.check_data": ("check_data",),
@@ -216,6 +217,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.models.split": ("split",),
     "edgefl.setup.updates": ("update_sizes",),
     "edgefl.wire.errors": ("EdgeflError",),
+    "edgefl.papers.reproduce": ("reproduce",),
     "exporters.device": ("Device",),
     "exporters.front.cache": ("BundleCache",),
     "device_runtime.round.runner": ("RoundResult",),

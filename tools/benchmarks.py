@@ -171,6 +171,20 @@ TABLES = (
             ("update, KB", number("update_bytes", 0, 1e3)),
         ),
     ),
+    Table(
+        "simulate",
+        ("simulate",),
+        (
+            ("task", text("task")),
+            ("engine", lambda row: f"`{row['engine']}` {row['version']}"),
+            ("clients", number("clients")),
+            ("a round", number("per_round")),
+            ("rounds", number("rounds")),
+            ("clients a second", number("clients_per_s", 1)),
+            ("peak, MiB", number("peak_rss_bytes", 0, _MIB)),
+            ("accuracy", number("final_accuracy", 3)),
+        ),
+    ),
 )
 
 

@@ -315,7 +315,7 @@ class Batches:
     "walk": shuffled once per stream, walked through, wrapped around. "draw": each on its own, without replacement inside.
     "length": shuffled, then ordered by ``buckets`` (which of the lengths that there are graphs for each sample needs), cut
     into batches, and these taken in random order: every sample once per epoch, and short ones among themselves.
-    A pure function of (seed, stream, step), so a round can be taken up at any step.
+    A pure function of (seed, stream, step), so a round can be taken up at any step. What is shuffled once is kept.
     """
 
     seed: int
@@ -323,6 +323,7 @@ class Batches:
     batch: int
     draws: Draws = "walk"
     buckets: Array | None = None
+    _orders: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def indices(self, stream: int, step: int) -> Array:
         """Row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
@@ -330,12 +331,19 @@ class Batches:
             return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
         if self.draws == "draw":
             return _generator(self.seed, stream, step).choice(self.samples, self.batch, replace=False)
-        order, place = _generator(self.seed, stream).permutation(self.samples), step
+        order, place = self._order(stream), step
         if self.draws == "length" and self.buckets is not None:
-            order = order[np.argsort(self.buckets[order], kind="stable")]
             count = -(-self.samples // self.batch)
             place = int(_generator(self.seed, stream, _ORDER).permutation(count)[step % count])
         return np.take(order, np.arange(place * self.batch, (place + 1) * self.batch), mode="wrap")
+
+    def _order(self, stream: int) -> Array:
+        if stream not in self._orders:
+            order = _generator(self.seed, stream).permutation(self.samples)
+            if self.draws == "length" and self.buckets is not None:
+                order = order[np.argsort(self.buckets[order], kind="stable")]
+            self._orders[stream] = order
+        return self._orders[stream]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Feeds:
     draws: Draws = "walk"
     features: Features | None = None
     edges: tuple[int, ...] = ()
+    _batches: dict[int, Batches] = field(default_factory=dict, repr=False)
 
     def given(self, spec: Graph, number: int) -> Arrays:
         """What any function may read: the scalars of the task, facts about the data, and noise of its own
@@ -76,7 +77,9 @@ class Feeds:
         )
 
     def _drawn(self, stream: int, rows: int, step: int) -> Array:
-        return Batches(self.seed, len(self.data), rows, self.draws, self._buckets).indices(stream, step)
+        if rows not in self._batches:
+            self._batches[rows] = Batches(self.seed, len(self.data), rows, self.draws, self._buckets)
+        return self._batches[rows].indices(stream, step)
 
     @cached_property
     def _buckets(self) -> Array | None:

@@ -1,1 +1,1 @@
-"""What people look at after a run: heterogeneity, personalization, profiles, reproduced results, and their charts."""
+"""What people look at after a run: heterogeneity, personalization, profiles, and their charts."""

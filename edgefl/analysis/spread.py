@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from statistics import median
+import csv
+import io
+from statistics import fmean, median, pstdev
 
 import msgspec
 
 from edgefl.analysis.charts import svg
-from edgefl.analysis.heterogeneity.labels import label_report
+from edgefl.analysis.heterogeneity.labels import frequencies_of, mean_pairwise, total_variation
 from edgefl.data.dataset import Array
 
 DRAWN = 200
@@ -20,6 +22,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     Where a sample has one class, ``counts`` (devices, classes) has a device's samples of each of ``classes``, and
     ``distance_to_mean`` and ``distance_between`` are the mean total variations of their class frequencies from the mean over
     devices and from one another: 0 where all are alike, towards 1 where they share no class. Else these are empty and null.
+    ``owners``: how many authors, speakers or documents each device has samples of, where samples say whose they are.
     """
 
     dataset: str
@@ -30,6 +33,12 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[tuple[int, ...], ...] = ()
     distance_to_mean: float | None = None
     distance_between: float | None = None
+    owners: tuple[int, ...] = ()
+
+    @property
+    def size_deviation(self) -> float:
+        """Deviation of the devices' numbers of samples over their mean: 0 where all have as many."""
+        return pstdev(self.samples) / fmean(self.samples)
 
     @property
     def fewest(self) -> int:
@@ -51,10 +60,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread_of(
-    dataset: str, partition: str, seed: int, samples: tuple[int, ...], classes: tuple[str, ...], counts: Array
+    dataset: str,
+    partition: str,
+    seed: int,
+    samples: tuple[int, ...],
+    classes: tuple[str, ...],
+    counts: Array,
+    owners: tuple[int, ...] = (),
 ) -> Spread:
     """From the samples per device and class, int64 (devices, classes)."""
-    labels = label_report(counts)
+    frequencies = frequencies_of(counts)
+    to_mean = total_variation(frequencies, frequencies.mean(axis=0))
     return Spread(
         dataset=dataset,
         partition=partition,
@@ -62,9 +78,21 @@ def spread_of(
         samples=samples,
         classes=classes,
         counts=tuple(tuple(row) for row in counts.tolist()),
-        distance_to_mean=float(labels.tv.mean()),
-        distance_between=labels.mean_pairwise,
+        distance_to_mean=float(to_mean.mean()),
+        distance_between=mean_pairwise(frequencies),
+        owners=owners,
     )
+
+
+def table(spread: Spread) -> str:
+    """A CSV: a row for each device, its samples, its owners where there are some, and its samples of each class."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["device", "samples", *(["owners"] if spread.owners else []), *spread.classes])
+    for device, samples in enumerate(spread.samples):
+        own = [spread.owners[device]] if spread.owners else []
+        rows.writerow([device, samples, *own, *(spread.counts[device] if spread.counts else ())])
+    return file.getvalue()
 
 
 def picture(spread: Spread) -> str:

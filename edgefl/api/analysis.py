@@ -1,8 +1,8 @@
-"""What results say: how different users are, what a model is worth to each of them, papers' numbers run again."""
+"""What results say: how different users are, what a model is worth to each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,9 @@ from edgefl.analysis.heterogeneity.theory import Setting
 from edgefl.analysis.personal import evaluate
 from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport
-from edgefl.analysis.reproduce import catalog
-from edgefl.analysis.reproduce.report import Reproduction, ReproductionReport
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.run import Run, load_run
-from edgefl.bench.device_table import report as device_table
+from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
 from edgefl.contract.program import Program
 from edgefl.data.partition import histograms
@@ -108,7 +106,7 @@ class Personalized:
 
 
 def personalize(
-    run: Run | str | Path,
+    run: Run | Simulation | str | Path,
     *,
     protocols: Iterable[str] = PROTOCOLS,
     steps: tuple[int, ...] = (0, 1, 2, 5, 10),
@@ -118,11 +116,11 @@ def personalize(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Personalized:
-    """Adapt the model of a finished run to each of its devices' data: the metrics of its task before and after, over all
-    users.
+    """Adapt the model of a finished run or simulation to each of its devices' data: the metrics of its task before and
+    after, over all users.
 
     Args:
-        run: a run or its folder.
+        run: a run, a simulation, or the folder of one.
         protocols: what is adapted to and what judges, of :data:`PROTOCOLS`.
         steps: numbers of steps of the curve.
         headline: the number of steps of the headline.
@@ -134,7 +132,8 @@ def personalize(
     Raises:
         ConfigError: if the run is not finished, or its data are not where they were.
     """
-    finished = Finished.open(run.folder if isinstance(run, Run) else Path(run), Path(data) if data else None)
+    folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
+    finished = Finished.open(folder, Path(data) if data else None)
     size = finished.alpha if alpha is None else alpha
     settings = [
         evaluate.Setting(size, steps, batch, checked_protocol(each), seed, headline) for each in protocols
@@ -145,28 +144,6 @@ def personalize(
         finished.dataset.name,
         tuple(finished.report(setting) for setting in settings),
     )
-
-
-def reproductions() -> Mapping[str, Reproduction]:
-    """The results of papers that can be run again, by name."""
-    measured = device_table.REPRODUCTION
-    return {**catalog.REPRODUCTIONS, measured.name: measured}
-
-
-def reproduce(
-    name: str, *, steps: int | None = None, quick: bool = False, progress: Callable[[str], None] = _silent
-) -> ReproductionReport:
-    """Run a result of a paper again: every number beside the one it should be, and charts.
-
-    ``steps`` bounds every run, and numbers that need more are left out; ``quick``: the same in small; ``progress`` is
-    told what is done. ConfigError, with what exists, for a wrong name, and where there is no quick form.
-    """
-    reproduction = catalog.named(name, reproductions())
-    if not quick:
-        return reproduction.run(steps, progress)
-    if reproduction.quick is None:
-        raise ConfigError(f"{name} has no quick form; bound it with `steps`", name=name)
-    return reproduction.quick(steps, progress)
 
 
 def _source(

@@ -84,6 +84,7 @@ def federation(
     broker: BrokerTable | None = None,
     export: ExportTable | None = None,
     limits: Mapping[str, float] | None = None,
+    simulation: Mapping[str, Any] | None = None,
     bn: str = "global",
     options: Mapping[str, Any] | None = None,
     output: str | int | None = None,
@@ -110,6 +111,7 @@ def federation(
         broker: the MQTT broker.
         export: formats of the bundles.
         limits: timeouts and sizes, any of :class:`edgefl.wire.limits.Limits`.
+        simulation: what :func:`simulate` adds, keys of the table ``[simulation]`` such as ``step_ms`` and ``tensorboard``.
         bn: batch norm of models that have a mode: ``global`` or ``static``.
         options: keyword arguments of the model's factory.
         output: which of the things that a model of your own returns is its output, as :func:`edgefl.compile` takes it.
@@ -132,6 +134,7 @@ def federation(
         },
         "tiers": {tier: _tier(tier, each).table for tier, each in (tiers or {}).items()},
         "limits": dict(limits or {}),
+        "simulation": dict(simulation or {}),
     }
     if loss is not None:
         named_loss = loss_choice(loss)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
@@ -24,10 +25,19 @@ from edgefl.setup.updates import update_sizes
 from edgefl.simulator.clients import ClientData, Own, Spread
 from edgefl.simulator.downlink import Downloads
 from edgefl.simulator.fleet import Fleet
-from edgefl.simulator.folder import CONFIG_NAME, MODEL_NAME, SimulationFolder, check, discard, rows_of
+from edgefl.simulator.folder import (
+    CONFIG_NAME,
+    MODEL_NAME,
+    SimulationFolder,
+    check,
+    discard,
+    kept_models,
+    rows_of,
+)
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
+from edgefl.simulator.tracking import refuse_missing, tracked
 from edgefl.simulator.trainers.actors import LOCAL
 from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
@@ -63,7 +73,8 @@ class Simulation:
     @cached_property
     def curves(self) -> Mapping[str, Array]:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
-        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, and each of the metrics; NaN where there is no value."""
+        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, ``energy_j``, and each of the metrics; NaN where there
+        is no value."""
         rows = [msgspec.to_builtins(row) for row in self.history]
         metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
         names = (
@@ -76,6 +87,7 @@ class Simulation:
             "down_bytes",
             "seconds",
             "simulated_s",
+            "energy_j",
         )
         return {
             name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
@@ -93,6 +105,11 @@ class Simulation:
                 path=str(self.folder),
             )
         return tensors.load((self.folder / MODEL_NAME).read_bytes())
+
+    @property
+    def kept(self) -> Mapping[int, Path]:
+        """Files of the models of the rounds that ``simulation.keep_every`` names, by the number of the round."""
+        return kept_models(self.folder)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"
@@ -168,7 +185,13 @@ class Simulated:
                 warn=warn,
             )
             left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-            yield from folder.write(plan.spec, left)
+            with tracked(self.federation, self.dataset.name, self.folder, warn) as trackers:
+                for tracker in trackers:
+                    tracker.begin(folder.rows)
+                for row in folder.write(plan.spec, left):
+                    for tracker in trackers:
+                        tracker.take(row)
+                    yield row
 
 
 def prepare_simulation(
@@ -192,6 +215,13 @@ def prepare_simulation(
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
+    refuse_missing(whole.simulation)
+    if whole.simulation.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "simulation.device is cuda, which needs an NVIDIA GPU and a torch that can use it, and torch finds none here; "
+            "choose cpu",
+            device="cuda",
+        )
     dataset = open_data(whole)
     names = device_names(whole)
     own = own_data(whole, names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from edgefl.analysis.spread import Spread, spread_of
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.config import Federation
@@ -38,11 +40,13 @@ def spread(
     parts = partition(settings, dataset, count)
     how, own_seed = how_spread(settings.data, dataset), settings.federation.seed
     samples = tuple(len(part) for part in parts)
+    whose = dataset.owners
+    owners = () if whose is None else tuple(len(np.unique(whose[part])) for part in parts)
     if not has_classes(dataset):
-        return Spread(dataset=dataset.name, partition=how, seed=own_seed, samples=samples)
+        return Spread(dataset=dataset.name, partition=how, seed=own_seed, samples=samples, owners=owners)
     names = dataset.names or tuple(str(label) for label in range(dataset.classes))
     counts = histograms(dataset.train_y, parts, dataset.classes)
-    return spread_of(dataset.name, how, own_seed, samples, names, counts)
+    return spread_of(dataset.name, how, own_seed, samples, names, counts, owners)
 
 
 def _read(

@@ -28,6 +28,7 @@ PartitionName = Literal[
     "shards",
     "similarity",
     "dirichlet_equal",
+    "dirichlet_clients",
     "paired",
 ]
 Activations = Literal["float32", "float16"]

@@ -68,6 +68,10 @@ class Federation(Table):
                 f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
                 "holders, or the rule mean"
             )
+        if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
+            problems.append(
+                f"simulation.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -175,11 +175,12 @@ class DataTable(Table):
             "how samples are spread over devices; auto: dirichlet where samples have a class, else owners, else iid; "
             "labels: a few labels to each; shards: pieces of the rows sorted by label; owners: whole authors, "
             "speakers or documents; groups: Per-FedAvg's ten groups; "
-            "similarity, dirichlet_equal, paired: FAFED's low, medium and high, in equal sizes"
+            "similarity, dirichlet_equal, paired: FAFED's low, medium and high, in equal sizes; dirichlet_clients: a mix of "
+            "classes for each device, in equal sizes"
         ),
     )
     alpha: float = Field(
-        1.0, gt=0, description="concentration of dirichlet and dirichlet_equal; smaller is more skewed"
+        1.0, gt=0, description="concentration of the dirichlet partitions; smaller is more skewed"
     )
     labels_per_device: int = Field(3, ge=1, description="labels that a device holds, for partition labels")
     shards_per_device: int = Field(2, ge=1, description="pieces of sorted rows, for partition shards")

@@ -52,7 +52,7 @@ def dump(federation: Federation) -> str:
 
 def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
     """Each key that differs, as ``federation.rounds was 40, is 400``, except those in ``but``."""
-    old, new = (_by_key(each.model_dump(exclude=but)) for each in (before, now))
+    old, new = (by_key(each.model_dump(exclude=but)) for each in (before, now))
     return [
         f"{key} was {_toml_or_nothing(old, key)}, is {_toml_or_nothing(new, key)}"
         for key in dict.fromkeys((*old, *new))
@@ -60,13 +60,13 @@ def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
     ]
 
 
-def _by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+def by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     """Values by their dotted keys; what a person sets as one, such as options, stays one."""
     values: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{parent}{name}"
         if isinstance(value, Mapping) and (not parent or parent == "tiers."):
-            values |= _by_key(value, f"{key}.")
+            values |= by_key(value, f"{key}.")
         else:
             values[key] = value
     return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def load(
     for folder in folders:
         if (folder / SUBSET).is_file():
             return _of_npz(folder / SUBSET)
-    raise _nowhere(NAME, f"{ARCHIVE}, {BATCHES}, {WHOLE} or {SUBSET}", places, ", or allow the download")
+    raise _nowhere(
+        NAME,
+        f"{ARCHIVE}, {BATCHES}, {WHOLE} or {SUBSET}",
+        places,
+        ", or allow the download (data.download = true)",
+    )
 
 
 def load_jpeg(places: Sequence[Path]) -> Dataset:
@@ -66,8 +72,10 @@ def load_jpeg(places: Sequence[Path]) -> Dataset:
         for folder in (place / FOLDER, place):
             train, test = (folder / name for name in JPEG)
             if train.is_file() and test.is_file():
-                return _dataset(JPEG_NAME, _unpacked(train), _unpacked(test))
-    raise _nowhere(JPEG_NAME, " and ".join(JPEG), places, "")
+                return _dataset(
+                    JPEG_NAME, *(_unpacked(pack, pack.stat().st_mtime_ns) for pack in (train, test))
+                )
+    raise _nowhere(JPEG_NAME, " and ".join(JPEG), places, ", or take cifar10, which can be downloaded")
 
 
 def _published(folder: Path) -> Dataset | None:
@@ -126,8 +134,9 @@ def _of_npz(path: Path) -> Dataset:
     return _dataset(name, *parts)
 
 
-def _unpacked(path: Path) -> _Part:
-    """The images of a pack, decoded."""
+@lru_cache(maxsize=2)
+def _unpacked(path: Path, _changed: int) -> _Part:
+    """The images of a pack, decoded: once in a process while the file stays the same, for it takes seconds. Read-only."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -141,6 +150,7 @@ def _unpacked(path: Path) -> _Part:
                 images[number] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except (UnidentifiedImageError, OSError, ValueError) as error:
             raise _damaged(path, f"image {number}: {error}") from error
+    images.flags.writeable = False
     return images, arrays["y"].reshape(-1)
 
 

@@ -94,7 +94,7 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
         searched = ", ".join(str(place) for place in places(directory)) or "no folder"
         raise DataError(
             f"{source.name} was not found in {searched}: name the folder of its four idx files with `data` or "
-            "EDGEFL_DATA, or allow the download",
+            "EDGEFL_DATA, or allow the download (data.download = true)",
             dataset=source.name,
             searched=searched,
         )

@@ -1,4 +1,5 @@
-"""FAFED's partitions (fafed.md 4.3): three degrees of heterogeneity over clients of equal size."""
+"""Clients of equal size that are unlike in their classes: FAFED's three degrees (fafed.md 4.3), and each client's own mix
+(fiarse.md 4.2)."""
 
 from __future__ import annotations
 
@@ -39,8 +40,7 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
     there are clients, or clients fewer samples than there are classes.
     """
     _check(labels, clients)
-    if alpha <= 0:
-        raise DataError(f"Dirichlet's alpha must be positive, found {alpha:g}", alpha=alpha)
+    _check_alpha(alpha)
     known, counts = np.unique(labels, return_counts=True)
     sizes = _sizes(len(labels), clients)
     if counts.min() < clients or sizes.min() < len(known):
@@ -59,6 +59,33 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
             alpha=alpha,
         )
     return _dealt(rng, labels, known, 1 + rounded(table, left_rows, left_columns))
+
+
+def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
+    """Every client has its own mix of classes, p_i ~ Dirichlet(alpha), and clients have equal sizes (fiarse.md 4.2).
+
+    In random order, clients that still have room draw a class from p_i, among the classes that are left, and get a
+    sample of it; where none of p_i is left, any sample. Row numbers per client, sorted; every row is used once, and sizes
+    differ by at most one. The last clients to be served have what the others left, so the mixes are those of p_i only
+    as far as the data allow: with a small ``alpha`` and few samples of a class less so.
+    """
+    _check(labels, clients)
+    _check_alpha(alpha)
+    known, left = np.unique(labels, return_counts=True)
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet(np.full(len(known), alpha), clients)
+    turns = rng.permutation(np.repeat(np.arange(clients), _sizes(len(labels), clients)))
+    table, reached = np.zeros(shares.shape, np.int64), np.cumsum(shares, axis=1)
+    for client, drawn in zip(turns.tolist(), rng.random(len(turns)).tolist(), strict=True):
+        line = reached[client] if reached[client, -1] > 0.0 else np.cumsum(left)
+        # The first whose sum is beyond the draw: never one without a share.
+        place = int(np.searchsorted(line, drawn * line[-1], side="right"))
+        table[client, place] += 1
+        left[place] -= 1
+        if not left[place]:
+            shares[:, place] = 0.0
+            reached = np.cumsum(shares, axis=1)
+    return _dealt(rng, labels, known, table)
 
 
 def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
@@ -117,10 +144,15 @@ def _dealt(rng: np.random.Generator, labels: Array, known: Array, table: Array) 
     return [np.sort(np.concatenate(own)) for own in pieces]
 
 
+def _check_alpha(alpha: float) -> None:
+    if alpha <= 0:
+        raise DataError(f"Dirichlet's alpha must be positive, found {alpha:g}", alpha=alpha)
+
+
 def _check(labels: Array, clients: int) -> None:
     if clients < 1 or len(labels) < clients:
         raise DataError(
-            f"{len(labels)} samples cannot give {clients} clients one each",
+            f"{len(labels)} samples cannot give {clients} clients one each: take fewer clients, or more samples",
             samples=len(labels),
             clients=clients,
         )

@@ -188,7 +188,7 @@ def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
 def _check(labels: Array, clients: int, min_samples: int) -> None:
     if clients < 1 or len(labels) < clients * min_samples:
         raise DataError(
-            f"{len(labels)} samples cannot give {clients} clients {min_samples} each",
+            f"{len(labels)} samples cannot give {clients} clients {min_samples} each: take fewer clients, or more samples",
             samples=len(labels),
             clients=clients,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +15,15 @@ import torch
 from torch import nn
 
 from edgefl.config import Federation, TierTable
-from edgefl.contract.tensors import Tensors
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.given import called
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.standalone import scores, standalone
+from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
 from edgefl.submodels.statistics import by_batch, collect, frozen, norms
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
@@ -123,9 +125,9 @@ class Workshop:
         }
         return Deployment(artifact, facts)
 
-    def module(self, submodel: Submodel) -> nn.Sequential:
-        """``submodel`` on its own, in inference mode."""
-        return self._finished(submodel)[0]
+    def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
+        """``submodel`` on its own, in inference mode; where a window rolls, as it lies in round ``number``."""
+        return self._finished(submodel, number)[0]
 
     @property
     def metric(self) -> str:
@@ -141,9 +143,19 @@ class Workshop:
         batches = (self._test(np.arange(at, min(at + step, count))) for at in range(0, last, step))
         return scores(module, self.spec.loss, batches)[self.metric]
 
-    def _finished(self, submodel: Submodel) -> tuple[nn.Sequential, str]:
+    @torch.inference_mode()
+    def right(self, module: nn.Sequential) -> Array:
+        """bool (test samples,): which of them ``module`` puts into their class."""
+        rows = np.arange(len(self.dataset.test_y))
+        found = [
+            called(module, batch).argmax(dim=-1).eq(batch["y"]).numpy()
+            for batch in map(self._test, np.split(rows, range(ROWS, len(rows), ROWS)))
+        ]
+        return np.concatenate(found)
+
+    def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
         """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""
-        made = standalone(submodel, self.weights)
+        made = standalone(submodel, self.weights, number)
         if self.bn_eval == "batch":
             return by_batch(made), "batch"
         cut = self.bn_eval == "frozen" and not self._whole(made)
@@ -165,12 +177,17 @@ class Workshop:
         for at in np.array_split(rows, -(-len(rows) // ROWS)) if len(rows) else ():
             yield self._tensors(self.dataset.train_batch(at))
 
+    @cached_property
+    def _label(self) -> TensorSpec:
+        """One label: to ask the model runs it."""
+        return self.spec.label
+
     def _test(self, rows: Array) -> Tensors:
         return self._tensors(self.dataset.test_batch(rows))
 
     def _tensors(self, parts: Mapping[str, Array]) -> Tensors:
         """A batch, its labels in the shape that the loss reads."""
-        labels = parts["y"].reshape(len(parts["y"]), *self.spec.label.shape)
+        labels = parts["y"].reshape(len(parts["y"]), *self._label.shape)
         return {name: torch.from_numpy(array) for name, array in {**parts, "y": labels}.items()}
 
     def _inputs(self, artifact: Artifact) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 from edgefl.config import DataTable, Federation
 from edgefl.data import datasets
 from edgefl.data.dataset import Array, Dataset
-from edgefl.data.equal import dirichlet_equal, paired, similarity
+from edgefl.data.equal import dirichlet_clients, dirichlet_equal, paired, similarity
 from edgefl.data.groups import groups
 from edgefl.data.partition import alike, by_labels, by_owners, by_shards, dirichlet, histograms, iid
 from edgefl.data.text import corpora, samples, vocabulary
@@ -41,9 +41,9 @@ def open_data(federation: Federation) -> Dataset:
     if table.name == "file":
         loaded = Dataset.load(Path(table.file))
     elif table.name in corpora.CORPORA:
-        loaded = _texts(
-            table, corpora.load(table.name, datasets.places(directory)), federation.federation.seed
-        )
+        target = (directory or datasets.download_folder()) if table.download else None
+        corpus = corpora.load(table.name, datasets.places(directory), target)
+        loaded = _texts(table, corpus, federation.federation.seed)
     else:
         loaded = datasets.load(table.name, directory, download=table.download)
     if reader := table.way_to_read:
@@ -97,6 +97,7 @@ def partition(
         "shards": partial(by_shards, per_client=table.shards_per_device),
         "similarity": partial(similarity, percent=table.similarity),
         "dirichlet_equal": partial(dirichlet_equal, alpha=table.alpha),
+        "dirichlet_clients": partial(dirichlet_clients, alpha=table.alpha),
         "paired": paired,
     }
     return list(spread[how](labels, devices, seed=seed))

@@ -11,6 +11,7 @@ from pathlib import Path
 from device_runtime.store.carry_choice import RoundToBegin, choose
 from device_runtime.store.carry_rows import StoredCarry
 from edgefl.wire import tensors
+from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Arrays
 
 _SCHEMA = """
@@ -24,12 +25,18 @@ CREATE INDEX IF NOT EXISTS by_client ON carries(client);
 
 class Carries:
     """``state.sqlite`` in a simulation's folder. ``standing``: where the simulation stands, in its own words; None before
-    the first commit."""
+    the first commit. StoreError for a file that is damaged."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path)
-        self._db.executescript(_SCHEMA)
-        self._db.execute("PRAGMA journal_mode=WAL")
+        try:
+            self._db.executescript(_SCHEMA)
+            self._db.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise StoreError(
+                f"{path} cannot be read ({error}): restore it, use `fresh`, or another `out`", path=str(path)
+            ) from error
 
     @property
     def standing(self) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class Spread:
     dataset: Dataset
     rows: Mapping[str, Array]
 
-    @property
+    @cached_property
     def samples(self) -> Mapping[str, int]:
         return {client: len(rows) for client, rows in self.rows.items()}
 

@@ -20,19 +20,22 @@ from edgefl.simulator.carries import Carries
 from edgefl.simulator.rounds import Ended, Standing
 from edgefl.simulator.row import Row
 from edgefl.system.digests import digest_of
-from edgefl.system.files import write_text
+from edgefl.system.files import PARTIAL, write_text
+from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from server.run_spec import RunSpec
-from server.storage.checkpoints import Checkpoints
+from server.storage.checkpoints import Checkpoints, store
 
 CONFIG_NAME = "config.toml"
 ROUNDS_NAME = "rounds.jsonl"
 TABLE_NAME = "rounds.csv"
 MODEL_NAME = "model.safetensors"
+KEPT_NAME = "models"
 _STATE_NAME = "state.sqlite"
 _LEFT = (
     "checkpoints",
+    KEPT_NAME,
     "published",
     _STATE_NAME + "*",
     MODEL_NAME,
@@ -40,6 +43,8 @@ _LEFT = (
     TABLE_NAME,
     f"{CONFIG_NAME}*",
     "*.svg",
+    "tensorboard",
+    "mlflow.json",
 )
 _SAVE_EVERY_S = 5.0
 """A killed simulation loses this much, and no round waits for a disk that is slow."""
@@ -49,7 +54,7 @@ _FREE: Mapping[str, IncEx | bool] = {
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},
-    "simulation": {"workers", "ray"},
+    "simulation": {"tensorboard", "mlflow", "workers", "ray"},
 }
 """Keys that have no say in the weights of a simulation."""
 
@@ -71,6 +76,22 @@ def rows_of(folder: Path) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def kept_path(folder: Path, number: int) -> Path:
+    """File of the model after round ``number``, where ``simulation.keep_every`` has it stay."""
+    return folder / KEPT_NAME / f"round-{number:04d}.safetensors"
+
+
+def kept_models(folder: Path) -> dict[int, Path]:
+    """Files of the models that stayed, by the number of the round, in order."""
+    found = {
+        path.stem.removeprefix("round-"): path for path in (folder / KEPT_NAME).glob("round-*.safetensors")
+    }
+    return {
+        number: path
+        for number, path in sorted((int(text), path) for text, path in found.items() if text.isdigit())
+    }
+
+
 def discard(folder: Path) -> None:
     """Remove what an earlier simulation left, and nothing else; ConfigError for a folder that holds something else."""
     refuse_foreign(folder)
@@ -83,7 +104,9 @@ def refuse_foreign(folder: Path) -> None:
     """ConfigError for a folder that holds more than locks and is none of a simulation."""
     if not folder.exists() or (folder / CONFIG_NAME).is_file():
         return
-    if any(child.suffix != ".lock" for child in folder.iterdir()):
+    # A process that was killed at once may have left half of its configuration.
+    begun = (f"{CONFIG_NAME}{PARTIAL}",)
+    if any(child.suffix != ".lock" and child.name not in begun for child in folder.iterdir()):
         raise ConfigError(
             f"{folder} is not the folder of a simulation (no {CONFIG_NAME}); it is left alone, use another `out`",
             path=str(folder),
@@ -122,10 +145,11 @@ class SimulationFolder:
     def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
         """ConfigError as :func:`check`, and if other code began the simulation that is there."""
         check(path, federation, resume=resume)
+        if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
+            write_text(path / CONFIG_NAME, dump(federation))
         carries = Carries(path / _STATE_NAME)
         saved = carries.standing
         if saved is None:
-            write_text(path / CONFIG_NAME, dump(federation))
             return cls(path, federation, carries, Standing(), resumed=False)
         known = msgspec.json.decode(saved, type=_Saved)
         if known.code != digest_of(code_of(federation)):
@@ -137,6 +161,11 @@ class SimulationFolder:
             )
         return cls(path, federation, carries, known.standing, resumed=True)
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rounds that it goes on from; what a killed process ran and did not save is run again."""
+        return tuple(row for row in rows_of(self.path) if row.round <= self.standing.number)
+
     def weights(self, spec: RunSpec) -> Arrays:
         """The model that the simulation goes on from, with the server's state."""
         return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
@@ -146,8 +175,7 @@ class SimulationFolder:
         model."""
         checkpoints, last = Checkpoints(self.path), time.monotonic()
         code = digest_of(code_of(self.federation))
-        rows = [row for row in rows_of(self.path) if row.round <= self.standing.number]
-        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
         (self.path / ROUNDS_NAME).write_bytes(lines)
         # A patch of int8 is made from the models before, of which the disk keeps one.
         every = 0.0 if spec.downlink.encoding == "int8" else _SAVE_EVERY_S
@@ -156,6 +184,7 @@ class SimulationFolder:
             for ended in rounds:
                 file.write(msgspec.json.encode(ended.row) + b"\n")
                 file.flush()
+                self._keep(spec, ended)
                 if time.monotonic() - last >= every:
                     self._save(checkpoints, ended.weights, ended.standing, code)
                     last = time.monotonic()
@@ -171,6 +200,13 @@ class SimulationFolder:
         checkpoints.save(standing.number, weights)
         self.carries.commit(msgspec.json.encode(_Saved(standing=standing, code=code)))
         checkpoints.prune(standing.number)
+
+    def _keep(self, spec: RunSpec, ended: Ended) -> None:
+        every, number = self.federation.simulation.keep_every, ended.row.round
+        if every and number % every == 0:
+            path = kept_path(self.path, number)
+            path.parent.mkdir(exist_ok=True)
+            store(path, tensors.dump(spec.model_of(ended.weights)))
 
     def _tabulate(self) -> None:
         rows = rows_of(self.path)

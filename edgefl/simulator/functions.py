@@ -8,24 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from edgefl.config.simulation import SimulationTable
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.simulator.operations.calls import compiled
+from edgefl.simulator.operations.devices import move
+from edgefl.simulator.operations.folding import fold
+from edgefl.simulator.operations.layout import channels_last, large_first
+from edgefl.simulator.operations.pooling import pool_first
+from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from exporters.bundle.features import FEATURES, features_of
-from exporters.capture.trace import joint_graph
+from exporters.capture.graph import Table, graph_of
+from exporters.capture.trace import capture, joint_graph
 from exporters.front.tier import Exchange, Tier
 
 _COMMON = frozenset({"weights", "hyper"})
 """Roles that are the same for all clients of a round; of all others each client has its own."""
+
+_IMAGES = frozenset({"batch", "noise"})
+_AS_THEY_RAN: Table = {}
+"""Torch's own operations, none rewritten for an engine of devices."""
+_MOST_TOGETHER = 16
+_SMALL_STATE = 512 << 10
+"""Bytes of weights and what an optimizer keeps: more take longer to go through than the calls do."""
+_HERE = torch.device("cpu")
 
 Recorded = Callable[[Mapping[str, Tensor]], Tensors]
 """Inputs by port -> outputs by port. For many clients, all but weights and scalars have these in front."""
@@ -34,21 +50,30 @@ Recorded = Callable[[Mapping[str, Tensor]], Tensors]
 @dataclass
 class Functions:
     """The functions of one exchange of a tier, by the names that graphs have in the manifest of its ``bundle``, which holds
-    none of them."""
+    none of them. ``wanted``: clients of the tier that a round aims for; ``table``: where they run, and how exactly."""
 
     bundle: Bundle
     named: Mapping[str, Function]
+    wanted: int = 1
+    table: SimulationTable = field(default_factory=SimulationTable)
     _recorded: dict[tuple[str, int], Recorded] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tier: Tier, exchange: Exchange, bundle: Bundle) -> Functions:
+    def of(
+        cls, tier: Tier, exchange: Exchange, bundle: Bundle, wanted: int, table: SimulationTable
+    ) -> Functions:
         manifest = bundle.manifest
         named = {function.name: function for function in exchange.program.functions}
         named |= {
             chunk.graph: prefix.forward for chunk, prefix in zip(manifest.prefix, tier.prefix, strict=True)
         }
         features = features_of(manifest.data)
-        return cls(bundle, named if features is None else named | {FEATURES: features})
+        return cls(bundle, named if features is None else named | {FEATURES: features}, wanted, table)
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything lies that they read and give."""
+        return torch.device(self.table.device)
 
     @property
     def manifest(self) -> Manifest:
@@ -61,60 +86,114 @@ class Functions:
     def features(self, name: str) -> Callable[[Array], Array]:
         """What makes a sample of what a file holds."""
         run = self.recorded(name, 1)
-        return lambda rows: run({"batch.0.x": torch.from_numpy(rows)})["record.x"].numpy()
+        return lambda rows: (
+            run({"batch.0.x": torch.from_numpy(rows).to(self.device)})["record.x"].cpu().numpy()
+        )
+
+    @cached_property
+    def together(self) -> int:
+        """Clients for one call of each function: several where a client's arithmetic costs less than the calls. The model
+        and the federation decide, whatever machine this is."""
+        apart = {chunk.graph for chunk in self.manifest.prefix}
+        graphs = [each for each in self.manifest.of_round if each.name not in apart]
+        held = sum(port.nbytes for port in self.manifest.graph(self.manifest.start).outputs_of("state"))
+        groups = -(-self.wanted // _MOST_TOGETHER)
+        size = -(-self.wanted // max(1, groups))
+        if size < 2 or held > _SMALL_STATE or any(_convolves(self.named[each.name]) for each in graphs):
+            return 1
+        try:
+            for each in graphs:
+                self.recorded(each.name, size)
+        except ConfigError:  # an op that vmap does not know
+            return 1
+        return size
+
+    @cached_property
+    def _steps(self) -> frozenset[str]:
+        """The functions that train: what begins and ends a round is exact."""
+        phases = self.manifest.phases
+        shorter = {bucket.graph for phase in phases for bucket in phase.shorter}
+        return frozenset({phase.graph for phase in phases} | shorter)
 
     def recorded(self, name: str, clients: int) -> Recorded:
         """The function ``name`` for so many clients at once; 1: for one, without a dimension of clients."""
         key = name, clients
         if key not in self._recorded:
-            self._recorded[key] = recorded(self.named[name], clients)
+            exact = name not in self._steps or self.table.precision == "float32"
+            self._recorded[key] = recorded(self.named[name], clients, device=self.device, exact=exact)
         return self._recorded[key]
 
 
-def recorded(function: Function, clients: int) -> Recorded:
-    """``function`` as a list of operations. Inputs that are not given are those that nothing depends on: zeros."""
-    joint = joint_graph(function)
-    module, outputs = joint.module, tuple(joint.outputs)
-    # Zeros, expanded: what nobody reads takes no memory.
-    fill = {
-        name: torch.zeros((), dtype=spec.dtype).expand(spec.shape) for name, spec in function.inputs.items()
-    }
+def recorded(
+    function: Function, clients: int, *, device: torch.device = _HERE, exact: bool = True
+) -> Recorded:
+    """``function`` as a list of operations on ``device``. Inputs of the role ``state`` that it replaces are given up: their
+    memory is written to. Not ``exact``: products of bfloat16, as torch.autocast makes them; weights stay float32."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=not exact, cache_enabled=False):
+        joint = joint_graph(function)
+    captured = capture(function, _AS_THEY_RAN, joint)
+    inputs, outputs, module = tuple(captured.inputs), tuple(captured.outputs), captured.module
+    fold(module)
+    fuse(module)
     if clients > 1:
-        module = _for_many(
-            function.name, module, [role_of(name) in _COMMON for name in fill], list(fill.values()), clients
-        )
-        fill = {
-            name: each if role_of(name) in _COMMON else each.expand(clients, *each.shape)
-            for name, each in fill.items()
-        }
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    index = (torch.arange(clients),) if clients > 1 else ()
+        module = _for_many(function, inputs, module, clients)
+        fold(module)
+        fuse(module)
+    else:
+        pool_first(module)
+        channels_last(module, [role_of(name) in _IMAGES for name in inputs])
+        large_first(module)
+    own_results(module, [role_of(name) == "state" for name in outputs])
+    in_place(module, _replaced(inputs, outputs))
+    move(module, device)
+    call = compiled(module)
 
     def run(given: Mapping[str, Tensor]) -> Tensors:
         with torch.no_grad():
-            results = module(*index, *(given.get(name, fill[name]) for name in fill))
+            results = call(*[given[name] for name in inputs])
         return dict(zip(outputs, results, strict=True))
 
     return run
 
 
-def _for_many(
-    name: str, module: torch.fx.GraphModule, common: Sequence[bool], arguments: Sequence[Tensor], clients: int
-) -> torch.fx.GraphModule:
-    # A number for each client, so that a function which reads nothing of its own has clients, too.
-    def flat(_client: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(module(*given))
+def _convolves(function: Function) -> bool:
+    """Whether it has convolutions, which for several clients become grouped ones, slower than each on its own."""
+    captured = capture(function, _AS_THEY_RAN)
+    return any(node.target is torch.ops.aten.convolution.default for node in captured.module.graph.nodes)
 
-    mapped = torch.func.vmap(flat, in_dims=(0, *(None if each else 0 for each in common)))
+
+def _replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
+    """Numbers of the inputs that are state, and those of the outputs in their place."""
+    return {
+        place: outputs.index(name)
+        for place, name in enumerate(inputs)
+        if role_of(name) == "state" and name in outputs
+    }
+
+
+def _for_many(
+    function: Function, inputs: Sequence[str], module: torch.fx.GraphModule, clients: int
+) -> torch.fx.GraphModule:
+    """``module`` with the clients in front of all that is a client's own."""
+    module.recompile()
+    common = [role_of(name) in _COMMON for name in inputs]
+    specs = [function.inputs[name] for name in inputs]
+
+    def mapped(*given: Tensor) -> tuple[Tensor, ...]:
+        # A number for each client, so that a function which reads nothing of its own has clients, too.
+        def one(_client: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+            return tuple(module(*own))
+
+        axes = (0, *(None if each else 0 for each in common))
+        return tuple(torch.func.vmap(one, in_dims=axes)(torch.arange(clients), *given))
+
     example = [
-        each.clone() if shared else each.expand(clients, *each.shape).clone()
-        for each, shared in zip(arguments, common, strict=True)
+        torch.zeros(spec.shape if shared else (clients, *spec.shape), dtype=spec.dtype)
+        for spec, shared in zip(specs, common, strict=True)
     ]
     try:
-        made: torch.fx.GraphModule = make_fx(mapped)(torch.arange(clients), *example)
+        return graph_of(mapped, example, _AS_THEY_RAN, fake=True)
     except Exception as error:  # vmap knows not every op, and says so by many classes
         raise ConfigError(
-            f"function {name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
+            f"function {function.name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
         ) from error
-    return made

@@ -12,6 +12,7 @@ from edgefl.simulator.functions import Functions
 from edgefl.wire.bundle.archive import Bundle
 from exporters.front.tier import Exchange, Tier
 from server.compose import composed
+from server.coordinator.roster import share
 from server.events import Event
 from server.run_spec import RunSpec
 
@@ -40,7 +41,9 @@ class Plan:
             own = made.setdefault(exchange.name, {})
             if tier.name not in own:  # the same functions in every format
                 bundle = outline_of(federation, dataset, tier, exchange, progress=progress)
-                own[tier.name] = Functions.of(tier, exchange, bundle)
+                own[tier.name] = Functions.of(
+                    tier, exchange, bundle, _wanted(federation, tier.name), federation.simulation
+                )
             return own[tier.name].bundle
 
         spec = composed(federation, dataset, outline, emit=emit, device=device)
@@ -48,3 +51,8 @@ class Plan:
             (tier, index): each for index, own in enumerate(made.values()) for tier, each in own.items()
         }
         return cls(spec, functions)
+
+
+def _wanted(federation: Federation, tier: str) -> int:
+    """Clients of the tier that a round aims for, where all tiers are chosen from alike."""
+    return share(federation.round.fraction, federation.tiers[tier].count)

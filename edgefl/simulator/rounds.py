@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -18,7 +18,7 @@ from device_runtime.store.carry_choice import RoundToBegin
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.downlink import Downloads, Fetched
-from edgefl.simulator.fleet import Fleet
+from edgefl.simulator.fleet import Fleet, Work
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.row import Row
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask, Trainers
@@ -64,10 +64,11 @@ class Ended:
 
 @dataclass
 class _Tally:
-    """What clients reported in the round under way."""
+    """What clients have to do in the round under way, and what they reported."""
 
     began: float
     losses: dict[str, float]
+    work: dict[str, Work] = field(default_factory=dict)
     down_bytes: int = 0
     up_bytes: int = 0
     up_float32_bytes: int = 0
@@ -75,7 +76,7 @@ class _Tally:
 
 class Rounds:
     """Simulates ``spec``, whose clients ``trainers`` train. ``update_bytes``: what an update takes, by tier;
-    ``together``: clients of a tier that a trainer takes at a time."""
+    ``together``: clients of a tier that a trainer takes at a time; 0: as many as suit its functions."""
 
     def __init__(
         self,
@@ -171,6 +172,7 @@ class Rounds:
         return {
             name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
             for name, (samples, memory) in self._clients().items()
+            if not self._fleet.absent(name)
         }
 
     def _clients(self) -> dict[str, tuple[int, int]]:
@@ -194,7 +196,8 @@ class Rounds:
         fetched = {tier: self._downloads.fetch(self._functions[tier, index].manifest) for tier in tiers}
         weights = {tier: own.weights for tier, own in fetched.items()}
         self._trainers.begin(RoundTask(opened, model, weights, hyper, received), active)
-        waiting = deque(self._arrivals(opened, fetched))
+        tally.work |= self._work(opened, fetched)
+        waiting = deque(self._arrivals(opened, tally.work))
         actions: Actions = ()
         while waiting and not actions and state.round is not None:
             lacking = state.round.goal - len(state.round.with_status("accepted"))
@@ -213,16 +216,23 @@ class Rounds:
             state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
         return state, actions
 
-    def _arrivals(self, opened: OpenRound, fetched: Mapping[str, Fetched]) -> list[tuple[float, Assignment]]:
-        """Who reports before the deadline, and when, in seconds since the round began: the first one first."""
-        fleet, index, samples = self._fleet, self._spec.index(opened.position), self._data.samples
-        arriving = []
+    def _work(self, opened: OpenRound, fetched: Mapping[str, Fetched]) -> dict[str, Work]:
+        """What each selected client has to do."""
+        index, samples, most = self._spec.index(opened.position), self._data.samples, self._rules.samples
+        work = {}
         for each in opened.assignments.values():
-            manifest = self._functions[each.tier, index].manifest
-            rows = samples[each.device]
-            steps = sum(manifest.steps_with(min(rows, self._rules.samples or rows)))
-            took = fleet.seconds(each.device, steps, fetched[each.tier].nbytes, self._update_bytes[each.tier])
-            if took < self._rules.deadline_s and not fleet.vanishes(opened.number, each.device):
+            rows, manifest = samples[each.device], self._functions[each.tier, index].manifest
+            steps = sum(manifest.steps_with(min(rows, most or rows)))
+            up_bytes = self._update_bytes[each.tier]
+            work[each.device] = Work(each.tier, steps, fetched[each.tier].nbytes, up_bytes)
+        return work
+
+    def _arrivals(self, opened: OpenRound, work: Mapping[str, Work]) -> list[tuple[float, Assignment]]:
+        """Who reports before the deadline, and when, in seconds since the round began: the first one first."""
+        fleet, arriving = self._fleet, []
+        for each in opened.assignments.values():
+            took = fleet.seconds(each.device, work[each.device])
+            if took < self._rules.deadline_s and not fleet.vanishes(opened.number, each.tier, each.device):
                 arriving.append((took, each))
         return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
@@ -234,8 +244,9 @@ class Rounds:
             manifest = self._functions[tier, self._spec.index(opened.position)].manifest
             reads = any(graph.inputs_of("carry") for graph in manifest.of_round)
             own = [each for each in wanted if each.tier == tier]
-            for first in range(0, len(own), self._together):
-                some, kept = own[first : first + self._together], {}
+            size = self._together or self._functions[tier, self._spec.index(opened.position)].together
+            for first in range(0, len(own), size):
+                some, kept = own[first : first + size], {}
                 for each in some if reads else ():
                     begun = self._begun(each, opened, base)
                     if (
@@ -315,12 +326,23 @@ class Rounds:
             up_float32_bytes=tally.up_float32_bytes,
             seconds=time.perf_counter() - tally.began,
             simulated_s=self._now - ended.opened,
+            energy_j=self._energy(ended, tally),
             weights_sha256=hashlib.sha256(tensors.dump(weights)).hexdigest(),
             text=text,
             metric=self._spec.metric,
             metrics=metrics,
         )
         return model, row
+
+    def _energy(self, ended: OpenRound, tally: _Tally) -> float:
+        """Joules of all selected clients but those that declined, which did nothing."""
+        declined = {each.device for each in ended.with_status("declined")}
+        took = self._now - ended.opened
+        return math.fsum(
+            self._fleet.joules(ended.number, client, work, took)
+            for client, work in tally.work.items()
+            if client not in declined
+        )
 
     def _standing(self, number: int, state: State) -> Standing:
         return Standing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -11,7 +13,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     ``train_loss``: mean over the clients that reported. ``down_bytes``: of the weights that they fetched, each as a client
     that has nothing yet; ``up_bytes``: of their updates' tensors, ``up_float32_bytes`` the same in float32. ``seconds``:
-    what simulating it took here, ``simulated_s`` what it would have taken there (the table ``simulation``).
+    what simulating it took here; ``simulated_s``: what it would have taken there, ``energy_j``: joules that all selected
+    clients would have spent until then (the table ``simulation``).
     ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
     """
 
@@ -29,7 +32,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     up_float32_bytes: int
     seconds: float
     simulated_s: float
+    energy_j: float = 0.0
     weights_sha256: str
     text: str = ""
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
+
+
+def scalars(row: Row) -> Mapping[str, float]:
+    """The numbers of a round by name, without those that it has not."""
+    told = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
+    numbers = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
+    return {**row.metrics, **numbers}

@@ -7,6 +7,7 @@ what runs are the functions themselves, in torch. Clients that make the same ste
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +46,7 @@ class Given:
 
 
 class LocalTraining:
-    """The rounds of one exchange of a tier, ``together`` clients at a time.
+    """The rounds of one exchange of a tier, ``together`` clients at a time; 0: as many as suit its functions.
 
     A group that is not full is filled up with its last client, so that equal groups give equal bits, whatever else a
     round has.
@@ -54,7 +55,7 @@ class LocalTraining:
     def __init__(self, functions: Functions, together: int = 1) -> None:
         self._functions = functions
         self._manifest = functions.manifest
-        self._together = max(1, together)
+        self._together = together or functions.together
 
     @property
     def portion(self) -> int:
@@ -65,6 +66,8 @@ class LocalTraining:
         self, given: Given, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
         """Every client's round. BundleError or DataError if weights, data and ports disagree."""
+        device = self._functions.device
+        given = Given({name: each.to(device) for name, each in given.weights.items()}, given.hyper)
         alike: dict[tuple[int, ...], list[Participant]] = {}
         for each in participants:
             alike.setdefault(self._manifest.steps_with(len(each.data)), []).append(each)
@@ -72,7 +75,9 @@ class LocalTraining:
         for clients in alike.values():
             for first in range(0, len(clients), size):
                 group = clients[first : first + size]
-                yield from zip(group, self._round(given, group, size), strict=True)
+                with _threads(1 if self._together > 1 else torch.get_num_threads()):
+                    results = self._round(given, group, size)
+                yield from zip(group, results, strict=True)
 
     def _round(self, given: Given, group: Sequence[Participant], size: int) -> list[RoundResult]:
         manifest = self._manifest
@@ -131,12 +136,12 @@ class LocalTraining:
     ) -> tuple[Graph, list[Arrays]]:
         """The graph of a step and what each client feeds it."""
         whole = self._manifest.graph(phase.graph)
-        graph = whole
+        graph, shorter = whole, None
         if phase.shorter:  # one client at a time
-            graph = self._manifest.graph(phase.graph_for(feeds[0].longest(whole, step)))
+            graph = shorter = self._manifest.graph(phase.graph_for(feeds[0].longest(whole, step)))
         batches = [
             fed.given(graph, step)
-            | (fed.passed(graph, step - first) if phase.over_data else fed.batches(whole, step, graph))
+            | (fed.passed(graph, step - first) if phase.over_data else fed.batches(whole, step, shorter))
             for fed in feeds
         ]
         return graph, batches
@@ -179,7 +184,7 @@ class LocalTraining:
             batch = {each.name: other_rows(data, each, indices) for each in others}
             batch[flowing.name] = data.rows(indices) if before is None else before[indices]
             out = self._call(spec, given, [batch], {})
-            parts.append(out["record.x"].numpy()[: min(group, rows - start)])
+            parts.append(out["record.x"].cpu().numpy()[: min(group, rows - start)])
         return np.concatenate(parts)
 
     def _call(self, graph: Graph, given: Given, own: Sequence[Arrays], state: Tensors) -> Tensors:
@@ -197,14 +202,27 @@ class LocalTraining:
         # Of these only the names are looked at.
         held: Arrays = dict.fromkeys(inputs, np.zeros(0))
         many = len(own) > 1
-        for each in own:
-            complete(graph, {**each, **held})
+        complete(graph, {**own[0], **held})
         for port in graph.inputs:
             if port.name not in inputs:
                 arrays = [each[port.name] for each in own]
                 common = not many or port.role == "hyper"
-                inputs[port.name] = torch.from_numpy(np.asarray(arrays[0]) if common else np.stack(arrays))
+                whole = np.asarray(arrays[0]) if common else np.stack(arrays)
+                inputs[port.name] = torch.from_numpy(whole).to(self._functions.device)
         return self._functions.recorded(graph.name, len(own))(inputs)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many in torch. Small models train on one: to wait for others takes longer than what they would do."""
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
 
 
 def _kept(graph: Graph, carry: Arrays) -> Arrays:
@@ -229,4 +247,6 @@ def _add(sums: list[Metrics], out: Mapping[str, Tensor]) -> None:
 
 
 def _of_client(out: Tensors, at: int, size: int) -> Arrays:
-    return {name: (tensor[at] if size > 1 else tensor).numpy() for name, tensor in out.items()}
+    return {
+        name: (tensor[at] if size > 1 else tensor).contiguous().cpu().numpy() for name, tensor in out.items()
+    }

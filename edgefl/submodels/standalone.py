@@ -21,8 +21,9 @@ FIRST_ROUND = 1
 """Where a window rolls, deployment takes its first place."""
 
 
-def standalone(submodel: Submodel, weights: Mapping[str, Array]) -> nn.Sequential:
-    """What ``submodel`` reads in inference of the global ``weights``, in modules of its own, in inference mode.
+def standalone(submodel: Submodel, weights: Mapping[str, Array], number: int = FIRST_ROUND) -> nn.Sequential:
+    """What ``submodel`` reads in inference of the global ``weights``, in modules of its own, in inference mode. ``number``:
+    the round in whose place a rolling window stands.
 
     Nothing has to have been trained in this size. Entries that the submodel lacks are zero where its tensors keep their
     shape. A submodel that freezes units at the input side is the whole model then. ModelError if ``weights`` are not
@@ -31,7 +32,7 @@ def standalone(submodel: Submodel, weights: Mapping[str, Array]) -> nn.Sequentia
     _check(submodel.spec, weights)
     whole = bool(submodel.prefix)
     made = copy.deepcopy(submodel.spec.module if whole else submodel.suffix).eval().requires_grad_(False)
-    tensors = _tensors(weights) if whole else _read(submodel, weights)
+    tensors = _tensors(weights) if whole else _read(submodel, weights, number)
     made.load_state_dict({name: tensors[name] for name in made.state_dict()})
     return made
 
@@ -49,9 +50,9 @@ def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dic
     return measured(names, sums) if sums else {}
 
 
-def _read(submodel: Submodel, weights: Mapping[str, Array]) -> Tensors:
+def _read(submodel: Submodel, weights: Mapping[str, Array], number: int) -> Tensors:
     """The tensors that the suffix computes with in inference, by local name."""
-    local = _tensors(submodel.place(weights, FIRST_ROUND).payload or weights)
+    local = _tensors(submodel.place(weights, number).payload or weights)
     if submodel.carrier is None:
         return local
     with torch.no_grad():

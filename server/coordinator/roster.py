@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,15 @@ def sample(seed: int, round_number: int, names: Iterable[str], count: int) -> li
 
     Names are ranked by a hash of their own, so one more device displaces at most one of the others.
     """
-    ranked = sorted(names, key=lambda name: _digest("select", seed, round_number, name))
-    return sorted(ranked[:count])
+    before = hashlib.sha256(_text("select", seed, round_number, "").encode())
+
+    def place(name: str) -> bytes:
+        # As of the whole text: most of a large fleet is hashed and not chosen.
+        own = before.copy()
+        own.update(name.encode())
+        return own.digest()
+
+    return sorted(heapq.nsmallest(count, names, key=place))
 
 
 def task_seed(seed: int, round_number: int, device: str) -> int:
@@ -89,4 +97,8 @@ def task_nonce(run: str, seed: int, round_number: int, device: str) -> str:
 
 
 def _digest(*parts: object) -> bytes:
-    return hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
+    return hashlib.sha256(_text(*parts).encode()).digest()
+
+
+def _text(*parts: object) -> str:
+    return "/".join(map(str, parts))

@@ -9,9 +9,8 @@ import torch
 
 from edgefl import programs
 from edgefl.bench.common import device_graph
-from edgefl.bench.device_table import report as device_table_report
 from edgefl.bench.device_table import rows as device_table
-from edgefl.bench.device_table.rows import EMBRACING, SGD, TIERS, WIDTH, Times
+from edgefl.bench.device_table.rows import EMBRACING, SGD, WIDTH
 from edgefl.contract.tensors import prefixed
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -19,39 +18,6 @@ from edgefl.submodels import catalog
 from exporters.bundle.formats import format_of
 
 BATCH = 4
-
-
-def times(model: str = "resnet20", weak: float = 20.0) -> list[Times]:
-    backward = {
-        EMBRACING: dict(zip(TIERS, (100.0, 50.0, weak), strict=True)),
-        WIDTH: dict(zip(TIERS, (100.0, 20.0, 5.0), strict=True)),
-    }
-    return [
-        Times("onnx", model, method, tier, 10.0, backward[method][tier])
-        for method in backward
-        for tier in TIERS
-    ]
-
-
-def test_ratios_stand_beside_the_papers() -> None:
-    rows = {(row.run, row.quantity): row for row in device_table_report.compared(times())}
-
-    weak = rows["onnx, resnet20, EmbracingFL, weak", "backward / strong"]
-    assert (weak.found, round(weak.expected or 0, 3)) == (0.2, 0.204)
-    narrow = rows["onnx, resnet20, width reduction, moderate", "backward / strong"]
-    assert (narrow.found, round(narrow.expected or 0, 3)) == (0.2, 0.754)
-    assert all(row.agrees for row in rows.values())
-
-
-def test_another_model_has_no_number_of_the_paper() -> None:
-    assert all(row.expected is None for row in device_table_report.compared(times("cnn")))
-
-
-@pytest.mark.parametrize(("weak", "wrong"), [(26.0, 1), (60.0, 2)])
-def test_a_weak_tier_that_takes_too_long_does_not_agree(weak: float, wrong: int) -> None:
-    rows = list(device_table_report.compared(times(weak=weak)))
-
-    assert sum(not row.agrees for row in rows) == wrong
 
 
 def test_both_methods_tiers_are_those_of_the_paper() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,11 @@ from unittest.mock import patch
 
 from device_runtime.agent import Agent
 from device_runtime.config import AgentConfig, AgentEvent
+from device_runtime.engine.base import Engine
 from device_runtime.engine.select import open_engine
 from edgefl import cli
-from edgefl.config import load
+from edgefl.config import Federation, load
+from edgefl.data.dataset import Dataset
 from edgefl.lab.lab import Lab
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
@@ -80,7 +82,22 @@ class Trained:
         return [(closed.outcome, closed.reports, closed.rejected) for closed in self.rounds]
 
 
-def train(folder: Path, config: str, broker: Address, federation: str, rounds: int) -> Trained:
+Engines = Callable[[Federation, Dataset], Mapping[str, Engine]]
+"""What the devices of each tier run graphs with."""
+
+
+def _those_of_the_file(federation: Federation, _: Dataset) -> Mapping[str, Engine]:
+    return {name: open_engine(table.engine) for name, table in federation.tiers.items()}
+
+
+def train(
+    folder: Path,
+    config: str,
+    broker: Address,
+    federation: str,
+    rounds: int,
+    engines: Engines = _those_of_the_file,
+) -> Trained:
     """The run of ``config``, with its server and its devices in threads and ``broker`` between them."""
     file = folder.with_suffix(".toml")
     file.write_text(config)
@@ -93,7 +110,7 @@ def train(folder: Path, config: str, broker: Address, federation: str, rounds: i
     folder.mkdir()
     dataset, lab = open_data(settings), Lab(settings, folder)
     lab.prepare(dataset, partition(settings, dataset, len(lab.devices)))
-    plan = compose(settings, dataset, folder, device="cpu")
+    plan, opened = compose(settings, dataset, folder, device="cpu"), engines(settings, dataset)
     with ExitStack() as stack:
         server = RunningServer.start(plan, broker, folder, device="cpu")
         stack.callback(server.service.stop)
@@ -110,7 +127,7 @@ def train(folder: Path, config: str, broker: Address, federation: str, rounds: i
                     until_done=True,
                     limits=settings.wire_limits,
                 ),
-                settings.tiers[name.rpartition("-")[0]].engine,
+                opened[name.rpartition("-")[0]],
             )
             for name in lab.devices
         ]
@@ -129,9 +146,9 @@ class _Device:
     thread: threading.Thread
 
     @classmethod
-    def start(cls, config: AgentConfig, engine: str) -> _Device:
+    def start(cls, config: AgentConfig, engine: Engine) -> _Device:
         events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
-        agent = Agent(config, open_engine(engine), events.put)
+        agent = Agent(config, engine, events.put)
         thread = threading.Thread(target=agent.run, daemon=True)
         thread.start()
         return cls(agent, events, thread)

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from edgefl.api.simulate import simulate
+from edgefl.api.simulate import Simulation, simulate
 from edgefl.config import load
+from edgefl.wire.mqtt.session import Address
 from tests.conftest import BrokerProcess
-from tests.e2e.inside import train
+from tests.e2e.inside import Engines, Trained, train
+from tests.simulator.torch_engine import torch_engines
 
 ROUNDS = 2
 TINY = """
@@ -58,15 +60,42 @@ CASES = {
 }
 
 
+def twice(
+    folder: Path, config: str, broker: Address, federation: str, **engines: Engines
+) -> tuple[Trained, Simulation]:
+    """Over the broker, and simulated."""
+    real = train(folder / "real", config, broker, federation, ROUNDS, **engines)
+    told: dict[str, object] = {
+        "federation.name": federation,
+        "federation.rounds": ROUNDS,
+        "federation.seed": 7,
+    }
+    told |= (
+        {"simulation.together": 1} if engines else {}
+    )  # as devices do: several at a time are rounded otherwise
+    return real, simulate(load(folder / "real.toml", told), folder / "simulated", device="cpu")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_where_both_use_torch_the_weights_have_the_same_bits(
+    case: str, broker: BrokerProcess, federation: str, tmp_path: Path
+) -> None:
+    """All that a simulation leaves out, broker, chunks, stores and the server's threads, changes no bit."""
+    real, simulated = twice(tmp_path, CASES[case], broker.address, federation, engines=torch_engines)
+
+    expected = load_file(real.folder / "model.safetensors")
+    assert simulated.model.keys() == expected.keys()
+    for name, weights in expected.items():
+        assert np.array_equal(simulated.model[name], weights), name
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_a_simulated_round_is_a_round_over_a_broker(
     case: str, broker: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:
-    real = train(tmp_path / "real", CASES[case], broker.address, federation, ROUNDS)
-    told = {"federation.name": federation, "federation.rounds": ROUNDS, "federation.seed": 7}
-    file = tmp_path / "real.toml"
-    simulated = simulate(load(file, told), tmp_path / "simulated", device="cpu")
+    real, simulated = twice(tmp_path, CASES[case], broker.address, federation)
 
     expected = load_file(real.folder / "model.safetensors")
     assert simulated.model.keys() == expected.keys()

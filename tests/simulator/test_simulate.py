@@ -11,40 +11,15 @@ import pytest
 import torch
 
 import edgefl
-from edgefl.config import Federation, parse
+from edgefl.config import parse
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
-from edgefl.wire.errors import ConfigError, ParticipationError
+from edgefl.wire.errors import ConfigError, ParticipationError, StoreError
 from tests.e2e.inside import edgefl as command
-
-
-def federation(**changes: dict[str, object]) -> Federation:
-    tables: dict[str, dict[str, object]] = {
-        "federation": {"name": "simulated", "rounds": 3},
-        "model": {"name": "mlp", "options": {"hidden": [8]}},
-        "program": {"batch": 8, "steps": 2},
-        "data": {"name": "digits", "train_samples": 120, "test_samples": 50},
-        "tiers": {"strong": {"count": 4}, "weak": {"cut": 1, "count": 2}},
-    }
-    return parse(
-        {**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}},
-        source="the test",
-    )
-
-
-class Stopped(Exception):
-    """The simulation is stopped here."""
-
-
-def stop_after(number: int) -> object:
-    def watch(row: Row) -> None:
-        if row.round == number:
-            raise Stopped
-
-    return watch
+from tests.simulator.small import Stopped, federation, stop_after
 
 
 def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_path: Path) -> None:
@@ -81,7 +56,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits(
     chosen = federation(**changes)
     whole = edgefl.simulate(chosen, tmp_path / "whole")
     with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(2))  # type: ignore[arg-type]
+        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(2))
     halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True)
 
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
@@ -90,7 +65,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits(
 def test_one_that_was_stopped_before_anything_was_saved_begins_again(tmp_path: Path) -> None:
     whole = edgefl.simulate(federation(), tmp_path / "whole")
     with pytest.raises(Stopped):
-        edgefl.simulate(federation(), tmp_path / "halves", watch=stop_after(2))  # type: ignore[arg-type]
+        edgefl.simulate(federation(), tmp_path / "halves", watch=stop_after(2))
     halves = edgefl.simulate(federation(), tmp_path / "halves", resume=True)
 
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
@@ -123,6 +98,21 @@ def test_slow_and_lost_clients_cost_a_round_its_time_and_their_updates(tmp_path:
     )
 
 
+def test_a_round_s_energy_is_that_of_its_clients_also_of_those_that_are_lost(tmp_path: Path) -> None:
+    speeds: dict[str, object] = {"step_ms": 500.0, "watts": 3.0, "tiers": {"weak": {"step_ms": 1000.0}}}
+    limits: dict[str, object] = {"round_deadline_s": 1.5}
+    made = edgefl.simulate(federation(simulation=speeds), tmp_path / "all")
+    late = edgefl.simulate(federation(simulation=speeds, limits=limits), tmp_path / "late")
+    with (made.folder / "rounds.csv").open() as file:
+        table = [float(row["energy_j"]) for row in csv.DictReader(file)]
+
+    # Two steps each: four clients take a second and two take two of them.
+    assert table == pytest.approx([3.0 * (4 * 1.0 + 2 * 2.0)] * 3)
+    assert made.curves["energy_j"].tolist() == table
+    assert {row.reports for row in late.history} == {4}  # the two are cut off at the deadline, still training
+    assert late.curves["energy_j"].tolist() == pytest.approx([3.0 * (4 * 1.0 + 2 * 1.5)] * 3)
+
+
 def test_who_is_late_is_not_waited_for_where_more_were_selected(tmp_path: Path) -> None:
     speeds: dict[str, object] = {"step_ms": 100.0, "spread": 1.5}
     chosen: dict[str, object] = {"fraction": 0.5, "over_selection": 2.0}
@@ -139,6 +129,32 @@ def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> N
         edgefl.simulate(federation(federation={"rounds": 1, "seed": 5}), tmp_path, resume=True)
     with pytest.raises(ConfigError, match="`resume` goes on with it"):
         edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
+
+
+def test_one_that_was_killed_as_it_began_left_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Stopped
+
+    whole = edgefl.simulate(federation(), tmp_path / "whole")
+    monkeypatch.setattr("edgefl.simulator.carries.Carries.standing", property(killed))
+    with pytest.raises(Stopped):
+        edgefl.simulate(federation(), tmp_path / "out")
+    monkeypatch.undo()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "config.toml.partial").write_text("[feder")
+
+    for out in ("out", "half"):
+        made = edgefl.simulate(federation(), tmp_path / out, resume=True)
+        assert made.history[-1].weights_sha256 == whole.history[-1].weights_sha256
+
+
+def test_a_state_that_is_damaged_is_named(tmp_path: Path) -> None:
+    edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
+    (tmp_path / "state.sqlite").write_bytes(b"no database, but long enough for a header" * 99)
+    with pytest.raises(StoreError, match=r"state\.sqlite cannot be read \(.*\): restore it, use `fresh`"):
+        edgefl.simulate(federation(federation={"rounds": 1}), tmp_path, resume=True)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -175,13 +191,40 @@ def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Pat
     assert again.returncode == ConfigError.exit_code and "--resume goes on with it" in again.stderr
 
 
-def test_a_function_that_cannot_run_for_many_clients_says_what_to_set() -> None:
+def test_a_function_that_cannot_run_for_many_clients_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fn(inputs: Tensors) -> Tensors:
-        found = torch.nonzero(inputs["batch.0.x"])  # its size depends on the values
-        return {"record.x": found.sum(0)}
+        return {"record.x": inputs["batch.0.x"].sum(0)}
 
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no batching rule")
+
+    monkeypatch.setattr(torch.func, "vmap", refuse)
     function = Function("own", fn, {"batch.0.x": TensorSpec((3,), torch.float32)})
     with pytest.raises(
         ConfigError, match=r"'own' cannot run for 4 clients together.*simulation\.together = 1"
     ):
         recorded(function, 4)
+
+
+def test_models_of_rounds_stay_where_they_are_asked_for(tmp_path: Path) -> None:
+    made = edgefl.simulate(
+        federation(simulation={"keep_every": 2}, federation={"rounds": 4}), tmp_path / "out"
+    )
+
+    assert list(made.kept) == [2, 4]
+    assert made.kept[4].read_bytes() == (made.folder / "model.safetensors").read_bytes()
+    assert made.kept[2].read_bytes() != made.kept[4].read_bytes()
+
+    again = edgefl.simulate(federation(), tmp_path / "out", fresh=True)
+    assert not again.kept
+
+
+def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> None:
+    some = edgefl.simulate(federation(simulation={"absent": ["weak-*"]}), tmp_path / "some")
+    every = edgefl.simulate(federation(), tmp_path / "all")
+
+    present = sum(tier.count for name, tier in some.federation.tiers.items() if name != "weak")
+    assert 0 < present < every.history[0].reports
+    assert {(row.selected, row.reports) for row in some.history} == {(present, present)}

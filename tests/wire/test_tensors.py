@@ -32,6 +32,14 @@ def test_arrays_come_back_with_dtype_shape_and_bits(arrays: tensors.Arrays) -> N
         assert found[name].tobytes() == array.tobytes()
 
 
+def test_floats_are_written_as_safetensors_writes_them() -> None:
+    arrays = {
+        name: np.full(shape, 0.5, np.float32)
+        for name, shape in {"b": (3, 2), 'a."\\\n\x01é': (), "c": (0, 3), "c.1": (1,)}.items()
+    }
+    assert tensors.dump(arrays) == plain.save({name: arrays[name] for name in sorted(arrays)})
+
+
 def test_scalars_stay_scalars() -> None:
     assert tensors.load(tensors.dump({"lr": np.array(0.5, np.float32)}))["lr"].shape == ()
 

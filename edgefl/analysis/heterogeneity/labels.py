@@ -43,14 +43,7 @@ class LabelReport:
 
 def label_report(counts: Array) -> LabelReport:
     """From samples per user and class, (n, classes). DataError for a user without a sample."""
-    totals = counts.sum(axis=1, keepdims=True)
-    empty = np.flatnonzero(totals[:, 0] == 0)
-    if not len(counts) or len(empty):
-        raise DataError(
-            f"users need a sample each, found {len(counts)} users, {len(empty)} of them without: use fewer users",
-            empty=tuple(map(int, empty)),
-        )
-    frequencies = counts / totals
+    frequencies = frequencies_of(counts)
     p = frequencies.mean(axis=0)
     return LabelReport(
         frequencies=frequencies,
@@ -59,6 +52,26 @@ def label_report(counts: Array) -> LabelReport:
         pairwise=np.stack([total_variation(frequencies, own) for own in frequencies]),
         ordered_w1=np.abs(np.cumsum(frequencies - p, axis=1))[:, :-1].sum(axis=1),
     )
+
+
+def frequencies_of(counts: Array) -> Array:
+    """Each user's class frequencies, from samples per user and class, (n, classes). DataError as :func:`label_report`."""
+    totals = counts.sum(axis=1, keepdims=True)
+    empty = np.flatnonzero(totals[:, 0] == 0)
+    if not len(counts) or len(empty):
+        raise DataError(
+            f"users need a sample each, found {len(counts)} users, {len(empty)} of them without: use fewer users",
+            empty=tuple(map(int, empty)),
+        )
+    return np.asarray(counts / totals)
+
+
+def mean_pairwise(frequencies: Array) -> float:
+    """:attr:`LabelReport.mean_pairwise`, without the table of all pairs: of sorted values, the k-th of n is subtracted from
+    n - 1 - k larger ones and has k smaller ones subtracted from it."""
+    users = len(frequencies)
+    signs = 2.0 * np.arange(users) - users + 1.0
+    return float((signs[:, None] * np.sort(frequencies, axis=0)).sum()) / users**2
 
 
 def total_variation(first: Array, second: Array) -> Array:

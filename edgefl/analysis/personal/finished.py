@@ -1,4 +1,4 @@
-"""Every device of a finished run, with the model that the run left: from the folder of `edgefl run` to reports."""
+"""Every device of a finished run or simulation, with the model that it left: from its folder to reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_u
 from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import CONFIG_NAME
+from edgefl.lab.lab import CONFIG_NAME as RUN_CONFIG
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.programs.personal.adaptation import ALPHA
@@ -24,9 +24,14 @@ from edgefl.setup.data import held_out, open_data, partition
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import device_names
 from edgefl.setup.training import tier_of
+from edgefl.simulator.folder import CONFIG_NAME as SIMULATION_CONFIG
+from edgefl.simulator.folder import MODEL_NAME
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array, Arrays
+
+DEVICES = "devices"
+"""Folder of a run in which each device has its own."""
 
 FIRST_ROUND = 1
 """Where a submodel's window rolls, it is evaluated in its first place, as deployment has it."""
@@ -34,10 +39,11 @@ FIRST_ROUND = 1
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run left in ``folder``, and the data it was run on.
+    """What a run or a simulation left in ``folder``, and the data it was run on.
 
-    A user is a device with its own tier's submodel: its train shard is the device's file, its test shard those rows of
-    the test set that have the same class proportions and belong to no other user.
+    A user is a device with its own tier's submodel: its train shard is the device's file, or in a simulation its rows of
+    the dataset; its test shard those rows of the test set that have the same class proportions and belong to no other
+    user.
     """
 
     folder: Path
@@ -47,13 +53,13 @@ class Finished:
 
     @classmethod
     def open(cls, folder: Path, data: Path | None = None) -> Finished:
-        """ConfigError if ``folder`` holds no finished run. ``data``: where the dataset's files are now."""
-        config, model = folder / CONFIG_NAME, folder / "model.safetensors"
+        """ConfigError if ``folder`` holds nothing finished. ``data``: where the dataset's files are now."""
+        config, model = _configuration(folder), folder / MODEL_NAME
         missing = [path.name for path in (config, model) if not path.is_file()]
         if missing:
             raise ConfigError(
                 f"{folder} is not the folder of a finished run: it has no {' and no '.join(missing)}; give what "
-                "`edgefl run --out` was given, once it is done",
+                "`edgefl run --out` or `edgefl simulate --out` was given, once it is done",
                 folder=str(folder),
             )
         federation = load(config, {"data.dir": str(data.resolve())} if data else {})
@@ -74,25 +80,31 @@ class Finished:
         )
 
     def _user(self, number: int, name: str, part: Array, rows: Array) -> User:
-        own = archive(self.folder / "devices" / name / "data.npz")
-        if not np.array_equal(np.sort(own.y), np.sort(self.dataset.train_y[part])):
-            raise DataError(
-                f"the data of device {name} are not those that {CONFIG_NAME} describes ({self.dataset.name}): its test "
-                "shard would be of other classes. Name the folder that the run's dataset came from by `data`",
-                device=name,
-            )
-        test = self.dataset.test_batch(rows)
+        train, test = self._train(name, part), self.dataset.test_batch(rows)
         return User.of(
             number,
-            train=(torch.from_numpy(self.dataset.read(own.x)), self._labels(own.y)),
+            train=(torch.from_numpy(train["x"]), self._labels(train["y"])),
             test=(torch.from_numpy(test["x"]), self._labels(test["y"])),
             name=name,
             group=tier_name(name),
             others={
-                other: (torch.from_numpy(own.others[other]), torch.from_numpy(test[other]))
+                other: (torch.from_numpy(train[other]), torch.from_numpy(test[other]))
                 for other in self.dataset.others
             },
         )
+
+    def _train(self, name: str, part: Array) -> Mapping[str, Array]:
+        """What a device trained on, as the model reads it: ``x``, ``y``, and the inputs beside x by name."""
+        if not (self.folder / DEVICES).is_dir():  # a simulation's clients read the dataset
+            return self.dataset.train_batch(part)
+        own = archive(self.folder / DEVICES / name / "data.npz")
+        if not np.array_equal(np.sort(own.y), np.sort(self.dataset.train_y[part])):
+            raise DataError(
+                f"the data of device {name} are not those that {RUN_CONFIG} describes ({self.dataset.name}): its test "
+                "shard would be of other classes. Name the folder that the run's dataset came from by `data`",
+                device=name,
+            )
+        return {**own.others, "x": self.dataset.read(own.x), "y": own.y}
 
     def _labels(self, y: Array) -> torch.Tensor:
         """In the shape that the loss reads."""
@@ -129,6 +141,12 @@ class Finished:
                 yield evaluate_user(self.adapters[user.group], user, setting)
             except DataError as error:
                 left_out[user.name] = error.message
+
+
+def _configuration(folder: Path) -> Path:
+    """A simulation's where there is one, else a run's."""
+    simulation = folder / SIMULATION_CONFIG
+    return simulation if simulation.is_file() else folder / RUN_CONFIG
 
 
 def tier_name(device: str) -> str:

@@ -49,6 +49,8 @@ def peers() -> dict[str, Peer]:
                 "edgefl bench train-step",
                 ("onnxruntime-training==1.19.2", "onnx==1.16.2", _torch()),
             ),
+            Peer("pfl", "edgefl bench simulate", ("pfl[pytorch]==0.6.*", _torch())),
+            Peer("flower-simulation", "edgefl bench simulate", ("flwr[simulation]>=1.20", _torch())),
             Peer("jax", "edgefl bench train-step", ("jax>=0.5",)),
             Peer("onnxsim", "edgefl bench train-step", ("onnxsim==0.8.1", "onnxruntime")),
         )

@@ -19,8 +19,8 @@ Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 _WORST = 10
 
 _HELP = """
-Adapt the model of a finished run to each of its devices' data, and report the metric of its task before and after, over all
-users: accuracy, perplexity, the mean absolute error, or the loss.
+Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before and
+after, over all users: accuracy, perplexity, the mean absolute error, or the loss.
 
 Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
 and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new) and
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def personalize(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run or simulation")],
     protocol: Annotated[
         list[Protocol] | None,
         typer.Option(help="what is adapted to and what judges; may be repeated. Default: all three"),

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import time
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.output import console, human, print_json, print_table, progress
-from edgefl.system.files import write_text
+from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.analysis.reproduce.report import ReproductionReport
+    from edgefl.papers.campaign import Told
+    from edgefl.papers.summary import Summary
 
 _HELP = """
-Run a result of a paper again and print every number beside the one it should be.
+Run results of the papers again: a table with the paper's numbers beside ours, pictures, and which claims held.
 
-The exit code is 1 where a number or an ordering is not as it should be. Without a name: what there is.
+Scales: `smoke` ends every run after a few rounds, to see that all is there; `cpu` fits two cores and an evening; `paper` is
+what the paper ran. Finished runs are kept: the same command goes on with what was stopped. Without a name: what there is.
+
+The exit code is 1 where a claim that has to hold at every scale (an exact number, a theorem) does not; with --strict where
+any claim does not.
 
 Examples:
 
   edgefl reproduce
 
-  edgefl reproduce fafed/counterexample --out plots
+  edgefl reproduce fafed/counterexample --scale cpu
 
-  edgefl reproduce fafed/counterexample --steps 2000 --json
+  edgefl reproduce fedbat --scale cpu --seeds 3 --out results      (all entries of a paper)
 
-  edgefl reproduce embracingfl/device --quick
+  edgefl reproduce --all --scale smoke
 """
 
 
@@ -36,70 +40,93 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="like fafed/counterexample")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the charts (SVG)")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="bound on every run; numbers that need more are left out")
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="like fafed/counterexample, or a paper")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="the same in small, where there is such a thing")
+    everything: Annotated[bool, typer.Option("--all", help="all entries")] = False,
+    scale: Annotated[str, typer.Option(help="smoke, cpu or paper")] = "smoke",
+    seeds: Annotated[int, typer.Option(min=0, help="seeds of each arm; 0: as many as the entry says")] = 0,
+    out: Annotated[Path, typer.Option(help="folder for tables, pictures and runs")] = Path("reproductions"),
+    jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one for each processor")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="run again what is finished")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="exit code 1 where any claim does not hold")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: rows, agrees, ...")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON array, a summary for each entry")] = False,
 ) -> None:
-    from edgefl.api.analysis import reproduce as run_again
+    from edgefl.papers.reproduce import reproduce as run_again
+    from edgefl.papers.reproduce import reproductions
 
-    if name is None:
-        _list(as_json)
+    entries = {each.name: each.what for each in reproductions()}
+    if not names and not everything:
+        rows: list[dict[str, object]] = [{"name": name, "what": what} for name, what in entries.items()]
+        print_json(rows) if as_json else print_table("reproductions", rows)
         return
-    began = time.perf_counter()
-    with progress() as tell:
-        report = run_again(name, steps=steps, quick=quick, progress=tell)
-    files = _written(report, out) if out else []
-    conclude(name, report, files, time.perf_counter() - began, as_json=as_json)
+    chosen = list(entries) if everything else names or []
+    watch = _Watch()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with watch:
+            found = run_again(chosen, out, scale=scale, seeds=seeds, jobs=jobs, fresh=fresh, tell=watch.tell)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command goes on where it was")
+        raise typer.Exit(130) from None
+    conclude(found, out, strict=strict, as_json=as_json)
 
 
-def conclude(
-    name: str, report: ReproductionReport, files: list[str], seconds: float, *, as_json: bool
-) -> None:
-    """Says it all; typer.Exit(1) where something is not as it should be."""
+def conclude(found: list[Summary], out: Path, *, strict: bool, as_json: bool) -> None:
+    """Says it all; typer.Exit(1) where something is not as it has to be."""
     if as_json:
-        answer = {"rows": report.rows, "agrees": report.agrees, "note": report.note, "charts": files}
-        print_json({"name": name, "seconds": round(seconds, 1), **answer})
+        print_json(found)
     else:
-        _show(name, report, files)
-    if not report.agrees:
+        for summary in found:
+            _show(summary, out)
+    failed = [
+        claim for summary in found for claim in summary.claims if not claim.held and (strict or claim.exact)
+    ]
+    if failed:
         raise typer.Exit(1)
 
 
-def _list(as_json: bool) -> None:
-    from edgefl.api.analysis import reproductions
-
-    rows = [{"name": each.name, "what": each.what} for each in reproductions().values()]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table("reproductions", rows)
-
-
-def _written(report: ReproductionReport, folder: Path) -> list[str]:
-    for name, text in report.charts.items():
-        write_text(folder / name, text)
-    return [str(folder / name) for name in report.charts]
-
-
-def _show(name: str, report: ReproductionReport, files: list[str]) -> None:
-    rows = [
+def _show(summary: Summary, out: Path) -> None:
+    rows: list[dict[str, object]] = [
         {
-            "run": row.run,
-            "quantity": row.quantity,
-            "found": f"{row.found:.8g}",
-            "expected": "-" if row.expected is None else f"{row.expected:.8g}",
-            "agrees": row.agrees,
+            "claim": f"{each.rank}: {each.text}",
+            "paper": each.paper or "-",
+            "ours": each.ours,
+            "held": each.held,
         }
-        for row in report.rows
+        for each in summary.claims
     ]
-    print_table(name, rows, report.note)
-    for file in files:
-        console.print(f"chart: {file}", markup=False, highlight=False, soft_wrap=True)
-    wrong = sum(not row.agrees for row in report.rows)
-    console.print(f"{len(rows) - wrong} of {human(len(rows))} agree", highlight=False)
+    if rows:
+        print_table(summary.entry, rows)
+    place = out / summary.entry / "README.md"
+    console.print(f"{summary.entry}: {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+class _Watch:
+    """A bar over all runs, and what the last one to speak does."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=errors)
+        self._total = 0
+
+    def __enter__(self) -> _Watch:
+        self._bar.__enter__()
+        self._task = self._bar.add_task("", total=None)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bar.__exit__(*raised)  # type: ignore[arg-type]
+
+    def tell(self, told: Told) -> None:
+        about = f"{told.task.entry}, {told.task.arm}, seed {told.task.seed}"
+        total = told.of or None
+        if told.record is None:
+            self._bar.update(self._task, total=total, description=f"{about}: {told.text}")
+        else:
+            done = "was there" if told.kept else f"{told.record.seconds:.0f} s"
+            self._bar.update(self._task, total=total, advance=1, description=f"{about}: {done}")

@@ -19,7 +19,7 @@ Examples:
 
   edgefl data spread federation.toml
 
-  edgefl data spread federation.toml --devices 100 --svg spread.svg
+  edgefl data spread federation.toml --devices 100 --svg spread.svg --csv spread.csv
 
   edgefl data spread --devices 20 --seed 3 --json
 """
@@ -34,18 +34,23 @@ def spread(
     seed: Annotated[int | None, typer.Option(help="in place of the federation's")] = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     svg: Annotated[Path | None, typer.Option(help="write a picture here")] = None,
+    as_csv: Annotated[
+        Path | None, typer.Option("--csv", help="write a table here, a row for each device")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     import msgspec
 
-    from edgefl.analysis.spread import picture
+    from edgefl.analysis.spread import picture, table
     from edgefl.api.spread import spread as spread_of
 
     found = spread_of(config, devices=devices, seed=seed, data=data)
     if svg is not None:
         write_text(svg, picture(found))
+    if as_csv is not None:
+        write_text(as_csv, table(found))
     if as_json:
-        print_json(msgspec.structs.asdict(found))
+        print_json(msgspec.structs.asdict(found) | {"size_deviation": found.size_deviation})
         return
     rows = []
     for device, samples in enumerate(found.samples[:_SHOWN]):
@@ -53,11 +58,16 @@ def spread(
         if found.counts:
             held = zip(found.classes, found.counts[device], strict=True)
             row["classes"] = ", ".join(f"{name}: {human(count)}" for name, count in held if count)
+        if found.owners:
+            row["owners"] = human(found.owners[device])
         rows.append(row)
     print_table(f"{found.dataset}, partition {found.partition}, seed {found.seed}", rows)
     if len(found.samples) > _SHOWN:
         console.print(f"... and {human(len(found.samples) - _SHOWN)} devices more; --json has them all")
-    summary = f"samples of a device: {human(found.fewest)} to {human(found.most)}, median {found.middle:g}"
+    summary = (
+        f"samples of a device: {human(found.fewest)} to {human(found.most)}, median {found.middle:g}, "
+        f"deviation over mean {found.size_deviation:.2f}"
+    )
     if found.counts:
         few, many = min(found.classes_held), max(found.classes_held)
         summary += (
@@ -65,5 +75,6 @@ def spread(
             f"between devices {found.distance_between:.2f}"
         )
     console.print(summary, markup=False, highlight=False, soft_wrap=True)
-    if svg is not None:
-        console.print(f"picture: {svg}", markup=False, highlight=False, soft_wrap=True)
+    for what, path in (("picture", svg), ("table", as_csv)):
+        if path is not None:
+            console.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import models as bench_models
 from edgefl.cli.bench import peer as bench_peer
 from edgefl.cli.bench import programs as bench_programs
+from edgefl.cli.bench import simulate as bench_simulate
 from edgefl.cli.bench import train_step as bench_train_step
 from edgefl.cli.bench.report import mebibytes, print_rows
 from edgefl.cli.options import Engine, model_options
@@ -76,6 +77,7 @@ def register(app: typer.Typer) -> None:
     bench_models.register(group)
     bench_peer.register(group)
     bench_programs.register(group)
+    bench_simulate.register(group)
     bench_train_step.register(group)
     app.add_typer(group, name="bench")
 

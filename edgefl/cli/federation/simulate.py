@@ -24,11 +24,13 @@ Examples:
 
   edgefl simulate federation.toml --out simulations/first
 
-  edgefl simulate federation.toml --set round.fraction=0.01 --set simulation.together=10 --out simulations/second
+  edgefl simulate federation.toml --set round.fraction=0.01 --set data.partition=iid --out simulations/second
 
   edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
 
   edgefl simulate federation.toml --workers 8      (in 8 processes, to the same bits)
+
+  edgefl simulate federation.toml --out simulations/third --tensorboard --mlflow http://127.0.0.1:5000
 
   edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
 """
@@ -66,8 +68,15 @@ def simulate(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="write TensorBoard's event files into --out too")
+    ] = False,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URL", help="tell the rounds to this MLflow too")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
     from edgefl.cli.options import model_options
@@ -77,6 +86,8 @@ def simulate(
         "federation.rounds": rounds,
         "federation.seed": seed,
         "data.dir": str(data.resolve()) if data else None,
+        "simulation.tensorboard": tensorboard or None,
+        "simulation.mlflow": mlflow,
     }
     chosen |= {key: value for key, value in given.items() if value is not None}
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
@@ -84,6 +95,7 @@ def simulate(
         simulated = prepare_simulation(
             federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray
         )
+    return_memory_late()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _watch_json(simulated) if as_json else _watch(simulated)

@@ -10,14 +10,18 @@ import csv
 import gzip
 import io
 import re
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgefl.data.dataset import Array, limited_name, some
+from edgefl.data.download import Progress
+from edgefl.data.text.published import AG_NEWS, IMDB, SHAKESPEARE, WIKITEXT2, Missing, Published
 from edgefl.wire.errors import ConfigError, DataError
 
 
@@ -62,59 +66,109 @@ class Corpus:
         return Corpus(name, self.train.at(rows), self.test.at(held_out), self.classes)
 
 
-def load(name: str, places: Sequence[Path]) -> Corpus:
-    """The corpus ``name`` (one of :data:`CORPORA`). DataError if its files are in none of ``places``, or damaged."""
-    read = CORPORA.get(name)
-    if read is None:
+@dataclass(frozen=True)
+class _Source:
+    """How a corpus is read from the folders that are searched: all of it, or else the ``part`` that is passed around."""
+
+    published: Published
+    whole: Callable[[Sequence[Path]], Corpus]
+    part: Callable[[Sequence[Path]], Corpus] | None = None
+
+    def read(self, places: Sequence[Path], target: Path | None, progress: Progress | None) -> Corpus:
+        try:
+            return self.whole(places)
+        except Missing:
+            if target is not None:
+                self.published.download(target, progress)
+                return self.whole((target,))
+            if self.part is None:
+                raise
+            try:
+                return self.part(places)
+            except Missing:
+                pass
+            raise
+
+
+def load(
+    name: str, places: Sequence[Path], target: Path | None = None, *, progress: Progress | None = None
+) -> Corpus:
+    """The corpus ``name`` (one of :data:`CORPORA`). Where it is in none of ``places``, it is fetched into ``target``, if
+    there is one. DataError if it is nowhere, or damaged."""
+    source = CORPORA.get(name)
+    if source is None:
         raise DataError(f"no texts {name!r}; there are: {', '.join(CORPORA)}", name=name)
     try:
-        return read(tuple(places))
-    except (OSError, EOFError, ValueError, KeyError, csv.Error) as error:
+        return source.read(tuple(places), target, progress)
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        csv.Error,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+    ) as error:
         raise DataError(
             f"the files of {name} cannot be read: {error}; fetch them again", name=name
         ) from error
 
 
 def _imdb(places: Sequence[Path]) -> Corpus:
-    train, test = (
-        _columns(
-            _found("IMDB", places, "imdb", (f"{part}.parquet", f"{part}-00000-of-00001.parquet")),
-            "text",
-            "label",
-        )
+    """As Parquet, or the archive of one file for each review."""
+    (archive,) = IMDB.md5
+    files = [
+        IMDB.find(places, (f"{part}.parquet", f"{part}-00000-of-00001.parquet", archive))
         for part in ("train", "test")
+    ]
+    halves = (
+        [_columns(file, "text", "label") for file in files]
+        if all(file.suffix == ".parquet" for file in files)
+        else _reviews(IMDB.find(places, (archive,)))
     )
-    return Corpus("IMDB", _labelled(*train), _labelled(*test), ("negative", "positive"))
+    train, test = (_labelled(*half) for half in halves)
+    return Corpus(IMDB.name, train, test, ("negative", "positive"))
+
+
+_TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
 
 def _ag_news(places: Sequence[Path]) -> Corpus:
-    folder, classes = "ag_news", ("World", "Sports", "Business", "Sci/Tech")
-    path = _found("AG News", places, folder, ("train.csv", "train.csv.gz", "train_subset.parquet"))
-    parquet = path.suffix == ".parquet"
-    train = _columns(path, "text", "label") if parquet else _news(path)
-    test = _news(_found("AG News", places, folder, ("test.csv", "test.csv.gz")))
-    name = f"AG News ({len(train[0]):,} of 120,000 training texts)" if len(train[0]) < 120_000 else "AG News"
-    return Corpus(name, _labelled(*train), _labelled(*test), classes)
+    train = _news(AG_NEWS.find(places, ("train.csv", "train.csv.gz")))
+    return _topics(train, places)
+
+
+def _some_ag_news(places: Sequence[Path]) -> Corpus:
+    return _topics(_columns(AG_NEWS.find(places, ("train_subset.parquet",)), "text", "label"), places)
+
+
+def _topics(train: Sequence[list[Any]], places: Sequence[Path]) -> Corpus:
+    test = _news(AG_NEWS.find(places, ("test.csv", "test.csv.gz")))
+    some = len(train[0]) < 120_000
+    name = f"{AG_NEWS.name} ({len(train[0]):,} of 120,000 training texts)" if some else AG_NEWS.name
+    return Corpus(name, _labelled(*train), _labelled(*test), _TOPICS)
 
 
 def _wikitext2(places: Sequence[Path]) -> Corpus:
+    """As token files, or the archive that they are published in."""
+    (archive,) = WIKITEXT2.md5
+    train, test = (
+        _articles(_text(WIKITEXT2.find(places, (*names, archive)), f"wikitext-2/{names[0]}"))
+        for names in (("wiki.train.tokens", "train.txt.gz"), ("wiki.test.tokens", "test.txt.gz"))
+    )
+    return Corpus(WIKITEXT2.name, train, test)
+
+
+def _some_wikitext2(places: Sequence[Path]) -> Corpus:
     """The partial copy has no training file; its validation file takes that place, and the name says so."""
-    try:
-        train, name = (
-            _found("WikiText-2", places, "wikitext2", ("wiki.train.tokens", "train.txt.gz")),
-            "WikiText-2",
-        )
-        test = _found("WikiText-2", places, "wikitext2", ("wiki.test.tokens", "test.txt.gz"))
-    except DataError:
-        folder, name = "wikitext2_partial", "WikiText-2 (its validation file as training set)"
-        train = _found("WikiText-2", places, folder, ("valid.txt.gz",))
-        test = _found("WikiText-2", places, folder, ("test.txt.gz",))
-    return Corpus(name, _articles(_text(train)), _articles(_text(test)))
+    partial = replace(WIKITEXT2, folder="wikitext2_partial")
+    train, test = (_articles(_text(partial.find(places, (f"{part}.txt.gz",)))) for part in ("valid", "test"))
+    return Corpus(f"{WIKITEXT2.name} (its validation file as training set)", train, test)
 
 
 def _shakespeare(places: Sequence[Path]) -> Corpus:
     """Speakers are owners; of each one's speeches in order, the last tenth is for testing."""
-    path = _found("Tiny Shakespeare", places, "tinyshakespeare", ("input.txt", "input.txt.gz"))
+    path = SHAKESPEARE.find(places, ("input.txt", "input.txt.gz"))
     speakers: dict[str, list[str]] = {}
     for speech in re.split(r"\n\s*\n", _text(path).strip()):
         who, colon, said = speech.partition(":\n")
@@ -126,32 +180,38 @@ def _shakespeare(places: Sequence[Path]) -> Corpus:
         held_out = max(1, len(said) // 10) if len(said) > 1 else 0
         train += [(number, text) for text in said[: len(said) - held_out]]
         test += [(number, text) for text in said[len(said) - held_out :]]
-    return Corpus("Tiny Shakespeare", _owned(train), _owned(test))
+    return Corpus(SHAKESPEARE.name, _owned(train), _owned(test))
 
 
-CORPORA: Mapping[str, Callable[[Sequence[Path]], Corpus]] = {
-    "imdb": _imdb,
-    "ag_news": _ag_news,
-    "wikitext2": _wikitext2,
-    "shakespeare": _shakespeare,
+CORPORA: Mapping[str, _Source] = {
+    "imdb": _Source(IMDB, _imdb),
+    "ag_news": _Source(AG_NEWS, _ag_news, _some_ag_news),
+    "wikitext2": _Source(WIKITEXT2, _wikitext2, _some_wikitext2),
+    "shakespeare": _Source(SHAKESPEARE, _shakespeare),
 }
-"""What reads each corpus from the folders that are searched."""
+"""What reads each corpus."""
 
 
-def _found(title: str, places: Sequence[Path], folder: str, names: Sequence[str]) -> Path:
-    for place in places:
-        for path in (base / name for base in (place / folder, place) for name in names):
-            if path.is_file():
-                return path
-    searched = ", ".join(str(place / folder) for place in places) or "no folder"
-    raise DataError(
-        f"{title} was not found: {' or '.join(names)} is not in {searched}; name the folder with `data.dir` or EDGEFL_DATA",
-        dataset=title,
-        searched=searched,
-    )
+def _reviews(archive: Path) -> list[list[list[Any]]]:
+    """Texts and classes of both parts, in the order of the files' names: ``aclImdb/train/pos/0_9.txt`` and so on."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    with tarfile.open(archive) as files:
+        for member in files:
+            _, part, kind, name = (*member.name.split("/"), "", "", "")[:4]
+            if kind in ("neg", "pos") and member.isfile() and (file := files.extractfile(member)) is not None:
+                found.setdefault((part, kind), []).append((name, file.read().decode("utf-8")))
+    halves: list[list[list[Any]]] = []
+    for part in ("train", "test"):
+        kinds = [[text for _, text in sorted(found[part, kind])] for kind in ("neg", "pos")]
+        halves.append([kinds[0] + kinds[1], [0] * len(kinds[0]) + [1] * len(kinds[1])])
+    return halves
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, member: str = "") -> str:
+    """A file's text, gzipped or not; of an archive, that of its ``member``."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(member).decode("utf-8")
     content = path.read_bytes()
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
 

@@ -29,7 +29,7 @@ class Memory:
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
         file = _nameless()
-        for part in map(memoryview, (head, *(buffer.raw() for buffer in buffers))):
+        for part in (memoryview(head), *(buffer.raw() for buffer in buffers)):
             file.write(_COUNT.pack(part.nbytes))
             file.write(bytes(-file.tell() % _ALIGNED))
             file.write(part)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
+import tarfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +14,11 @@ import pytest
 from pyarrow import Table, parquet
 
 from edgefl.config import parse
+from edgefl.data.download import md5_of
 from edgefl.data.partition import by_owners
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus, Texts
+from edgefl.data.text.published import Published
 from edgefl.data.text.unigram import unigram_perplexity
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.evaluation import perplexity_to_beat
@@ -64,6 +69,104 @@ def test_a_corpus_is_read_as_it_is_published(
     assert found == owners
 
 
+def test_parts_that_are_passed_around_say_so(tmp_path: Path) -> None:
+    (tmp_path / "wikitext2_partial").mkdir()
+    for part in ("valid", "test"):
+        (tmp_path / "wikitext2_partial" / f"{part}.txt.gz").write_bytes(gzip.compress(ARTICLES.encode()))
+    assert corpora.load("wikitext2", [tmp_path]).name == "WikiText-2 (its validation file as training set)"
+
+    written(tmp_path)
+    (tmp_path / "ag_news" / "train.csv").unlink()
+    some = Table.from_pydict({"text": ["A", "B", "C"], "label": [0, 1, 3]})
+    parquet.write_table(some, tmp_path / "ag_news" / "train_subset.parquet")
+    assert corpora.load("ag_news", [tmp_path]).name == "AG News (3 of 120,000 training texts)"
+    assert corpora.load("wikitext2", [tmp_path]).name == "WikiText-2"
+
+
+def _published(folder: Path) -> dict[str, Published]:
+    """Each corpus as it lies on a server, with the checksums that it has there."""
+    folder.mkdir()
+    with tarfile.open(folder / "aclImdb_v1.tar.gz", "w:gz") as archive:
+        for name in ("train/neg/1_2", "train/pos/0_9", "test/pos/0_10", "test/neg/0_1", "train/unsup/0_0"):
+            member = tarfile.TarInfo(f"aclImdb/{name}.txt")
+            member.size = len(name)
+            archive.addfile(member, io.BytesIO(name.encode()))
+    with zipfile.ZipFile(folder / "wikitext-2-v1.zip", "w") as packed:
+        for part in ("train", "valid", "test"):
+            packed.writestr(f"wikitext-2/wiki.{part}.tokens", ARTICLES)
+    for part in ("train", "test"):
+        (folder / f"{part}.csv").write_text('"1","Summit","Leaders meet."\n')
+    (folder / "input.txt").write_text(PLAY)
+    urls = (folder.parent.as_uri() + "/nowhere/", folder.as_uri() + "/")
+    own = {}
+    for key, source in corpora.CORPORA.items():
+        md5 = {name: md5_of(folder / name) for name in source.published.md5}
+        own[key] = replace(source.published, urls=urls, md5=md5)
+    return own
+
+
+@pytest.mark.parametrize("name", sorted(corpora.CORPORA))
+def test_a_corpus_is_downloaded_where_it_is_allowed_and_checked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, said = tmp_path / "here", tmp_path / "there", list[str]()
+    published = _published(there)[name]
+
+    def load(source: Published) -> Corpus:
+        monkeypatch.setitem(corpora.CORPORA, name, replace(corpora.CORPORA[name], published=source))  # type: ignore[attr-defined]
+        return corpora.load(name, [here], here, progress=lambda file, *_: said.append(file))
+
+    with pytest.raises(DataError, match=r"cannot download .*MD5 is .* published is .*Put it into"):
+        load(replace(published, md5=dict.fromkeys(published.md5, "0" * 32)))
+    assert not [path for path in here.rglob("*") if path.is_file()]
+    first = load(published)
+    assert {*said} == {*published.md5} and len(first.train) and len(first.test)
+    for file in there.iterdir():
+        file.unlink()
+    again = load(published)
+    assert (again.name, again.train.texts, again.test.texts) == (
+        first.name,
+        first.train.texts,
+        first.test.texts,
+    )
+
+
+def test_reviews_of_the_archive_are_in_order_and_those_without_a_class_are_left_out(tmp_path: Path) -> None:
+    _published(tmp_path / "imdb")
+    corpus = corpora.load("imdb", [tmp_path])
+
+    assert corpus.train.texts == ["train/neg/1_2", "train/pos/0_9"]
+    assert corpus.test.texts == ["test/neg/0_1", "test/pos/0_10"]
+    assert corpus.train.labels is not None and corpus.train.labels.tolist() == [0, 1]
+
+
+NAMES = {
+    "fashion_mnist": {"Fashion-MNIST"},
+    "mnist": {"MNIST"},
+    "cifar10_jpeg": {"CIFAR-10 (JPEG q75)"},
+    "cifar10": {"CIFAR-10", "CIFAR-10 (exact subset: first 4,000 train and 1,000 test images)"},
+    "imdb": {"IMDB"},
+    "ag_news": {"AG News", "AG News (20,971 of 120,000 training texts)"},
+    "wikitext2": {"WikiText-2", "WikiText-2 (its validation file as training set)"},
+    "shakespeare": {"Tiny Shakespeare"},
+}
+"""Of all of it, and of the part that is passed around."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_real_files_are_called_what_they_are(name: str) -> None:
+    """Where EDGEFL_DATA has them."""
+    table = {"name": name, "test_samples": 0, "tokens": "bytes"}
+    try:
+        found = open_data(parse({"data": table}, source="the test"))
+    except DataError as error:
+        if "was not found" not in error.message:
+            raise
+        pytest.skip(error.message)
+    assert found.name in NAMES[name]
+
+
 def test_what_speakers_say_last_is_for_testing(tmp_path: Path) -> None:
     corpus = corpora.load("shakespeare", [written(tmp_path)])
     assert [text.split()[2] for text in corpus.test.texts if text.startswith("Hear")] == ["11"]
@@ -78,9 +181,14 @@ def test_news_are_numbered_from_0_and_keep_title_and_text(tmp_path: Path) -> Non
 
 def test_files_that_are_nowhere_or_damaged_are_told(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"IMDB was not found: train.parquet or .* is not in .*; name the folder"
+        DataError,
+        match=r"IMDB was not found: train.parquet or .* is not in .*; put it there, name the folder",
     ):
         corpora.load("imdb", [tmp_path])
+    with pytest.raises(
+        DataError, match=r"wiki\.train\.tokens or .*data\.download = true.* of wikitext-2-v1\.zip from"
+    ):
+        corpora.load("wikitext2", [tmp_path])
     (written(tmp_path) / "imdb" / "test.parquet").write_bytes(b"gone")
     with pytest.raises(DataError, match=r"the files of imdb cannot be read: .*; fetch them again"):
         corpora.load("imdb", [tmp_path])

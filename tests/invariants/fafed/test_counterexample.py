@@ -10,8 +10,10 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from edgefl.analysis.reproduce import three_clients
-from edgefl.analysis.reproduce.counterexample import (
+from edgefl.contract.program import Program
+from edgefl.contract.tensors import Tensors
+from edgefl.papers.fafed import three_clients
+from edgefl.papers.fafed.counterexample import (
     BETAS,
     ETAS,
     drift,
@@ -21,8 +23,6 @@ from edgefl.analysis.reproduce.counterexample import (
     theory,
     walked,
 )
-from edgefl.contract.program import Program
-from edgefl.contract.tensors import Tensors
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.simulation.batched_clients import together
 from edgefl.simulation.federated import Completed, Standing, federated

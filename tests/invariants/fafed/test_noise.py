@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.analysis.reproduce.three_clients import Itself
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
+from edgefl.papers.fafed.three_clients import Itself
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client

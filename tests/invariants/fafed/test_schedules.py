@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.analysis.reproduce import three_clients
 from edgefl.contract.program import Program
+from edgefl.papers.fafed import three_clients
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.schedules import Constant, Decaying, Theory
 from edgefl.programs.adaptive.stem import stem

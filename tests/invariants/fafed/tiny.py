@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from edgefl.analysis.reproduce.three_clients import Itself
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
+from edgefl.papers.fafed.three_clients import Itself
 from edgefl.programs.adaptive.recursive import scaled
 from edgefl.programs.adaptive.storm import stepped
 from edgefl.simulation.federated import Client, Completed, MakeFeed, Standing, federated

@@ -14,25 +14,28 @@ from itertools import pairwise
 import torch
 
 from edgefl.analysis.charts.svg import line_chart
-from edgefl.analysis.reproduce import three_clients
-from edgefl.analysis.reproduce.report import Compared, Reproduction, ReproductionReport, holds, near
 from edgefl.contract.program import Program
+from edgefl.papers.entry import Claim, Computed, Entry, Found, Progress, Scale, Work
+from edgefl.papers.fafed import three_clients
+from edgefl.papers.results import Judge, Judged, Results
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
-from edgefl.wire.errors import ConfigError
 
 Path = Mapping[int, float]
 """xbar by the number of completed iterations, at every synchronisation."""
-Progress = Callable[[str], None]
 
 LATER: Sequence[int] = (1_000, 10_000, 20_000, 50_000)
 BETAS, ETAS = (0.1, 0.5, 0.9, 0.99), (0.001, 0.01, 0.1)
-LONGEST = 20
 SHOWN = 400
 """Points of a line in a chart."""
+SWEPT = 2_000
+LIMITS: Mapping[Scale, int] = {"smoke": 100, "cpu": 50_000, "paper": 50_000}
+"""Most iterations of a run."""
+ARM = "three clients"
+LEAVES, NEARER, FALLS, OFF = "only leaves", "comes nearer", "only falls", "distance from the closed form"
 
 
 @dataclass(frozen=True)
@@ -136,60 +139,87 @@ def drift(beta: float, eta: float, steps: int) -> float:
     return eta / 3 * sum(1 / math.sqrt(1 - beta**k) for k in range(1, steps + 1))
 
 
-def run(limit: int | None, progress: Progress) -> ReproductionReport:
-    """Every run, each at most ``limit`` iterations long. ConfigError for less than one round."""
-    if limit is not None and limit < LONGEST:
-        raise ConfigError(
-            f"the longest round of the counter-example has {LONGEST} iterations, and a run at least one round; found "
-            f"steps {limit}, give {LONGEST} or more",
-            steps=limit,
-        )
-    rows: list[Compared] = []
+def run(work: Work) -> Found:
+    """Every run, each at most :data:`LIMITS` iterations long."""
+    limit = LIMITS[work.scale]
+    figures: dict[str, float] = {}
     paths: dict[str, Path] = {}
     recorded: dict[tuple[str, int], Program] = {}
     for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs()):
-        steps = min(each.steps, limit or each.steps)
-        progress(f"{each.name}, {steps:,} iterations")
+        steps = min(each.steps, limit)
+        work.progress(f"{each.name}, {steps:,} iterations")
         program = each.program()
         # All schedules of a method share the graphs of one round.
         kind = (program.name, program.phases[0].steps)
         if kind not in recorded:
             recorded[kind] = together(program, len(three_clients.SLOPES))
         means = paths[each.name] = walked(rescheduled(recorded[kind], program), steps)
-        rows += [
-            near(each.name, f"xbar, t={known.at:,}", means[known.at], known.xbar, known.within)
-            for known in each.known
-            if known.at <= steps
-        ]
-        rows.append(_direction(each.name, means))
-    rows += _sweep(recorded["naive_adaptive", 5], min(2_000, limit or 2_000), progress)
-    if "FAFED, theory" in paths:
-        values = list(paths["FAFED, theory"].values())
-        falls = all(later < earlier for earlier, later in pairwise(values))
-        rows.append(holds("FAFED, theory", "only falls, to", values[-1], falls))
-    return ReproductionReport(tuple(rows), _charts(paths), _NOTE)
+        figures |= {
+            f"{each.name}: {_at(known)}": means[known.at] for known in each.known if known.at <= steps
+        }
+        figures |= _direction(each.name, means)
+    figures |= _sweep(recorded["naive_adaptive", 5], min(SWEPT, limit), work.progress)
+    return Found(figures, pictures=_charts(paths))
 
 
-def _direction(name: str, found: Path) -> Compared:
-    """The theorem itself: the naive method only ever leaves, all others end nearer to 0 than they began."""
+def _at(known: Known) -> str:
+    return f"xbar, t={known.at:,}"
+
+
+def _direction(name: str, found: Path) -> dict[str, float]:
+    """The theorem itself: the naive method only ever leaves, all others end nearer to 0 than they began. The last value,
+    and 1 where it is so."""
     values = list(found.values())
     if name.startswith("naive"):
         leaves = values[0] > 10 and all(b > a for a, b in pairwise(values))
-        return holds(name, "only leaves, to", values[-1], leaves)
-    return holds(name, "comes nearer, to", values[-1], abs(values[-1]) < 10)
+        return {f"{name}: {LEAVES}": float(leaves)}
+    figures = {f"{name}: {NEARER}": float(abs(values[-1]) < 10)}
+    if name == "FAFED, theory":
+        figures[f"{name}: {FALLS}"] = float(all(later < earlier for earlier, later in pairwise(values)))
+    return figures
 
 
-def _sweep(made: Program, steps: int, progress: Progress) -> list[Compared]:
-    """Algorithm 1 for every step size and decay of the spec's table against its closed form."""
+def _sweep(made: Program, steps: int, progress: Progress) -> dict[str, float]:
+    """Algorithm 1 for every step size and decay of the spec's table: how far it is from its closed form."""
     progress(f"naive adaptive, 12 pairs of beta and eta, {steps:,} iterations each")
-    rows = []
-    for beta in BETAS:
-        for eta in ETAS:
-            distance = walked(made, steps, lr=eta, beta=beta)[steps // 5 * 5] - 10
-            expected = drift(beta, eta, steps // 5 * 5)
-            name = f"naive, beta={beta}, eta={eta}"
-            rows.append(near(name, f"moved by, t={steps:,}", distance, expected, 1e-8))
-    return rows
+    whole = steps // 5 * 5
+    return {
+        f"naive, beta={beta}, eta={eta}: {OFF}": abs(
+            walked(made, steps, lr=eta, beta=beta)[whole] - 10 - drift(beta, eta, whole)
+        )
+        for beta in BETAS
+        for eta in ETAS
+    }
+
+
+def _numbers(results: Results) -> Judged:
+    """Every known number that a run reached."""
+    (figures,) = results.figures[ARM]
+    known = {
+        f"{each.name}: {_at(one)}": one
+        for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
+        for one in each.known
+    }
+    reached = [name for name in known if name in figures]
+    wrong = [name for name in reached if abs(figures[name] - known[name].xbar) > known[name].within]
+    return Judged(not wrong, "; ".join(wrong) if wrong else f"all {len(reached)} agree")
+
+
+def _every(quantity: str, fits: Callable[[float], bool]) -> Judge:
+    """All figures of ``quantity``."""
+
+    def judge(results: Results) -> Judged:
+        (figures,) = results.figures[ARM]
+        own = {name: value for name, value in figures.items() if name.endswith(f": {quantity}")}
+        wrong = [name for name, value in own.items() if not fits(value)]
+        return Judged(bool(own) and not wrong, "; ".join(wrong) if wrong else f"all {len(own)} runs")
+
+    return judge
+
+
+def _published() -> dict[str, float]:
+    runs = (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
+    return {f"{each.name}: {_at(known)}": known.xbar for each in runs for known in each.known}
 
 
 def _charts(paths: Mapping[str, Path]) -> dict[str, str]:
@@ -224,8 +254,31 @@ _NOTE = (
     "rho = 1. 'only': at every synchronisation. t: completed iterations."
 )
 
-REPRODUCTION = Reproduction(
-    "fafed/counterexample",
-    "FAFED, Theorem 1: adaptive steps on each client alone diverge on three clients, FAFED converges (1 to 2 minutes)",
-    run,
+ENTRY = Entry(
+    name="fafed/counterexample",
+    what="FAFED, Theorem 1: adaptive steps on each client alone diverge on three clients, FAFED converges",
+    arms=lambda _: (Computed(ARM, run),),
+    columns=(),
+    published={ARM: _published()},
+    claims=(
+        Claim(
+            "Theorem 1",
+            "adaptive steps on each client alone only ever leave the optimum",
+            "for every eta, beta, q",
+            _every(LEAVES, bool),
+            exact=True,
+        ),
+        Claim(
+            "Theorem 1",
+            "how far they leave is the closed form's, for 12 pairs of beta and eta, to 1e-8",
+            "",
+            _every(OFF, lambda off: off <= 1e-8),
+            exact=True,
+        ),
+        Claim("2.2, 2.4", "the specification's numbers", "", _numbers, exact=True),
+        Claim("2.4", "FAFED and FedAvg end nearer to the optimum", "", _every(NEARER, bool), exact=True),
+        Claim("2.4", "FAFED with the theory's steps only falls", "", _every(FALLS, bool), exact=True),
+    ),
+    note=_NOTE,
+    seeds={"smoke": 1, "cpu": 1, "paper": 1},
 )

@@ -1,0 +1,1 @@
+"""Simulators on one task, one after another: edgefl's, pfl-research's and Flower's."""

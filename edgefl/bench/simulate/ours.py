@@ -1,0 +1,37 @@
+"""edgefl's own engine: the command that anybody types, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefl.config import load
+from edgefl.setup.data import open_data
+from edgefl.simulator.folder import MODEL_NAME
+from edgefl.simulator.plan import Plan
+from edgefl.system.distribution import version
+from edgefl.wire import tensors
+
+FEDERATION = "federation.toml"
+_OUT = "out"
+
+
+def arguments(folder: Path) -> list[str]:
+    """Of Python."""
+    return ["-m", "edgefl", "simulate", str(folder / FEDERATION), "--out", str(folder / _OUT), "--json"]
+
+
+def found(folder: Path, moments: Sequence[float]) -> dict[str, Any]:
+    """As :func:`edgefl.bench.simulate.work.tell` has it; ``moments`` are those at which the command told of a round."""
+    federation = load(folder / FEDERATION)
+    each = federation.round.model_copy(update={"evaluate_every": 1})
+    spec = Plan.of(federation.model_copy(update={"round": each}), open_data(federation)).spec
+    assert spec.evaluate is not None
+    accuracy = spec.evaluate(tensors.load((folder / _OUT / MODEL_NAME).read_bytes()))["accuracy"]
+    return {
+        "seconds": moments[-1] - moments[0],
+        "rounds": len(moments) - 1,
+        "accuracy": accuracy,
+        "version": version(),
+    }

@@ -1,0 +1,182 @@
+"""How many clients a second a simulator trains, and the memory that it takes: each engine in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from edgefl.bench.common.peers import make, peers
+from edgefl.bench.common.turns import import_path
+from edgefl.bench.simulate import ours
+from edgefl.bench.simulate.tasks import Task
+from edgefl.config.simulation import SimulationTable
+from edgefl.system.cores import cores
+from edgefl.wire.errors import ConfigError, EdgeflError
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""An engine has its own default."""
+_LOOK_S = 0.05
+_LAST = 400
+
+
+class SimulateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """``clients_per_s``: clients that trained per second, from the end of the first round, in which an engine gets ready,
+    to the end of the last of ``rounds``; ``seconds`` is that time. ``peak_rss_bytes``: the most that its processes had in
+    memory at once, pages that they share counted for each. ``final_accuracy``: on the whole test set."""
+
+    task: str
+    engine: str
+    clients: int
+    per_round: int
+    clients_per_s: float
+    peak_rss_bytes: int
+    final_accuracy: float
+    seconds: float
+    rounds: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """``peer``: the environment that it runs in (:mod:`edgefl.bench.common.peers`), and ``module`` what runs it there; ""
+    for ours. ``simulation``: the table of the federation file."""
+
+    name: str
+    module: str = ""
+    peer: str = ""
+    simulation: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def engines() -> dict[str, Engine]:
+    """By name: edgefl and pfl with torch's default threads and with one, edgefl with a worker on each core, and Flower."""
+    one = {"OMP_NUM_THREADS": "1"}
+    found = [
+        Engine("edgefl"),
+        Engine("edgefl-1-thread", environment=one),
+        Engine("edgefl-workers", simulation={"workers": cores()}, environment=one),
+        Engine("pfl", module="pfl", peer="pfl"),
+        Engine("pfl-1-thread", module="pfl", peer="pfl", environment=one),
+        Engine("flower", module="flower", peer="flower-simulation"),
+    ]
+    known = SimulationTable.model_fields
+    return {each.name: each for each in found if not {*each.simulation} - {*known}}
+
+
+def chosen(names: list[str]) -> list[Engine]:
+    """These engines, or all; ConfigError for one that there is not."""
+    known = engines()
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"no engine {unknown[0]!r}; there are: {', '.join(known)}", engine=unknown[0])
+    return [known[name] for name in names or known]
+
+
+def measure(
+    task: Task, engine: Engine, *, rounds: int = 0, say: Callable[[str], None] = lambda _: None
+) -> SimulateRow:
+    """One row. ``rounds``: in place of the task's own. EdgeflError where the engine cannot be installed or fails."""
+    task = replace(task, rounds=rounds or task.rounds)
+    if task.rounds < 2:
+        raise ConfigError(f"--rounds begin at 2, as the first one is not counted; found {task.rounds}")
+    python = make(peers()[engine.peer], say) if engine.peer else sys.executable
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, import_path() as path:
+        folder = Path(name)
+        say(f"{task.name}: the data of {task.clients:,} clients")
+        task.write(folder, engine.simulation)
+        say(f"{task.name}: {task.rounds} rounds of {engine.name}")
+        inherited = {key: value for key, value in os.environ.items() if key not in _THREADS}
+        environment = {**inherited, **engine.environment, **_quiet(engine, path)}
+        module = ["-m", f"edgefl.bench.simulate.{engine.module}", name]
+        arguments = module if engine.peer else ours.arguments(folder)
+        told, peak = _run([python, *arguments], environment)
+        if engine.peer:
+            found: dict[str, Any] = json.loads(told[-1].text)
+        else:
+            found = ours.found(folder, [line.moment for line in told])
+    return SimulateRow(
+        task=task.name,
+        engine=engine.name,
+        clients=task.clients,
+        per_round=task.per_round,
+        clients_per_s=round(task.per_round * found["rounds"] / found["seconds"], 2),
+        peak_rss_bytes=peak,
+        final_accuracy=round(found["accuracy"], 4),
+        seconds=round(found["seconds"], 6),
+        rounds=found["rounds"],
+        version=found["version"],
+    )
+
+
+def _quiet(engine: Engine, path: Path) -> dict[str, str]:
+    """Where a peer finds our packages; no word of it leaves the machine."""
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    return {"PYTHONPATH": str(path), **quiet} if engine.peer else {}
+
+
+@dataclass(frozen=True)
+class _Line:
+    moment: float
+    text: str
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[list[_Line], int]:
+    """The lines that the process wrote, and the peak of its memory; EdgeflError with its last words."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        assert process.stdout is not None
+        memory = _Memory(process.pid)
+        try:
+            told = [_Line(time.perf_counter(), line) for line in process.stdout if line.strip()]
+            process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            memory.stop()
+        if process.returncode:
+            log.seek(0)
+            words = (log.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            raise EdgeflError(f"{' '.join(command[1:4])} ended: {words[-_LAST:]}")
+    return told, memory.peak
+
+
+class _Memory:
+    """The most bytes that a process and its children had in memory at once, looked at now and then."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(psutil.Process(pid),), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self, process: psutil.Process) -> None:
+        while not self._over.wait(_LOOK_S):
+            try:
+                self.peak = max(self.peak, sum(map(_resident, [process, *process.children(recursive=True)])))
+            except psutil.Error:
+                return
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

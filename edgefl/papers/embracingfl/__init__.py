@@ -1,0 +1,17 @@
+"""EmbracingFL: output-side submodels of devices that cannot hold the model (embracingfl.md)."""
+
+from __future__ import annotations
+
+from edgefl.papers.embracingfl import bn, counts, device, heterogeneity, scaling, similarity, text, theory
+from edgefl.papers.entry import Entry
+
+ENTRIES: tuple[Entry, ...] = (
+    heterogeneity.ENTRY,
+    scaling.ENTRY,
+    bn.ENTRY,
+    counts.ENTRY,
+    similarity.ENTRY,
+    theory.ENTRY,
+    text.ENTRY,
+    device.ENTRY,
+)

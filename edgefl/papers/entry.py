@@ -1,0 +1,173 @@
+"""What is run again of a paper: the arms that are compared, what the paper found, and what it claims.
+
+::
+
+    ENTRY = Entry(
+        name="fedbat/main",
+        what="FedBAT, Table 1: one bit for each parameter against its baselines",
+        arms=arms,                          # scale -> arms
+        columns=(Column("accuracy", "test accuracy", SHARE),),
+        published={"fedbat": {"accuracy": 0.8896}},
+        claims=(Claim("H1", "FedBAT is ahead of SignSGD", "+8.5 points", above("fedbat", "signsgd", "accuracy")),),
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgefl.api.simulate import Simulation
+from edgefl.papers.results import Judge, Results
+
+Scale = Literal["smoke", "cpu", "paper"]
+"""``smoke``: every run and every picture in seconds, numbers that mean nothing. ``cpu``: two cores, an evening.
+``paper``: what the paper ran."""
+
+SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
+Progress = Callable[[str], None]
+Points = list[tuple[float, float]]
+Settings = Mapping[str, object]
+"""Of a federation, by dotted key."""
+
+Confidence = Literal["", "low", "medium-low", "medium", "medium-high", "high"]
+"""How sure the specification is that a claim shows at a small scale; "" where it does not say."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What one run told: numbers by name, lines (x, y) by name, and pictures (SVG text) by file name."""
+
+    figures: dict[str, float]
+    lines: dict[str, Points] = {}
+    pictures: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run of an arm: its seed and scale, a folder of its own, and whom to tell what is done."""
+
+    seed: int
+    scale: Scale
+    folder: Path
+    progress: Progress
+
+
+def curves(simulation: Simulation) -> Found:
+    """Figures ``accuracy`` (mean of the last tenth of the rounds), ``final``, ``best``, ``train_loss`` (of the last tenth)
+    and ``up_mb`` (of all rounds); lines ``accuracy``, ``loss`` and ``train_loss`` by round."""
+    rows = simulation.history
+    lines: dict[str, Points] = {"accuracy": [], "loss": [], "train_loss": []}
+    for row in rows:
+        for name, value in (
+            ("accuracy", row.accuracy),
+            ("loss", row.loss),
+            ("train_loss", row.train_loss),
+        ):
+            if value is not None:
+                lines[name].append((float(row.round), value))
+    accuracies = [value for _, value in lines["accuracy"]]
+    figures = {"up_mb": sum(row.up_bytes for row in rows) / 1e6}
+    if accuracies:
+        figures |= {
+            "accuracy": _of_last(accuracies),
+            "final": accuracies[-1],
+            "best": max(accuracies),
+        }
+    if lines["train_loss"]:
+        figures["train_loss"] = _of_last([value for _, value in lines["train_loss"]])
+    return Found(figures, {name: line for name, line in lines.items() if line})
+
+
+def _of_last(values: Sequence[float]) -> float:
+    last = values[-max(1, len(values) // 10) :]
+    return sum(last) / len(last)
+
+
+@dataclass(frozen=True)
+class Federated:
+    """An arm that is a federation: ``settings`` by dotted key, to which the run's seed is added, simulated as `edgefl
+    simulate` does; ``measure`` reads what it left."""
+
+    name: str
+    settings: Settings
+    measure: Callable[[Simulation], Found] = curves
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An arm that is no federation. ``settings``: what decides its numbers beside the seed."""
+
+    name: str
+    compute: Callable[[Work], Found]
+    settings: Settings = field(default_factory=dict)
+
+
+Arm = Federated | Computed
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure as the table shows it: times ``scale``, with ``digits`` behind the point."""
+
+    figure: str
+    title: str
+    scale: float = 1.0
+    digits: int = 3
+
+
+def percent(figure: str, title: str) -> Column:
+    """A share, shown in percent."""
+    return Column(figure, title, 100.0, 2)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper (or the specification, of a small scale) says of the results.
+
+    ``rank``: as the specification numbers it; ``paper``: what was found there; ``confidence``: the specification's, that it
+    shows at a small scale. ``doubt``: the likely reason where it does not hold. ``exact``: it has to hold at every scale,
+    and the command fails where it does not.
+    """
+
+    rank: str
+    text: str
+    paper: str
+    judge: Judge
+    confidence: Confidence = ""
+    doubt: str = ""
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture: the line ``line`` of each of ``arms`` (all, where there are none), mean over the seeds."""
+
+    file: str
+    title: str
+    line: str
+    x: str = "round"
+    y: str = ""
+    arms: tuple[str, ...] = ()
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A result of a paper. ``arms`` by scale; ``published`` numbers by arm and figure, in the unit of the figure; ``drawn``
+    makes pictures (SVG text by file name) of the results, beside ``charts``. ``note``: how it was made, and how that differs
+    from the paper."""
+
+    name: str
+    what: str
+    arms: Callable[[Scale], Sequence[Arm]]
+    columns: tuple[Column, ...]
+    claims: tuple[Claim, ...]
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    charts: tuple[Chart, ...] = ()
+    drawn: Callable[[Results], Mapping[str, str]] | None = None
+    note: str = ""
+    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"smoke": 1, "cpu": 3, "paper": 5})

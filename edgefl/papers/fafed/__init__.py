@@ -1,0 +1,15 @@
+"""FAFED: momentum, variance reduction and one adaptive step size for all clients (fafed.md)."""
+
+from __future__ import annotations
+
+from edgefl.papers.entry import Entry
+from edgefl.papers.fafed import cifar, counterexample, preconditioner, speedup, table2, text
+
+ENTRIES: tuple[Entry, ...] = (
+    counterexample.ENTRY,
+    table2.ENTRY,
+    preconditioner.ENTRY,
+    speedup.ENTRY,
+    text.ENTRY,
+    cifar.ENTRY,
+)

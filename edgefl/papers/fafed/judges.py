@@ -1,0 +1,127 @@
+"""How FAFED's claims are judged: by training loss, accuracy and what they cost (fafed.md 9)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgefl.papers.fafed.measures import OBJECTIVE
+from edgefl.papers.results import Judge, Judged, Points, Results, told
+from edgefl.wire.tensors import Array
+
+HEADERS = 0.03
+"""Floats for each parameter that the names and shapes of an update's tensors take at most, in a model of these sizes."""
+
+
+def best(arm: str, others: Sequence[str], figure: str) -> Judge:
+    """``arm`` is ahead of each other one in the paired mean; told is by how much of the runner-up, in points."""
+
+    def judge(results: Results) -> Judged:
+        ahead = {each: results.of(arm, figure) - results.of(each, figure) for each in others}
+        nearest = min(ahead, key=lambda each: float(ahead[each].mean()))
+        return Judged(bool(ahead[nearest].mean() > 0), f"{told(ahead[nearest])} on {nearest}")
+
+    return judge
+
+
+def lowest(arm: str, others: Sequence[str], figure: str) -> Judge:
+    """``arm`` is below each other one in the paired mean; told is by how much of the runner-up."""
+
+    def judge(results: Results) -> Judged:
+        below = {each: results.of(each, figure) - results.of(arm, figure) for each in others}
+        nearest = min(below, key=lambda each: float(below[each].mean()))
+        return Judged(
+            bool(below[nearest].mean() > 0), f"{_loss(-below[nearest])} beside {nearest}, the next best"
+        )
+
+    return judge
+
+
+def none_above(arms: Sequence[str], other: str, figure: str) -> Judge:
+    """No one of ``arms`` is above ``other`` in the paired mean."""
+
+    def judge(results: Results) -> Judged:
+        above = {each: results.of(each, figure) - results.of(other, figure) for each in arms}
+        ours = ", ".join(f"{arm} {_loss(each)}" for arm, each in above.items())
+        return Judged(all(each.mean() <= 0 for each in above.values()), ours)
+
+    return judge
+
+
+def smoother(pairs: Mapping[str, Sequence[str]], figure: str) -> Judge:
+    """Each arm's ``figure`` is the smallest, in the mean, beside those that stand after it."""
+
+    def judge(results: Results) -> Judged:
+        held, said = True, []
+        for arm, others in pairs.items():
+            means = {each: results.mean(each, figure) for each in (arm, *others)}
+            held &= all(means[arm] < means[each] for each in others)
+            said.append(", ".join(f"{each} {mean:.3f}" for each, mean in means.items()))
+        return Judged(held, "; ".join(said))
+
+    return judge
+
+
+def dearer(pairs: Mapping[str, str], figures: Sequence[str]) -> Judge:
+    """By how much an arm's training loss is below that of the other, which has cost less after as many rounds: less so
+    where the arm may cost no more of each of ``figures`` (lines by round) than the other one's whole run did."""
+
+    def judge(results: Results) -> Judged:
+        held, said = True, []
+        for arm, other in pairs.items():
+            leads = {"rounds": _lead(results, arm, other, None)}
+            leads |= {figure: _lead(results, arm, other, figure) for figure in figures}
+            held &= all(leads[figure].mean() < leads["rounds"].mean() for figure in figures)
+            said.append(
+                f"{arm} before {other} at equal "
+                + ", ".join(f"{name} {_loss(lead)}" for name, lead in leads.items())
+            )
+        return Judged(held, "; ".join(said))
+
+    return judge
+
+
+def _lead(results: Results, arm: str, other: str, figure: str | None) -> Array:
+    """The other's last training loss less the arm's, of each seed: at its end, or where it had cost what the other did."""
+    leads = []
+    for own, its in zip(results.lines[arm], results.lines[other], strict=True):
+        loss = list(own[OBJECTIVE])
+        at = len(loss) if figure is None else _affordable(loss, own[figure], its[figure][-1][1])
+        leads.append(its[OBJECTIVE][-1][1] - loss[max(at, 1) - 1][1])
+    return np.array(leads, np.float64)
+
+
+def _affordable(loss: Points, cost: Points, most: float) -> int:
+    """How many points of ``loss`` lie in rounds after which ``cost`` is at most ``most``."""
+    rounds = bisect_right([spent for _, spent in cost], most)
+    return bisect_right([number for number, _ in loss], float(rounds))
+
+
+def sends(floats: Mapping[str, float]) -> Judge:
+    """Each arm sends as many floats for each parameter in a round; names and shapes take at most :data:`HEADERS` more."""
+
+    def judge(results: Results) -> Judged:
+        found = {arm: results.mean(arm, "floats_up") for arm in floats}
+        wrong = {arm: value for arm, value in found.items() if not 0 <= value - floats[arm] <= HEADERS}
+        ours = ", ".join(f"{arm} {value:.3f}" for arm, value in (wrong or found).items())
+        return Judged(not wrong, ours)
+
+    return judge
+
+
+def against(results: Results, arms: Sequence[str], x: str, line: str = OBJECTIVE) -> dict[str, Points]:
+    """``line`` of each arm over the line ``x`` in place of rounds, both means over the seeds."""
+    drawn: dict[str, Points] = {}
+    for arm in arms:
+        places = dict(results.line(arm, x))
+        drawn[arm] = [(places[number], y) for number, y in results.line(arm, line) if number in places]
+    return drawn
+
+
+def _loss(differences: Array) -> str:
+    mean = f"{differences.mean():+.4f}"
+    if len(differences) == 1:
+        return mean
+    return f"{mean} ({differences.min():+.4f} to {differences.max():+.4f})"

@@ -1,0 +1,8 @@
+"""FedBAT: updates that are binarized while they are trained (fedbat.md)."""
+
+from __future__ import annotations
+
+from edgefl.papers.entry import Entry
+from edgefl.papers.fedbat import ablation, main, one_bit, theory
+
+ENTRIES: tuple[Entry, ...] = (main.ENTRY, ablation.ENTRY, one_bit.ENTRY, theory.ENTRY)

@@ -1,0 +1,15 @@
+"""FIARSE: submodels by the importance of parameters (fiarse.md)."""
+
+from __future__ import annotations
+
+from edgefl.papers.entry import Entry
+from edgefl.papers.fiarse import ablation, cifar10, exploration, participation, sizes, text
+
+ENTRIES: tuple[Entry, ...] = (
+    sizes.ENTRY,
+    cifar10.ENTRY,
+    exploration.ENTRY,
+    ablation.ENTRY,
+    participation.ENTRY,
+    text.ENTRY,
+)

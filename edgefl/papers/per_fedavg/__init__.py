@@ -1,0 +1,8 @@
+"""Per-FedAvg: models that one step adapts to a user (per_fedavg.md)."""
+
+from __future__ import annotations
+
+from edgefl.papers.entry import Entry
+from edgefl.papers.per_fedavg import table1
+
+ENTRIES: tuple[Entry, ...] = (table1.ENTRY,)

@@ -1,0 +1,50 @@
+"""Claims over the rows of a table: those rows that were run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgefl.papers.per_fedavg.personal import AFTER
+from edgefl.papers.per_fedavg.rows import Row
+from edgefl.papers.results import Judge, Judged, Results, told
+from edgefl.wire.tensors import Array
+
+
+def ahead(better: str, worse: str, rows: Sequence[Row], *, by: float = 0.0) -> Judge:
+    """``better`` is more than ``by`` ahead of ``worse`` after a step, in every row of ``rows`` that was run, in the mean of
+    the paired differences."""
+
+    def judge(results: Results) -> Judged:
+        leads = {
+            row.name: lead(results, row, better, worse) for row in rows if row.arm(better) in results.figures
+        }
+        held = bool(leads) and all(each.mean() > by for each in leads.values())
+        return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in leads.items()))
+
+    return judge
+
+
+def lead(results: Results, row: Row, better: str, worse: str) -> Array:
+    """float64 (seeds,), of accuracy after a step."""
+    return results.of(row.arm(better), AFTER) - results.of(row.arm(worse), AFTER)
+
+
+def wider(better: str, worse: str, row: Row, than: Row) -> Judge:
+    """The lead of ``better`` over ``worse`` is larger in ``row`` than in ``than``."""
+
+    def judge(results: Results) -> Judged:
+        here, there = (lead(results, each, better, worse) for each in (row, than))
+        return Judged(bool((here - there).mean() > 0), f"{told(here)} against {told(there)}")
+
+    return judge
+
+
+def change(method: str, start: Row, end: Row, figure: str, *, least: float, most: float) -> Judge:
+    """From ``start`` to ``end`` the method's figure changes by ``least`` to ``most``, in the mean of the paired
+    differences."""
+
+    def judge(results: Results) -> Judged:
+        changed = results.of(end.arm(method), figure) - results.of(start.arm(method), figure)
+        return Judged(bool(least <= changed.mean() <= most), told(changed))
+
+    return judge

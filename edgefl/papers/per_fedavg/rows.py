@@ -1,0 +1,87 @@
+"""The rows of Per-FedAvg's Table 1 as federations (per_fedavg.md 3 and 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgefl.papers.entry import Federated, Settings
+from edgefl.papers.per_fedavg.personal import measured
+
+FEDAVG, FO, HF = "FedAvg", "FO", "HF"
+METHODS = (FEDAVG, FO, HF)
+TWICE, FOUR_TIMES = "FedAvg 2tau", "FedAvg 4tau"
+"""FedAvg with as many gradients as FO and as HF."""
+BATCH = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A row: its ``data``, local steps, inner step size, whether half B has a single class, and the paper's numbers by
+    method."""
+
+    data: str
+    tau: int
+    alpha: float
+    single: bool = False
+    paper: Mapping[str, float] | None = None
+
+    @property
+    def name(self) -> str:
+        hetero = ", single class" if self.single else ""
+        return f"{self.data}, tau={self.tau}, alpha={self.alpha:g}{hetero}"
+
+    def arm(self, method: str) -> str:
+        return f"{self.name}: {method}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is computed: ``users`` of which the share ``fraction`` trains in each of ``rounds`` rounds, with local
+    learning rate ``lr`` on ``a`` samples of a class, tested on ``a_test`` (per_fedavg.md 3.2); ``pixels`` are the scaling
+    of the data."""
+
+    rounds: int
+    lr: float
+    a: int
+    a_test: int
+    users: int = 50
+    fraction: float = 0.2
+    pixels: str = "unit"
+
+
+def federation(row: Row, method: str, size: Size) -> Settings:
+    """``row`` trained by ``method``. All methods begin with the same weights, users and selections."""
+    return {
+        "model.name": "elu_mlp",
+        "data.name": DATASETS[row.data],
+        "data.scale": size.pixels,
+        "data.partition": "groups",
+        "data.group_samples": size.a,
+        "data.group_test_samples": size.a_test,
+        "data.single_class": row.single,
+        "program.batch": BATCH,
+        "program.lr": size.lr,
+        "program.steps": row.tau,
+        "program.alpha": row.alpha,
+        **PROGRAMS[method],
+        "round.fraction": size.fraction,
+        "round.evaluate_every": max(1, size.rounds // 10),
+        "federation.rounds": size.rounds,
+        "tiers": {"user": {"count": size.users}},
+        "simulation.together": max(1, round(size.users * size.fraction)),
+    }
+
+
+DATASETS: Mapping[str, str] = {"MNIST": "mnist", "CIFAR-10": "cifar10_jpeg"}
+PROGRAMS: Mapping[str, Settings] = {
+    FEDAVG: {"program.name": "fedavg_update"},
+    TWICE: {"program.name": "fedavg_matched", "program.factor": 2},
+    FOUR_TIMES: {"program.name": "fedavg_matched", "program.factor": 4},
+    FO: {"program.name": "per_fedavg", "program.mode": "fo"},
+    HF: {"program.name": "per_fedavg", "program.mode": "hf"},
+}
+
+
+def arms(row: Row, methods: Sequence[str], size: Size) -> list[Federated]:
+    return [Federated(row.arm(method), federation(row, method, size), measured) for method in methods]

@@ -1,0 +1,162 @@
+"""Per-FedAvg's Table 1: accuracy of every user after one step of its own, by method and row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgefl.papers.entry import Arm, Chart, Claim, Column, Entry, Scale, percent
+from edgefl.papers.per_fedavg import personal
+from edgefl.papers.per_fedavg.judges import ahead, change, wider
+from edgefl.papers.per_fedavg.rows import FEDAVG, FO, FOUR_TIMES, HF, METHODS, TWICE, Row, Size, arms
+
+MNIST_10 = Row("MNIST", 10, 0.01, paper={FEDAVG: 0.7596, FO: 0.7800, HF: 0.7985})
+MNIST_4 = Row("MNIST", 4, 0.01, paper={FEDAVG: 0.6018, FO: 0.6455, HF: 0.7094})
+CIFAR_10 = Row("CIFAR-10", 10, 0.001, paper={FEDAVG: 0.4049, FO: 0.4698, HF: 0.5044})
+CIFAR_4 = Row("CIFAR-10", 4, 0.001, paper={FEDAVG: 0.3838, FO: 0.3404, HF: 0.4373})
+LARGER = Row("CIFAR-10", 4, 0.01, paper={FEDAVG: 0.3597, FO: 0.2532, HF: 0.4632})
+SINGLE = Row("CIFAR-10", 4, 0.01, single=True, paper={FEDAVG: 0.5859, FO: 0.3771, HF: 0.7125})
+ROWS = (MNIST_10, MNIST_4, CIFAR_10, CIFAR_4, LARGER, SINGLE)
+MNIST_ROWS, CIFAR_ROWS = ROWS[:2], ROWS[2:]
+SHORT_CIFAR = (CIFAR_4, LARGER, SINGLE)
+"""With tau = 4."""
+
+MNIST_SIZE = Size(rounds=1000, lr=0.001, a=196, a_test=32)
+CIFAR_SIZE = Size(rounds=1000, lr=0.001, a=68, a_test=14)
+CPU_CIFAR = replace(CIFAR_SIZE, rounds=150, lr=0.005, a_test=36)
+SMOKE = Size(rounds=2, lr=0.001, a=8, a_test=2, users=10, fraction=0.2)
+
+
+def all_arms(scale: Scale) -> Sequence[Arm]:
+    if scale == "paper":
+        matched = [MNIST_4, LARGER]
+        sizes = {row: MNIST_SIZE if row in MNIST_ROWS else CIFAR_SIZE for row in ROWS}
+        return [
+            arm
+            for row in ROWS
+            for arm in arms(row, (*METHODS, *((TWICE, FOUR_TIMES) if row in matched else ())), sizes[row])
+        ]
+    small = scale == "smoke"
+    first = arms(MNIST_4, (*METHODS, FOUR_TIMES), SMOKE if small else MNIST_SIZE)
+    return first + [arm for row in SHORT_CIFAR for arm in arms(row, METHODS, SMOKE if small else CPU_CIFAR)]
+
+
+_NOTE = (
+    "ELU network 80-60, 50 users in ten groups, 10 of them in each round, batches of 40, HF's step 1e-2 / ||g||; pixels in "
+    "[0, 1], not centred, which the paper does not say and which decides the curvature (per_fedavg.md 8.2). At scale `cpu` "
+    "the MNIST row is the paper's own configuration (1000 rounds, beta 0.001, a = 196); the CIFAR-10 rows take 150 rounds "
+    "with beta 0.005, which was chosen without a search so that beta times rounds is near to the paper's, and a_test = 36; "
+    "the rows with tau = 10 are left to scale `paper`. `literal` adapts to the test samples that judge, as the paper's "
+    "words have it; everything else is adapted to training samples. `majority` is what always saying a user's own "
+    "commonest class reaches. `gradients`: batch gradients of a user that takes part in every round."
+)
+
+ENTRY = Entry(
+    name="per_fedavg/table1",
+    what="Per-FedAvg, Table 1: mean accuracy of the users after one local step",
+    arms=all_arms,
+    columns=(
+        percent(personal.AFTER, "after a step, %"),
+        percent(personal.LITERAL, "literal, %"),
+        percent(personal.BEFORE, "before, %"),
+        percent(personal.GROUP_A, "half A, %"),
+        percent(personal.GROUP_B, "half B, %"),
+        percent(personal.MAJORITY, "majority, %"),
+        Column(personal.KAPPA, "kappa"),
+        Column(personal.CURVED, "alpha * lambda_max", digits=2),
+        Column(personal.GRADIENTS, "gradients", digits=0),
+    ),
+    published={
+        row.arm(method): {personal.AFTER: value}
+        for row in ROWS
+        for method, value in (row.paper or {}).items()
+    },
+    claims=(
+        Claim(
+            "1",
+            "after one step HF is ahead of FedAvg + update, MNIST",
+            "+3.89, +10.76",
+            ahead(HF, FEDAVG, MNIST_ROWS),
+        ),
+        Claim(
+            "1",
+            "after one step HF is ahead of FedAvg + update, CIFAR-10",
+            "+9.95, +5.35, +10.35, +12.66",
+            ahead(HF, FEDAVG, CIFAR_ROWS),
+        ),
+        Claim("3", "HF is ahead of FO, MNIST", "+1.85, +6.39", ahead(HF, FO, MNIST_ROWS)),
+        Claim("3", "HF is ahead of FO, CIFAR-10", "+3.46, +9.69, +21.00, +33.54", ahead(HF, FO, CIFAR_ROWS)),
+        Claim(
+            "Table 1",
+            "FO is behind FedAvg + update on CIFAR-10 with tau = 4",
+            "-4.34, -10.65, -20.88",
+            ahead(FEDAVG, FO, SHORT_CIFAR),
+            doubt="the specification's pilot did not find it either (9.3)",
+        ),
+        Claim(
+            "2",
+            "with the larger alpha HF improves or holds (1 point of slack)",
+            "+2.59",
+            change(HF, CIFAR_4, LARGER, personal.AFTER, least=-0.01, most=1),
+        ),
+        Claim(
+            "2",
+            "with the larger alpha FO falls, after a step",
+            "-8.72",
+            change(FO, CIFAR_4, LARGER, personal.AFTER, least=-1, most=0),
+            doubt="one step of the larger alpha makes up for what FO's model has lost before it",
+        ),
+        Claim(
+            "2",
+            "with the larger alpha FO's model collapses before the step (by 10 points or more)",
+            "34.3 to 12.0 in the pilot (9.3)",
+            change(FO, CIFAR_4, LARGER, personal.BEFORE, least=-1, most=-0.1),
+        ),
+        Claim(
+            "4",
+            "a single class in half B widens HF's lead over FedAvg",
+            "12.66 against 10.35",
+            wider(HF, FEDAVG, SINGLE, LARGER),
+        ),
+        *(
+            Claim(
+                "4",
+                f"a single class in half B raises {method}",
+                paper,
+                change(method, LARGER, SINGLE, personal.AFTER, least=0, most=1),
+            )
+            for method, paper in ((FEDAVG, "+22.62"), (FO, "+12.39"), (HF, "+24.93"))
+        ),
+        Claim(
+            "6",
+            "HF is ahead of FedAvg + update with as many gradients (4 tau), MNIST",
+            "HF above FedAvg at equal time (Fig. 1a)",
+            ahead(HF, FOUR_TIMES, (MNIST_4,)),
+        ),
+    ),
+    charts=(
+        Chart(
+            "steps-mnist.svg",
+            "MNIST, tau = 4: users by steps of adaptation",
+            personal.STEPS,
+            x="steps",
+            y="accuracy",
+            arms=tuple(MNIST_4.arm(each) for each in (*METHODS, FOUR_TIMES)),
+        ),
+        Chart(
+            "steps-cifar.svg",
+            "CIFAR-10, tau = 4, alpha = 0.01: users by steps of adaptation",
+            personal.STEPS,
+            x="steps",
+            y="accuracy",
+            arms=tuple(LARGER.arm(each) for each in METHODS),
+        ),
+        Chart(
+            "rounds-mnist.svg",
+            "MNIST, tau = 4: the global model without a step",
+            "accuracy",
+            arms=tuple(MNIST_4.arm(each) for each in (*METHODS, FOUR_TIMES)),
+        ),
+    ),
+    note=_NOTE,
+)

@@ -1,0 +1,113 @@
+"""The figures of an entry's runs, by arm and seed, and how claims are judged by them.
+
+Runs of one seed share partition and initial weights: differences between arms are taken seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Array
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Whether a claim held, and what was found, in words."""
+
+    held: bool
+    ours: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """``figures`` and ``lines``: of each arm a mapping for each seed, in the order of ``seeds``."""
+
+    seeds: Sequence[int]
+    figures: Mapping[str, Sequence[Mapping[str, float]]]
+    lines: Mapping[str, Sequence[Mapping[str, Points]]]
+
+    def of(self, arm: str, figure: str) -> Array:
+        """float64 (seeds,); ConfigError for what no run told."""
+        runs = self.figures.get(arm)
+        if runs is None or any(figure not in run for run in runs):
+            raise ConfigError(
+                f"no figure {figure!r} of arm {arm!r}; arms: {', '.join(self.figures)}",
+                arm=arm,
+                figure=figure,
+            )
+        return np.array([run[figure] for run in runs], np.float64)
+
+    def mean(self, arm: str, figure: str) -> float:
+        """Over the seeds."""
+        return float(self.of(arm, figure).mean())
+
+    def deviation(self, arm: str, figure: str) -> float:
+        """Of one run, from the seeds (divided by their number less one); 0 for one seed."""
+        values = self.of(arm, figure)
+        return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+    def line(self, arm: str, name: str) -> list[tuple[float, float]]:
+        """Mean over the seeds at every x that all of them have."""
+        runs = [dict(run[name]) for run in self.lines[arm] if name in run]
+        if not runs:
+            return []
+        shared = set(runs[0]).intersection(*runs[1:])
+        return [(x, float(np.mean([run[x] for run in runs]))) for x in sorted(shared)]
+
+
+Judge = Callable[[Results], Judged]
+
+
+def above(
+    better: str, worse: str, figure: str, *, by: float = 0.0, every_seed: bool = False, unit: float = 100.0
+) -> Judge:
+    """``better`` is more than ``by`` ahead of ``worse``, in the mean of the paired differences or for every seed.
+    Differences are told times ``unit`` (points of a share)."""
+
+    def judge(results: Results) -> Judged:
+        differences = results.of(better, figure) - results.of(worse, figure)
+        least = differences.min() if every_seed else differences.mean()
+        return Judged(bool(least > by), told(differences, unit))
+
+    return judge
+
+
+def not_below(one: str, other: str, figure: str, *, slack: float, unit: float = 100.0) -> Judge:
+    """The mean of ``one`` is at most ``slack`` below that of ``other``."""
+
+    def judge(results: Results) -> Judged:
+        differences = results.of(one, figure) - results.of(other, figure)
+        return Judged(bool(differences.mean() >= -slack), told(differences, unit))
+
+    return judge
+
+
+def ordered(
+    arms: Sequence[str], figure: str, *, slack: float = 0.0, unit: float = 100.0, digits: int = 2
+) -> Judge:
+    """The means of ``arms`` rise in this order, none more than ``slack`` below the one before."""
+
+    def judge(results: Results) -> Judged:
+        means = [results.mean(arm, figure) for arm in arms]
+        rises = all(later >= earlier - slack for earlier, later in pairwise(means))
+        return Judged(
+            rises,
+            ", ".join(f"{arm} {unit * value:.{digits}f}" for arm, value in zip(arms, means, strict=True)),
+        )
+
+    return judge
+
+
+def told(differences: Array, unit: float = 100.0) -> str:
+    """Paired differences in words: their mean, and the least and the largest."""
+    mean = f"{unit * differences.mean():+.2f}"
+    if len(differences) == 1:
+        return mean
+    return f"{mean} ({unit * differences.min():+.2f} to {unit * differences.max():+.2f})"

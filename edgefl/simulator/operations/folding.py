@@ -1,0 +1,89 @@
+"""Operations that a list need not make: what no input decides is made once, and what changes nothing is left out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from exporters.capture.nodes import fake_value
+
+_aten = torch.ops.aten
+_MOST_BYTES = 1 << 16
+"""Of a value that is kept between calls."""
+_OF_A_SHAPE = frozenset(
+    {_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
+    | {_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default}
+)
+"""Of their first argument these read shape and type alone."""
+_RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand.default})
+_SWAPS = frozenset({_aten.t.default, _aten.transpose.int})
+_COPIES = frozenset({_aten.alias.default, _aten.detach.default})
+
+
+def fold(module: fx.GraphModule) -> None:
+    """Shorten the list. No op of ``module`` writes into what it is given."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        if (same := _same(node)) is not None:
+            node.replace_all_uses_with(same)
+        elif (value := _value(module, node)) is not None:
+            _keep(module, node, value)
+    module.graph.eliminate_dead_code()
+
+
+def _same(node: fx.Node) -> fx.Node | None:
+    """The earlier node that has the value of this one already."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node):
+        return None
+    if node.target in _COPIES:
+        return first
+    if node.target in _RESHAPES and fake_value(node).shape == fake_value(first).shape:
+        return first
+    if (
+        node.target is _aten.mul.Scalar
+        and node.args[1] == 1
+        and fake_value(node).dtype == fake_value(first).dtype
+    ):
+        return first
+    if node.target in _SWAPS and first.target is node.target and {*first.args[1:]} == {*node.args[1:]}:
+        inner = first.args[0]
+        return inner if isinstance(inner, fx.Node) else None
+    return None
+
+
+def _value(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
+    """What the node gives whatever the inputs are; None if they decide, or if it is large."""
+    found = node.meta.get("val")
+    if not isinstance(found, Tensor) or found.nbytes > _MOST_BYTES:
+        return None
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    args: tuple[Any, ...] = node.args
+    if target in _OF_A_SHAPE:
+        like = fake_value(args[0])
+        args = torch.empty(like.shape, dtype=like.dtype), *args[1:]
+    if any(each.op != "get_attr" for each in _nodes(args, node.kwargs)):
+        return None
+    read = fx.node.map_arg((args, node.kwargs), lambda each: getattr(module, str(each.target)))
+    made = target(*read[0], **read[1])
+    return made if isinstance(made, Tensor) else None
+
+
+def _nodes(args: Any, kwargs: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg((args, kwargs), found.append)
+    return found
+
+
+def _keep(module: fx.GraphModule, node: fx.Node, value: Tensor) -> None:
+    name = f"_folded_{node.name}"
+    setattr(module, name, value)
+    with module.graph.inserting_before(node):
+        kept = module.graph.create_node("get_attr", name)
+    kept.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(kept)

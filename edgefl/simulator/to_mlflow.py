@@ -1,0 +1,128 @@
+"""The rounds of a simulation as a run of MLflow: the configuration as its parameters, each round's numbers as metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+
+from edgefl.config import Federation
+from edgefl.config.text import by_key
+from edgefl.simulator.row import Row, scalars
+from edgefl.system.distribution import version
+from edgefl.system.files import write_text
+from edgefl.wire.errors import ConfigError
+
+NAME = "mlflow.json"
+_PARAMS_AT_A_TIME = 100
+_MARK = "reports"
+"""The metric that is sent last: a round that has it is there as a whole."""
+_AGAIN_S = 60.0
+"""A server that failed is not tried with every round."""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """``mlflow.json``: the run that a simulation is told to."""
+
+    uri: str
+    run: str
+
+
+@dataclass
+class MlflowRun:
+    """One run at one MLflow. A server that fails later costs no round: what it lacks is sent when it is back.
+
+    ``last``: the last round that it has; ``again``: not before this time (monotonic) is it tried again.
+    """
+
+    client: MlflowClient
+    uri: str
+    run: str
+    last: int
+    warn: Callable[[str], None]
+    waiting: list[Row] = field(default_factory=list)
+    again: float = 0.0
+
+    @classmethod
+    def open(
+        cls, folder: Path, federation: Federation, dataset: str, warn: Callable[[str], None]
+    ) -> MlflowRun:
+        """The run that ``mlflow.json`` in ``folder`` names, or a new one. ConfigError if MLflow cannot be reached, or has
+        lost it."""
+        uri, path = federation.simulation.mlflow, folder / NAME
+        try:
+            client = MlflowClient(uri)
+            known = msgspec.json.decode(path.read_bytes(), type=_Known) if path.exists() else None
+            if known is None or known.uri != uri:
+                run = _begun(client, federation, dataset, folder)
+                write_text(path, msgspec.json.encode(_Known(uri, run)).decode())
+                return cls(client, uri, run, 0, warn)
+            client.update_run(known.run, status="RUNNING")
+            told = [metric.step for metric in client.get_metric_history(known.run, _MARK)]
+            return cls(client, uri, known.run, max(told, default=0), warn)
+        except (MlflowException, OSError, ImportError, msgspec.DecodeError) as error:
+            raise ConfigError(
+                f"simulation.mlflow {uri!r} cannot be used: {_short(error)}; correct the URL, start its server, or leave "
+                f"the key out. {path} names the run that this simulation was told to: without that file it begins another",
+                uri=uri,
+            ) from error
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        self.waiting.extend(row for row in rows if row.round > self.last)
+        self._send()
+
+    def take(self, row: Row) -> None:
+        self.waiting.extend([row] if row.round > self.last else [])
+        if time.monotonic() >= self.again:
+            self._send()
+
+    def close(self, *, finished: bool) -> None:
+        self._send()
+        if self.waiting:
+            self.warn(f"{self.uri} lacks {len(self.waiting)} rounds: `resume` sends them when it is back")
+            return
+        with suppress(MlflowException, OSError):  # it has all rounds, and only looks unfinished
+            self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+
+    def _send(self) -> None:
+        """What waits, in order."""
+        try:
+            while self.waiting:
+                self._log(self.waiting[0])
+                self.last, self.again = self.waiting.pop(0).round, 0.0
+        except (MlflowException, OSError) as error:
+            if not self.again:  # once, not with every round
+                self.warn(f"{self.uri} takes no rounds now: {_short(error)}; they are sent when it does")
+            self.again = time.monotonic() + _AGAIN_S
+
+    def _log(self, row: Row) -> None:
+        numbers = dict(scalars(row))
+        numbers[_MARK] = numbers.pop(_MARK)
+        now = int(1000 * time.time())
+        metrics = [Metric(name, value, now, row.round) for name, value in numbers.items()]
+        self.client.log_batch(self.run, metrics=metrics)
+
+
+def _begun(client: MlflowClient, federation: Federation, dataset: str, folder: Path) -> str:
+    """A new run with the whole configuration, in the experiment that has the federation's name."""
+    name = federation.federation.name
+    found = client.get_experiment_by_name(name)
+    experiment = client.create_experiment(name) if found is None else found.experiment_id
+    tags = {"dataset": dataset, "edgefl": version()}
+    run: str = client.create_run(experiment, tags=tags, run_name=folder.name).info.run_id
+    config = federation.model_dump(mode="json", exclude={"broker"})
+    params = [Param(key, str(value)) for key, value in by_key(config).items()]
+    for first in range(0, len(params), _PARAMS_AT_A_TIME):
+        client.log_batch(run, params=params[first : first + _PARAMS_AT_A_TIME])
+    return run
+
+
+def _short(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,133 @@
+"""FedBAT's entries: every scale's settings are federations, claims find their figures, and judges and bounds say what they
+should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgefl.api.federation import load_federation
+from edgefl.papers.entry import SCALES, Entry, Federated, Scale
+from edgefl.papers.fedbat import ENTRIES, main, one_bit, theory
+from edgefl.papers.fedbat.federations import DIRICHLET, IID, LABELS
+from edgefl.papers.fedbat.judges import (
+    above_each,
+    ahead_at_equal_bytes,
+    below_each,
+    close,
+    loses_more,
+    sooner,
+)
+from edgefl.papers.results import Results
+
+FLAT = [(1.0, 0.5), (2.0, 0.6)]
+
+
+class _Figures(dict[str, float]):
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> float:
+        return 0.5
+
+
+def _results(**accuracy: float) -> Results:
+    return Results(
+        [0, 1],
+        {arm: [{"accuracy": value}, {"accuracy": value + 0.01}] for arm, value in accuracy.items()},
+        {
+            arm: [{"accuracy": [(1.0, value / 2), (2.0, value)], "sent": [(1.0, value / 2), (2.0, value)]}]
+            * 2
+            for arm, value in accuracy.items()
+        },
+    )
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_arm_is_a_federation_and_claims_find_their_figures(entry: Entry, scale: Scale) -> None:
+    arms = entry.arms(scale)
+    for arm in arms:
+        if isinstance(arm, Federated):
+            federation = load_federation(None, {**arm.settings, "federation.seed": 1})
+            table = federation.tiers["all"]
+            assert federation.round.fraction * table.count == pytest.approx(
+                round(federation.round.fraction * table.count)
+            )
+    names = [arm.name for arm in arms]
+    any_figure = Results(
+        [0, 1],
+        {arm: [_Figures(), _Figures()] for arm in names},
+        {arm: [{"accuracy": FLAT, "sent": FLAT}] * 2 for arm in names},
+    )
+    for claim in entry.claims:
+        assert claim.judge(any_figure).ours
+    assert scale != "paper" or set(entry.published) <= set(names)
+
+
+def test_at_scale_paper_every_method_is_run_under_every_partition() -> None:
+    names = {arm.name for arm in main.arms("paper")}
+    assert names == {main.name(method, each) for method in main.METHODS for each in (IID, DIRICHLET, LABELS)}
+
+
+def test_the_nearest_of_several_decides() -> None:
+    found = _results(a=0.8, b=0.7, c=0.79)
+    assert above_each("a", ("b", "c"))(found).held
+    assert above_each("a", ("b", "c"))(found).ours == "+1.00 (+1.00 to +1.00) on c"
+    assert not above_each("c", ("a", "b"))(found).held
+    assert below_each("b", ("a", "c"))(found).held and not below_each("c", ("a", "b"))(found).held
+    assert close("a", "c", 0.011)(found).held and not close("a", "b", 0.011)(found).held
+
+
+def test_what_is_lacking_under_two_partitions_is_compared() -> None:
+    found = _results(**{"s, x": 0.5, "f, x": 0.8, "s, y": 0.7, "f, y": 0.8})
+    assert loses_more("s", "f", "x", "y")(found).held and not loses_more("s", "f", "y", "x")(found).held
+
+
+def test_rounds_to_a_share_of_another_arms_accuracy() -> None:
+    found = _results(a=0.8, b=0.7, c=0.2)
+    assert sooner("a", ("b", "c"), "a", 0.5)(found).held
+    assert sooner("a", ("b", "c"), "a", 0.9)(found).ours == "a 2.0, b 3.0, c 3.0"
+    assert not sooner("b", ("a",), "a", 0.9)(found).held
+    assert sooner("b", ("a",), "a", 0.9, slack=0.5)(found).held
+
+
+def test_at_equal_bytes_the_first_round_counts_where_nothing_less_was_sent() -> None:
+    lines = {
+        "small": [{"sent": [(0.1, 0.3), (0.2, 0.6)]}],
+        "large": [{"sent": [(1.0, 0.5), (2.0, 0.9)]}],
+    }
+    found = Results([0], {}, lines)
+    assert ahead_at_equal_bytes("small", "large")(found).ours == "+10.00; large after round 1"
+    assert ahead_at_equal_bytes("large", "small")(found).held
+
+
+def test_the_counts_are_the_specifications() -> None:
+    figures = one_bit.count(None).figures  # type: ignore[arg-type]
+    assert figures["CNN, 1x28x28: bytes"] == 48_918
+    assert figures["CNN, 1x28x28, FedBAT: bits a parameter"] == pytest.approx(1.0012, abs=1e-4)
+
+
+def test_bounds_agree_where_the_theory_says_so() -> None:
+    given = {"apart": 0.5, "g2": 3.0, "start": 2.0}
+    whole = theory.bound(100, q2=2.0, sampled=8, **given)
+    assert (
+        theory.bound(100, q2=2.0, sampled=2, **given) > whole > theory.bound(100, q2=0.0, sampled=8, **given)
+    )
+    # By hand: mu = 1, L = 4, gamma = 31, B = 2.5 / 8 + 12 + 8 * 16 * 3 with q = 0 and all clients.
+    by_hand = 4 / 131 * (2 * (0.3125 + 12 + 384) + 16 * 2)
+    assert theory.bound(100, q2=0.0, sampled=8, **given) == pytest.approx(by_hand)
+
+
+def test_without_noise_in_what_is_sent_the_quadratic_is_solved() -> None:
+    generator = torch.Generator().manual_seed(0)
+    task = theory.Quadratic(torch.randn(8, 10, generator=generator, dtype=torch.float64))
+    exact = theory.descend(task, 100, generator, binarized=False)
+    coarse = theory.descend(task, 100, generator, binarized=True)
+    assert exact.t[-1] == 500 and exact.gaps[-1] < 0.01 * exact.gaps[0]
+    assert exact.gaps[-1] < coarse.gaps[-1] < coarse.gaps[0]
+
+
+def test_a_slope_is_that_of_the_logarithms() -> None:
+    times = list(range(0, 5_000, 5))
+    assert theory.slope(times, [1.0, *(7 / t for t in times[1:])]) == pytest.approx(-1)

@@ -1,0 +1,39 @@
+"""A federation that is simulated in a moment."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+
+from edgefl.config import Federation, parse
+from edgefl.simulator.row import Row
+
+
+def federation(**changes: dict[str, object]) -> Federation:
+    tables: dict[str, dict[str, object]] = {
+        "federation": {"name": "simulated", "rounds": 3},
+        "model": {"name": "mlp", "options": {"hidden": [8]}},
+        "program": {"batch": 8, "steps": 2},
+        "data": {"name": "digits", "train_samples": 120, "test_samples": 50},
+        "tiers": {"strong": {"count": 4}, "weak": {"cut": 1, "count": 2}},
+    }
+    return parse(
+        {**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}},
+        source="the test",
+    )
+
+
+def read_back(text: str) -> Federation:
+    return parse(tomllib.loads(text), source="the test")
+
+
+class Stopped(Exception):
+    """The simulation is stopped here."""
+
+
+def stop_after(number: int) -> Callable[[Row], None]:
+    def watch(row: Row) -> None:
+        if row.round == number:
+            raise Stopped
+
+    return watch
