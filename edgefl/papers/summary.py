@@ -89,7 +89,9 @@ def summed_up(entry: Entry, scale: Scale, records: Sequence[Record]) -> Summary:
         entry=entry.name,
         what=entry.what,
         scale=scale,
-        command=f"edgefl reproduce {entry.name} --scale {scale} --seeds {len(results.seeds)}",
+        command=" ".join(
+            ("edgefl reproduce", entry.name, "--scale", scale, "--seeds", str(len(results.seeds)))
+        ),
         seeds=list(results.seeds),
         data=sorted({record.data for record in records if record.data}),
         started=min(record.started for record in records),

@@ -49,7 +49,7 @@ def test_half_an_environment_is_none_and_the_installer_s_last_words_are_told(cac
 
 
 def test_peers_are_listed_with_what_needs_them(cache: Path) -> None:
-    listed = runner().invoke(app, ["bench", "peer"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    listed = runner().invoke(app, ["bench", "peer"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
     unknown = runner().invoke(app, ["bench", "peer", "nobody"])
 
     for peer in peers.peers().values():

@@ -49,6 +49,7 @@ API = {
     "bench peer": "edgefl.bench.common.peers.make",
     "bench programs": "edgefl.bench.programs.rows.measure",
     "bench footprint": "edgefl.bench.footprint.rows.measure",
+    "bench simulate": "edgefl.bench.simulate.rows.measure",
     "bench models": "edgefl.suite.rows.tried",
 }
 
