@@ -216,7 +216,8 @@ def prepare_simulation(
     if resume and fresh:
         raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
     refuse_missing(whole.simulation)
-    if whole.simulation.device == "cuda" and not torch.cuda.is_available():
+    elsewhere = whole.simulation.ray not in ("", LOCAL)
+    if whole.simulation.device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ConfigError(
             "simulation.device is cuda, which needs an NVIDIA GPU and a torch that can use it, and torch finds none here; "
             "choose cpu",

@@ -1,1 +1,1 @@
-"""A whole federation in one process: the server's own rounds, and clients that train the programs' functions in torch."""
+"""A whole federation without a broker: the server's own rounds, and clients that train the programs' functions in torch."""

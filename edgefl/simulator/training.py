@@ -7,7 +7,6 @@ what runs are the functions themselves, in torch. Clients that make the same ste
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,11 +56,6 @@ class LocalTraining:
         self._manifest = functions.manifest
         self._together = together or functions.together
 
-    @property
-    def portion(self) -> int:
-        """Clients that :meth:`run` takes well at a time."""
-        return self._together
-
     def run(
         self, given: Given, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
@@ -75,9 +69,7 @@ class LocalTraining:
         for clients in alike.values():
             for first in range(0, len(clients), size):
                 group = clients[first : first + size]
-                with _threads(1 if self._together > 1 else torch.get_num_threads()):
-                    results = self._round(given, group, size)
-                yield from zip(group, results, strict=True)
+                yield from zip(group, self._round(given, group, size), strict=True)
 
     def _round(self, given: Given, group: Sequence[Participant], size: int) -> list[RoundResult]:
         manifest = self._manifest
@@ -210,19 +202,6 @@ class LocalTraining:
                 whole = np.asarray(arrays[0]) if common else np.stack(arrays)
                 inputs[port.name] = torch.from_numpy(whole).to(self._functions.device)
         return self._functions.recorded(graph.name, len(own))(inputs)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many in torch. Small models train on one: to wait for others takes longer than what they would do."""
-    before = torch.get_num_threads()
-    if count != before:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if count != before:
-            torch.set_num_threads(before)
 
 
 def _kept(graph: Graph, carry: Arrays) -> Arrays:

@@ -1,4 +1,4 @@
-"""``edgefl simulate``: a federation in one process, before a fleet is touched."""
+"""``edgefl simulate``: a federation on one machine, before a fleet is touched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgefl.simulator.row import Row
 
 _EXAMPLES = """
-Train a federation in this process: no broker, no devices, nothing compiled, and the same weights.
+Train a federation on this machine: no broker, no devices, nothing compiled, and the same weights.
 
 It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
 

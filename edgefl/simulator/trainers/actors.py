@@ -42,28 +42,34 @@ class ActorHand:
 
 class Actors:
     """:class:`~edgefl.simulator.trainers.pool.Crew` on the cluster at ``address``, for so many ``workers``, each of which
-    takes a core. A Ray that the process is connected to already is used as it is.
+    takes a core and ``gpus``. A Ray that the process is connected to already is used as it is.
 
-    ConfigError where Ray is not installed, is not there, or has fewer cores.
+    ConfigError where Ray is not installed, is not there, or has less than they take.
     """
 
-    def __init__(self, address: str, workers: int) -> None:
+    def __init__(self, address: str, workers: int, gpus: int = 0) -> None:
         self._ray = _ray()
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address, workers)
-        cores = int(self._ray.cluster_resources().get("CPU", 0))
-        if cores < workers:
-            self.close()
-            raise ConfigError(
-                f"the Ray cluster at {address} has {cores} cores for {workers} workers, which take one each: set "
-                "simulation.workers to at most that, or add nodes",
-                address=address,
-                cores=cores,
-            )
+        self._check_room(address, workers, gpus)
         # A new one is hired in place of one that died: Ray would call methods again that were told something before.
-        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         self._hired = self._ray.remote(**options)(Worker)
+
+    def _check_room(self, address: str, workers: int, gpus: int) -> None:
+        """Ray would wait for nodes that nobody adds."""
+        there = self._ray.cluster_resources()
+        for name, what, each in (("CPU", "cores", 1), ("GPU", "GPUs", gpus)):
+            found = int(there.get(name, 0))
+            if found < each * workers:
+                self.close()
+                raise ConfigError(
+                    f"the Ray cluster at {address} has {found} {what} for {workers} workers, which take one each: set "
+                    "simulation.workers to at most that, or add nodes",
+                    address=address,
+                    found=found,
+                )
 
     def hire(self) -> ActorHand:
         return ActorHand(self._ray, self._hired.remote())

@@ -21,5 +21,6 @@ def trainers(plan: Plan, federation: Federation, dataset: Dataset, clients: Clie
     table = federation.simulation
     if table.workers == 1 and not table.ray:
         return Here(LocalRounds(plan.spec, plan.functions, clients, table.together))
-    crew = Actors(table.ray, table.workers) if table.ray else Processes()
+    gpus = 1 if table.device == "cuda" else 0
+    crew = Actors(table.ray, table.workers, gpus) if table.ray else Processes()
     return Pool(crew, table.workers, Told(federation, dataset, clients, code_of(federation)))
