@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
+import threading
 from collections import deque
 from collections.abc import Collection
 from types import ModuleType
@@ -15,6 +18,7 @@ from edgefl.wire.errors import ConfigError
 
 LOCAL = "local"
 """The address of a Ray that is started for one simulation, on this machine."""
+_REACHED_S = 10.0
 
 
 class ActorHand:
@@ -88,18 +92,31 @@ class Actors:
 
     def _connect(self, address: str, workers: int) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        stops = signal.getsignal(signal.SIGTERM)
         try:
             if address == LOCAL:
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
                 self._ray.init(LOCAL, num_cpus=workers, include_dashboard=False, **quiet)
             else:
+                _reach(address)
                 self._ray.init(address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"there is no Ray at {address}: {error}; start one (`ray start --head`), correct the address, or use "
                 f"{LOCAL!r}",
                 address=address,
             ) from error
+        if stops is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(
+                signal.SIGTERM, stops
+            )  # Ray's own ends the process with another code, and without a word
+
+
+def _reach(address: str) -> None:
+    """OSError where nobody listens: Ray itself tries that for minutes, and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
 
 
 def _ray() -> ModuleType:
