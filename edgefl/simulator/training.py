@@ -38,7 +38,8 @@ class Participant:
 
 @dataclass(frozen=True)
 class Given:
-    """What all clients of a tier begin a round with: the weights by the labels of ports, and the scalars."""
+    """What all clients of a tier begin a round with: the weights by the labels of ports, where the functions run, and the
+    scalars."""
 
     weights: Tensors
     hyper: Mapping[str, float]
@@ -60,8 +61,6 @@ class LocalTraining:
         self, given: Given, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
         """Every client's round. BundleError or DataError if weights, data and ports disagree."""
-        device = self._functions.device
-        given = Given({name: each.to(device) for name, each in given.weights.items()}, given.hyper)
         alike: dict[tuple[int, ...], list[Participant]] = {}
         for each in participants:
             alike.setdefault(self._manifest.steps_with(len(each.data)), []).append(each)

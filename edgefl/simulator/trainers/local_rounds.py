@@ -51,13 +51,14 @@ class LocalRounds:
                 self._participant(client, self._functions[key], carries.get(client, {}))
                 for client in portion.clients
             ]
-            results = self._training[key].run(self._given_to(portion.tier), taking)
+            results = self._training[key].run(self._given_to(portion.tier, self._functions[key]), taking)
             return [self._reported(active, client.name, result) for client, result in results]
 
-    def _given_to(self, tier: str) -> Given:
+    def _given_to(self, tier: str, functions: Functions) -> Given:
         if tier not in self._given:
             # Copies: what came is read-only, and may lie where torch would not have put it.
-            weights = {name: torch.tensor(array) for name, array in self._task.weights[tier].items()}
+            arrays, device = self._task.weights[tier], functions.device
+            weights = {name: torch.tensor(array, device=device) for name, array in arrays.items()}
             self._given[tier] = Given(weights, self._task.hyper)
         return self._given[tier]
 
