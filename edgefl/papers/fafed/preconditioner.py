@@ -101,8 +101,8 @@ _NOTE = (
     "each, 20,000 training samples, b = 20, q = 10, 40 rounds; beta = 0.9. 'shared, v' is FAFED with alpha = 1, whose "
     "estimator is then the gradient itself (rho = 0.01); 'shared, largest v' federated AMSGrad with beta1 = 0 (fafed.md "
     "3.6); 'private' the paper's Algorithm 1, which divides by the root of the client's own v and nothing more. Steps: the "
-    "best of three by training loss after 25 rounds of seed 100, for each arm (shared, v: 0.005, 0.01, 0.02; shared, largest "
-    "v: 0.001, 0.003, 0.01; private: 0.0003, 0.001, 0.003)."
+    "best of three by training loss after 25 rounds of seed 100, for each arm (shared, v: 0.005, 0.01, 0.02; shared, "
+    "largest v: 0.001, 0.003, 0.01; private: 0.0003, 0.001, 0.003)."
 )
 
 ENTRY = Entry(

@@ -88,8 +88,8 @@ def arms(scale: Scale) -> Sequence[Arm]:
 
 
 _NOTE = (
-    "Scale cpu: Tiny Shakespeare by characters, whole speakers dealt to 4 clients, windows of 32; one LSTM layer of 64 units "
-    "behind 32 numbers a character, dropout 0.2, b = 20, q = 10, 40 rounds, gradients clipped at 0.25. The paper has "
+    "Scale cpu: Tiny Shakespeare by characters, whole speakers dealt to 4 clients, windows of 32; one LSTM layer of 64 "
+    "units behind 32 numbers a character, dropout 0.2, b = 20, q = 10, 40 rounds, gradients clipped at 0.25. The paper has "
     "WikiText-2 by words, 16 clients and two layers of 650 units (50,065,078 parameters), which is scale paper here, with "
     "the validation file as training set where the training file is not at hand. FAFED's step is rho h / (1 + t)^(1/3) by "
     "iteration, STEM's kbar / (1 + e)^(1/3) by epochs of 100 iterations. Settings were chosen by training loss after 15 "
