@@ -271,19 +271,20 @@ def _drawn(results: Results) -> dict[str, str]:
 
 
 _NOTE = (
-    "Scale cpu: the paper's CNN with linear logits (26,620 parameters), 20,000 training samples of Fashion-MNIST over 10 "
-    "clients of equal size, all in every round, 2,000 test samples, 60 rounds, constant steps. Low: 95 % similarity, "
-    "b = 5, q = 20; medium: Dirichlet(1) mixes of all classes, b = 20, q = 10; high: half of the classes, b = 40, q = 5. The "
-    "paper has 20 clients, all samples, b = 5, 50 and 100, and an unknown number of epochs; scale paper has 30. FAFED's and "
-    "STEM's first round is their opening exchange. Training loss: of the averaged model on 1,000 training samples after "
-    "every second round, in the mean over the last tenth of these; rises at the start: all its rises in the first quarter.\n\n"
-    "Steps, momenta and decays were chosen by the loss on other training samples after 30 rounds of seed 100, coordinate "
-    "by coordinate, for each level: FAFED eta of 0.005, 0.01, 0.02 (high 0.003 and 0.04, medium 0.04 too), alpha and beta "
-    "of 0.1 and 0.9; STEM eta of 0.2 and 0.4 (high 0.1 too), alpha of 0.9 (high 0.1 too); FedAvg and SCAFFOLD 0.1, 0.2, 0.4 "
-    "(FedAvg 0.8 too, medium and high); FedAdam and FedAMS the client's step of 0.1, 0.2 (medium and high 0.4 too), the "
-    "server's of 0.0316 and 0.01, beta1 and beta2 of 0.1 and 0.9. The paper's grid ends at 0.1, which is too small for 60 "
-    "rounds: FedAvg stands here with 0.1 as well, and scale paper keeps to the paper's grid. rho = tau = 0.01; FedAMS "
-    "divides by the root of the largest second moment plus tau (fafed.md 3.5)."
+    "Scale cpu: the paper's CNN with linear logits (26,620 parameters), 20,000 training samples of Fashion-MNIST over "
+    "10 clients of equal size, all in every round, 2,000 test samples, 60 rounds, constant steps. Low: 95 % "
+    "similarity, b = 5, q = 20; medium: Dirichlet(1) mixes of all classes, b = 20, q = 10; high: half of the classes, "
+    "b = 40, q = 5. The paper has 20 clients, all samples, b = 5, 50 and 100, and an unknown number of epochs; scale "
+    "paper has 30. FAFED's and STEM's first round is their opening exchange. Training loss: of the averaged model on "
+    "1,000 training samples after every second round, in the mean over the last tenth of these; rises at the start: "
+    "all its rises in the first quarter.\n\n"
+    "Steps, momenta and decays were chosen by the loss on other training samples after 30 rounds of seed 100, "
+    "coordinate by coordinate, for each level: FAFED eta of 0.005, 0.01, 0.02 (high 0.003 and 0.04, medium 0.04 too), "
+    "alpha and beta of 0.1 and 0.9; STEM eta of 0.2 and 0.4 (high 0.1 too), alpha of 0.9 (high 0.1 too); FedAvg and "
+    "SCAFFOLD 0.1, 0.2, 0.4 (FedAvg 0.8 too, medium and high); FedAdam and FedAMS the client's step of 0.1, 0.2 "
+    "(medium and high 0.4 too), the server's of 0.0316 and 0.01, beta1 and beta2 of 0.1 and 0.9. The paper's grid "
+    "ends at 0.1, which is too small for 60 rounds: FedAvg stands here with 0.1 as well, and scale paper keeps to the "
+    "paper's grid. rho = tau = 0.01; FedAMS divides by the root of the largest second moment plus tau (fafed.md 3.5)."
 )
 
 ENTRY = Entry(
