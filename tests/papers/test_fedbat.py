@@ -108,15 +108,14 @@ def test_the_counts_are_the_specifications() -> None:
     assert figures["CNN, 1x28x28, FedBAT: bits a parameter"] == pytest.approx(1.0012, abs=1e-4)
 
 
+def _bound(q2: float, sampled: int) -> float:
+    return theory.bound(100, apart=0.5, q2=q2, g2=3.0, sampled=sampled, start=2.0)
+
+
 def test_bounds_agree_where_the_theory_says_so() -> None:
-    given = {"apart": 0.5, "g2": 3.0, "start": 2.0}
-    whole = theory.bound(100, q2=2.0, sampled=8, **given)
-    assert (
-        theory.bound(100, q2=2.0, sampled=2, **given) > whole > theory.bound(100, q2=0.0, sampled=8, **given)
-    )
+    assert _bound(2.0, 2) > _bound(2.0, 8) > _bound(0.0, 8)
     # By hand: mu = 1, L = 4, gamma = 31, B = 2.5 / 8 + 12 + 8 * 16 * 3 with q = 0 and all clients.
-    by_hand = 4 / 131 * (2 * (0.3125 + 12 + 384) + 16 * 2)
-    assert theory.bound(100, q2=0.0, sampled=8, **given) == pytest.approx(by_hand)
+    assert _bound(0.0, 8) == pytest.approx(4 / 131 * (2 * (0.3125 + 12 + 384) + 16 * 2))
 
 
 def test_without_noise_in_what_is_sent_the_quadratic_is_solved() -> None:
