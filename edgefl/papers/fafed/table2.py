@@ -18,9 +18,9 @@ from edgefl.papers.fafed.federations import (
     Setup,
     Tuned,
 )
-from edgefl.papers.fafed.judges import against, best, dearer, lowest, none_above, sends, smoother
+from edgefl.papers.fafed.judges import against, dearer, lowest, none_above, sends, smoother
 from edgefl.papers.fafed.measures import GRADIENTS, MEGABYTES, OBJECTIVE, measured
-from edgefl.papers.results import Results, above
+from edgefl.papers.results import Results, above, ahead_of_each
 
 LOW, MEDIUM, HIGH = "low", "medium", "high"
 LEVELS = (LOW, MEDIUM, HIGH)
@@ -196,7 +196,7 @@ def _claims_at(level: str) -> tuple[Claim, ...]:
             "3",
             f"{level} heterogeneity: FAFED has the best test accuracy",
             _AHEAD[level],
-            best(fafed, others, "accuracy"),
+            ahead_of_each(fafed, others, "accuracy"),
             "low",
             doubt="the methods are nearer to each other than one method's seeds are, as the specification expects",
         ),

@@ -21,9 +21,9 @@ from edgefl.papers.fedbat.federations import (
     STOC,
     ZEROFL,
 )
-from edgefl.papers.fedbat.judges import above_each, below_each, loses_more, sooner
+from edgefl.papers.fedbat.judges import FIGURE, loses_more, sooner
 from edgefl.papers.fedbat.measures import measured
-from edgefl.papers.results import above, not_below
+from edgefl.papers.results import above, ahead_of_each, not_below
 
 METHODS = (FEDAVG, FEDBAT, SIGNSGD, EF, STOC, NOISY, FEDPAQ, BIFL, ZEROFL)
 SIGNS = (SIGNSGD, STOC, NOISY, EF)
@@ -133,7 +133,7 @@ ENTRY = Entry(
             "H1",
             "FedBAT is ahead of every method of about one bit, Non-IID-2",
             "+1.6 on EF-SignSGD",
-            above_each(_FEDBAT, _named(ONE_BIT)),
+            ahead_of_each(_FEDBAT, _named(ONE_BIT), FIGURE),
             doubt=_NOISE,
         ),
         *(
@@ -167,14 +167,16 @@ ENTRY = Entry(
             "H3",
             "SignSGD is the last of the sign methods, Non-IID-2",
             "-4.3 on Stoc-SignSGD",
-            below_each(_SIGNSGD, _named((STOC, NOISY, EF))),
+            ahead_of_each(_SIGNSGD, _named((STOC, NOISY, EF)), FIGURE, lower=True),
             doubt=_WIDE,
         ),
         Claim(
             "H3",
             "EF-SignSGD is the best baseline of about one bit, Non-IID-2",
             "+0.5 on Noisy-SignSGD",
-            above_each(name(EF, LABELS), [each for each in _named(ONE_BIT) if each != name(EF, LABELS)]),
+            ahead_of_each(
+                name(EF, LABELS), [each for each in _named(ONE_BIT) if each != name(EF, LABELS)], FIGURE
+            ),
             doubt=_MEMORY,
         ),
         Claim(
