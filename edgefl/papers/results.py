@@ -79,6 +79,20 @@ def above(
     return judge
 
 
+def ahead_of_each(
+    arm: str, others: Sequence[str], figure: str, *, lower: bool = False, unit: float = 100.0, digits: int = 2
+) -> Judge:
+    """``arm`` is above each of ``others`` (``lower``: below), in the mean of paired differences; the nearest is told."""
+
+    def judge(results: Results) -> Judged:
+        differences = {each: results.of(arm, figure) - results.of(each, figure) for each in others}
+        ahead = {each: float(-found.mean() if lower else found.mean()) for each, found in differences.items()}
+        nearest = min(ahead, key=lambda each: ahead[each])
+        return Judged(ahead[nearest] > 0, f"{told(differences[nearest], unit, digits)} on {nearest}")
+
+    return judge
+
+
 def not_below(one: str, other: str, figure: str, *, slack: float, unit: float = 100.0) -> Judge:
     """The mean of ``one`` is at most ``slack`` below that of ``other``."""
 
@@ -105,9 +119,9 @@ def ordered(
     return judge
 
 
-def told(differences: Array, unit: float = 100.0) -> str:
+def told(differences: Array, unit: float = 100.0, digits: int = 2) -> str:
     """Paired differences in words: their mean, and the least and the largest."""
-    mean = f"{unit * differences.mean():+.2f}"
-    if len(differences) == 1:
-        return mean
-    return f"{mean} ({unit * differences.min():+.2f} to {unit * differences.max():+.2f})"
+    mean, least, most = (
+        f"{unit * value:+.{digits}f}" for value in (differences.mean(), differences.min(), differences.max())
+    )
+    return mean if len(differences) == 1 else f"{mean} ({least} to {most})"

@@ -49,9 +49,11 @@ def test_half_an_environment_is_none_and_the_installer_s_last_words_are_told(cac
 
 
 def test_peers_are_listed_with_what_needs_them(cache: Path) -> None:
-    listed = runner().invoke(app, ["bench", "peer"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
+    table = runner().invoke(app, ["bench", "peer"])
+    listed = runner().invoke(app, ["bench", "peer", "--json"])
     unknown = runner().invoke(app, ["bench", "peer", "nobody"])
 
     for peer in peers.peers().values():
+        assert peer.name in table.stdout
         assert peer.name in listed.stdout and peer.needed_by in listed.stdout
     assert unknown.exit_code != 0 and "flower, flower-torch, ort-training" in str(unknown.exception)

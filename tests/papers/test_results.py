@@ -12,7 +12,7 @@ from edgefl.papers.catalog import ENTRIES, named, selected
 from edgefl.papers.entry import Claim, Column, Computed, Entry, Federated, Found, percent
 from edgefl.papers.page import overview, write_entry
 from edgefl.papers.record import Record, read_record, run_arm
-from edgefl.papers.results import Results, above, not_below, ordered
+from edgefl.papers.results import Results, above, ahead_of_each, not_below, ordered
 from edgefl.papers.summary import summed_up
 from edgefl.wire.errors import ConfigError
 
@@ -39,6 +39,17 @@ def test_claims_are_judged_by_paired_differences() -> None:
     assert not_below("b", "a", "x", slack=0.1)(RESULTS).held
     assert not not_below("b", "a", "x", slack=0.05)(RESULTS).held
     assert ordered(("b", "a"), "x")(RESULTS).held and not ordered(("a", "b"), "x", slack=0.09)(RESULTS).held
+
+
+def test_the_nearest_of_several_decides() -> None:
+    found = Results([0, 1], {arm: [{"x": x}] * 2 for arm, x in (("a", 0.8), ("b", 0.7), ("c", 0.79))}, {})
+
+    assert ahead_of_each("a", ("b", "c"), "x")(found).held
+    assert ahead_of_each("a", ("b", "c"), "x")(found).ours == "+1.00 (+1.00 to +1.00) on c"
+    assert not ahead_of_each("c", ("a", "b"), "x")(found).held
+    below = ahead_of_each("b", ("a", "c"), "x", lower=True, unit=1.0, digits=3)(found)
+    assert below.held and below.ours == "-0.090 (-0.090 to -0.090) on c"
+    assert not ahead_of_each("c", ("a", "b"), "x", lower=True)(found).held
 
 
 def test_lines_are_means_where_every_seed_has_a_point() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.bench.report import measured, report
+from edgefl.cli.output import errors
 
 if TYPE_CHECKING:
     from edgefl.bench.aggregate.on_device import OnDeviceRow
     from edgefl.bench.aggregate.rows import AggregateRow
     from edgefl.bench.encode.rows import EncodeRow
-    from edgefl.wire.errors import EdgeflError
 
 Row = TypeVar("Row")
 Device = StrEnum("Device", ["cpu", "cuda"])
@@ -126,13 +125,13 @@ def aggregate(
         options=model_options(option or ()),
     )
     spec = build(model, parameters, settings)
-    rows, failed = _measured(
+    rows, failed = measured(
         codec or CODECS, lambda name, say: measure(spec, name, settings, say), _aggregated
     )
     for problem in sorted({row.flower_error for row in rows if row.flower_error}):
         errors.print(f"Flower did not run: {problem}", style="yellow", markup=False, highlight=False)
     title = f"aggregate: {spec.name}, {clients} clients, {device}"
-    _report("aggregate", title, rows, _aggregate_columns, as_json, failed)
+    report("aggregate", title, rows, _aggregate_columns, as_json, failed)
 
 
 def encode(
@@ -150,9 +149,9 @@ def encode(
     options = model_options(option or ())
     settings = EncodeSettings(batch=batch, threads=threads, repeat=repeat, options=options)
     spec = build(model, settings)
-    rows, failed = _measured(codec or CODECS, lambda name, say: measure(spec, name, settings, say), _encoded)
+    rows, failed = measured(codec or CODECS, lambda name, say: measure(spec, name, settings, say), _encoded)
     title = f"encode: {spec.name}, batch {batch}, threads {threads}"
-    _report("encode", title, rows, _encode_columns, as_json, failed)
+    report("encode", title, rows, _encode_columns, as_json, failed)
 
 
 def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_json: bool) -> None:
@@ -162,48 +161,7 @@ def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_js
     if device is not Device.cuda:
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
     row = measure(parameters or _PARAMETERS, clients, repeat)
-    _report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json, ())
-
-
-def _measured(
-    codecs: Sequence[str],
-    measure: Callable[[str, Callable[[str], None]], Row],
-    line: Callable[[Row], str],
-) -> tuple[list[Row], list[EdgeflError]]:
-    """A row for each codec that can be measured, told on stderr as soon as it is there, and why the others cannot."""
-    from edgefl.wire.errors import EdgeflError
-
-    rows, failed = [], []
-    with progress() as tell:
-        for codec in codecs:
-            try:
-                rows.append(measure(codec, tell))
-                errors.print(line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
-            except EdgeflError as error:  # the other codecs are worth measuring all the same
-                failed.append(error)
-                errors.print(
-                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
-    return rows, failed
-
-
-def _report(
-    name: str,
-    title: str,
-    rows: list[Row],
-    columns: Callable[[Row], dict[str, Any]],
-    as_json: bool,
-    failed: Sequence[EdgeflError],
-) -> None:
-    """The rows; the exit code is that of the first failure."""
-    from edgefl.cli.bench.report import print_rows
-
-    if as_json:
-        print_rows(name, rows, as_json)
-    else:
-        print_table(title, [columns(row) for row in rows])
-    if failed:
-        raise typer.Exit(failed[0].exit_code)
+    report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json, ())
 
 
 def _aggregated(row: AggregateRow) -> str:

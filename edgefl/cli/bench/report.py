@@ -2,9 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgefl.cli.output import print_json, print_table
+import typer
+
+from edgefl.cli.output import errors, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from edgefl.wire.errors import EdgeflError
+
+Case = TypeVar("Case")
+Row = TypeVar("Row")
+
+
+def measured(
+    cases: Iterable[Case],
+    measure: Callable[[Case, Callable[[str], None]], Row],
+    line: Callable[[Row], str],
+) -> tuple[list[Row], list[EdgeflError]]:
+    """A row for each case that can be measured, told on stderr as soon as it is there, and why the others cannot."""
+    from edgefl.wire.errors import EdgeflError
+
+    rows: list[Row] = []
+    failed: list[EdgeflError] = []
+    with progress() as tell:
+        for case in cases:
+            try:
+                rows.append(measure(case, tell))
+                errors.print(line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
+            except EdgeflError as error:  # the other cases are worth measuring all the same
+                failed.append(error)
+                errors.print(
+                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                )
+    return rows, failed
+
+
+def report(
+    name: str,
+    title: str,
+    rows: list[Row],
+    columns: Callable[[Row], dict[str, Any]],
+    as_json: bool,
+    failed: Sequence[EdgeflError],
+) -> None:
+    """The rows; the exit code is that of the first failure."""
+    if as_json:
+        print_rows(name, rows, as_json)
+    else:
+        print_table(title, [columns(row) for row in rows])
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
 
 
 def print_rows(name: str, rows: list[Any], as_json: bool) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import mebibytes, print_rows
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.bench.report import measured, mebibytes, report
 
 if TYPE_CHECKING:
     from edgefl.bench.simulate.rows import SimulateRow
@@ -64,30 +63,17 @@ def simulate(
 ) -> None:
     from edgefl.bench.simulate.rows import chosen, measure
     from edgefl.bench.simulate.tasks import TASKS
-    from edgefl.wire.errors import EdgeflError
 
-    rows: list[SimulateRow] = []
-    failed: list[EdgeflError] = []
     wanted = chosen(engine or [])
-    with progress() as tell:
-        for name in task or TaskName:
-            for each in (
-                wanted if name != TaskName.linear else [one for one in wanted if one.name == "edgefl"]
-            ):
-                try:
-                    for size in TASKS[name]:
-                        rows.append(measure(size, each, rounds=rounds, say=tell))
-                        errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
-                except EdgeflError as error:  # the other engines are worth measuring all the same
-                    failed.append(error)
-                    text = f"{name}, {each.name}: {error.message}"
-                    errors.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if as_json:
-        print_rows("simulate", rows, as_json)
-    else:
-        print_table("simulate", [_columns(row) for row in rows])
-    if failed and not rows:
-        raise typer.Exit(failed[0].exit_code)
+    cases = [
+        (size, each)
+        for name in task or TaskName
+        for each in (wanted if name != TaskName.linear else [one for one in wanted if one.name == "edgefl"])
+        for size in TASKS[name]
+    ]
+    rows, failed = measured(cases, lambda case, tell: measure(*case, rounds=rounds, say=tell), _line)
+    # A peer that cannot be had here is told, and is no failure.
+    report("simulate", "simulate", rows, _columns, as_json, () if rows else failed)
 
 
 def _line(row: SimulateRow) -> str:

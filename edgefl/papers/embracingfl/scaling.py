@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgefl.papers.embracingfl.mixes import EMBRACING, SIXTEENTHS, WIDTH, Method, Mix, image_settings
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.results import Judge, Judged, Results, above, told
+from edgefl.papers.results import Judged, Results, above, told
 
 STRONG = 2
 """Sixteenths of all clients; with ADDED weak ones."""
@@ -50,8 +50,6 @@ def steeper(results: Results) -> Judged:
     return Judged(held, f"EmbracingFL {told(gains[0])}, width reduction {told(gains[1])}")
 
 
-_STEEPER: Judge = steeper
-
 ENTRY = Entry(
     name="embracingfl/scaling",
     what="EmbracingFL, Table 2 and Figure 4: accuracy by the number of weak clients beside a few strong ones",
@@ -72,7 +70,7 @@ ENTRY = Entry(
             above(name(EMBRACING, ADDED[1]), name(EMBRACING, ADDED[0]), "accuracy"),
             doubt="few clients: which ones are added decides the classes that are seen",
         ),
-        Claim("H2", "they add more with EmbracingFL than with width reduction", "+17.2, +4.9", _STEEPER),
+        Claim("H2", "they add more with EmbracingFL than with width reduction", "+17.2, +4.9", steeper),
     ),
     charts=(Chart("accuracy.svg", "Strong and weak clients: test accuracy", "accuracy"),),
     note=(

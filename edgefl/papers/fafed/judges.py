@@ -8,35 +8,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgefl.papers.fafed.measures import OBJECTIVE
-from edgefl.papers.results import Judge, Judged, Points, Results, told
+from edgefl.papers.results import Judge, Judged, Points, Results, ahead_of_each, told
 from edgefl.wire.tensors import Array
 
 HEADERS = 0.03
 """Floats for each parameter that the names and shapes of an update's tensors take at most, in a model of these sizes."""
 
 
-def best(arm: str, others: Sequence[str], figure: str) -> Judge:
-    """``arm`` is ahead of each other one in the paired mean; told is by how much of the runner-up, in points."""
-
-    def judge(results: Results) -> Judged:
-        ahead = {each: results.of(arm, figure) - results.of(each, figure) for each in others}
-        nearest = min(ahead, key=lambda each: float(ahead[each].mean()))
-        return Judged(bool(ahead[nearest].mean() > 0), f"{told(ahead[nearest])} on {nearest}")
-
-    return judge
-
-
 def lowest(arm: str, others: Sequence[str], figure: str) -> Judge:
-    """``arm`` is below each other one in the paired mean; told is by how much of the runner-up."""
-
-    def judge(results: Results) -> Judged:
-        below = {each: results.of(each, figure) - results.of(arm, figure) for each in others}
-        nearest = min(below, key=lambda each: float(below[each].mean()))
-        return Judged(
-            bool(below[nearest].mean() > 0), f"{_loss(-below[nearest])} beside {nearest}, the next best"
-        )
-
-    return judge
+    """``arm``'s loss is below each other one's."""
+    return ahead_of_each(arm, others, figure, lower=True, unit=1.0, digits=4)
 
 
 def none_above(arms: Sequence[str], other: str, figure: str) -> Judge:
@@ -121,7 +102,4 @@ def against(results: Results, arms: Sequence[str], x: str, line: str = OBJECTIVE
 
 
 def _loss(differences: Array) -> str:
-    mean = f"{differences.mean():+.4f}"
-    if len(differences) == 1:
-        return mean
-    return f"{mean} ({differences.min():+.4f} to {differences.max():+.4f})"
+    return told(differences, 1.0, 4)

@@ -225,6 +225,8 @@ ENTRY = Entry(
             "iterations to an error grow no faster than eps^-3",
             "slope -3",
             _no_steeper(SLOPE_ERROR, -3 - SLACK),
+            doubt="eps of 0.4 is not far below the error with which a run begins (about 0.5), where a few iterations do "
+            "for many clients: the slope is not yet that of small eps",
         ),
     ),
     drawn=_drawn,

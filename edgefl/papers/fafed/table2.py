@@ -18,9 +18,9 @@ from edgefl.papers.fafed.federations import (
     Setup,
     Tuned,
 )
-from edgefl.papers.fafed.judges import against, best, dearer, lowest, none_above, sends, smoother
+from edgefl.papers.fafed.judges import against, dearer, lowest, none_above, sends, smoother
 from edgefl.papers.fafed.measures import GRADIENTS, MEGABYTES, OBJECTIVE, measured
-from edgefl.papers.results import Results, above
+from edgefl.papers.results import Results, above, ahead_of_each
 
 LOW, MEDIUM, HIGH = "low", "medium", "high"
 LEVELS = (LOW, MEDIUM, HIGH)
@@ -117,16 +117,16 @@ TUNED: Mapping[str, Mapping[str, Tuned]] = {
     MEDIUM: {
         FAFED: Tuned({"lr": 0.02, "alpha": 0.9, "beta": 0.9}),
         STEM: Tuned({"lr": 0.4, "alpha": 0.9}),
-        FEDADAM: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
-        FEDAMS: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
+        FEDADAM: Tuned({"lr": 0.4}, _server(0.1, 0.1)),
+        FEDAMS: Tuned({"lr": 0.4}, _server(0.1, 0.9)),
         SCAFFOLD: Tuned({"lr": 0.4}),
         FEDAVG: Tuned({"lr": 0.4}),
     },
     HIGH: {
         FAFED: Tuned({"lr": 0.02, "alpha": 0.9, "beta": 0.1}),
         STEM: Tuned({"lr": 0.4, "alpha": 0.9}),
-        FEDADAM: Tuned({"lr": 0.2}, _server(0.1, 0.1)),
-        FEDAMS: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
+        FEDADAM: Tuned({"lr": 0.4}, _server(0.1, 0.1)),
+        FEDAMS: Tuned({"lr": 0.4}, _server(0.1, 0.9)),
         SCAFFOLD: Tuned({"lr": 0.4}),
         FEDAVG: Tuned({"lr": 0.4}),
     },
@@ -181,6 +181,12 @@ _AHEAD = {LOW: "+1.19 on FedAMS", MEDIUM: "+0.39 on FedAMS", HIGH: "+1.35 on STE
 _AHEAD_OF_FEDAVG = {LOW: "+3.65", MEDIUM: "+2.00", HIGH: "+2.30"}
 
 
+_LONGER_GRID = (
+    "with client steps of 0.4, outside the paper's grid, FedAdam and FedAMS are as quick here; at 0.1, where it ends, "
+    "the better one was behind FAFED in the pilot (loss 0.48 and 0.43 at medium, 0.52 and 0.48 at high)"
+)
+
+
 def _claims_at(level: str) -> tuple[Claim, ...]:
     fafed, *others = _of(level)
     fedavg = arm_of(FEDAVG, level)
@@ -190,8 +196,9 @@ def _claims_at(level: str) -> tuple[Claim, ...]:
             "3",
             f"{level} heterogeneity: FAFED has the best test accuracy",
             _AHEAD[level],
-            best(fafed, others, "accuracy"),
+            ahead_of_each(fafed, others, "accuracy"),
             "low",
+            doubt="the methods are nearer to each other than one method's seeds are, as the specification expects",
         ),
         Claim(
             "3",
@@ -212,6 +219,7 @@ def _claims_at(level: str) -> tuple[Claim, ...]:
             "lowest",
             lowest(fafed, others, OBJECTIVE),
             "high",
+            doubt=_LONGER_GRID,
         ),
         Claim(
             "4",
@@ -232,6 +240,7 @@ _ACROSS = (
             {arm_of(FAFED, level): (arm_of(FEDADAM, level), arm_of(FEDAMS, level)) for level in LEVELS},
             "rises",
         ),
+        doubt="at their best steps the losses of all three hardly rise here, and single rises of one seed decide",
     ),
     Claim(
         "8.15",
@@ -270,7 +279,22 @@ def _drawn(results: Results) -> dict[str, str]:
     return drawn
 
 
-_NOTE = ""
+_NOTE = (
+    "Scale cpu: the paper's CNN with linear logits (26,620 parameters), 20,000 training samples of Fashion-MNIST over "
+    "10 clients of equal size, all in every round, 2,000 test samples, 60 rounds, constant steps. Low: 95 % "
+    "similarity, b = 5, q = 20; medium: Dirichlet(1) mixes of all classes, b = 20, q = 10; high: half of the classes, "
+    "b = 40, q = 5. The paper has 20 clients, all samples, b = 5, 50 and 100, and an unknown number of epochs; scale "
+    "paper has 30. FAFED's and STEM's first round is their opening exchange. Training loss: of the averaged model on "
+    "1,000 training samples after every second round, in the mean over the last tenth of these; rises at the start: "
+    "all its rises in the first quarter.\n\n"
+    "Steps, momenta and decays were chosen by the loss on other training samples after 30 rounds of seed 100, "
+    "coordinate by coordinate, for each level: FAFED eta of 0.005, 0.01, 0.02 (high 0.003 and 0.04, medium 0.04 too), "
+    "alpha and beta of 0.1 and 0.9; STEM eta of 0.2 and 0.4 (high 0.1 too), alpha of 0.9 (high 0.1 too); FedAvg and "
+    "SCAFFOLD 0.1, 0.2, 0.4 (FedAvg 0.8 too, medium and high); FedAdam and FedAMS the client's step of 0.1, 0.2 "
+    "(medium and high 0.4 too), the server's of 0.0316 and 0.01, beta1 and beta2 of 0.1 and 0.9. The paper's grid "
+    "ends at 0.1, which is too small for 60 rounds: FedAvg stands here with 0.1 as well, and scale paper keeps to the "
+    "paper's grid. rho = tau = 0.01; FedAMS divides by the root of the largest second moment plus tau (fafed.md 3.5)."
+)
 
 ENTRY = Entry(
     name="fafed/table2",

@@ -22,7 +22,9 @@ from edgefl.papers.fafed.measures import GRADIENTS, OBJECTIVE, measured
 CLIP = 0.25
 """Most that a gradient's norm is (fafed.md 4.4)."""
 _LOCAL = {"lr": 10.0, "clip": CLIP}
-_SERVER = {"lr": 0.03, "beta1": 0.9, "beta2": 0.9}
+_PAPERS_SERVER = {"lr": 0.03, "beta1": 0.1, "beta2": 0.9}
+_SERVER = {**_PAPERS_SERVER, "lr": 0.1}
+"""At a small scale, where the paper's is behind."""
 EPOCH = 100
 """Iterations after which STEM's step shrinks."""
 TUNED: Mapping[str, Tuned] = {
@@ -84,10 +86,25 @@ def arms(scale: Scale) -> Sequence[Arm]:
     """Every method."""
     setup = TEXTS[scale]
     measure = measured(setup.looked_at)
-    return [Federated(name, setup.method(name, TUNED[name]), measure) for name in METHODS]
+    tuned = (
+        {**TUNED, **dict.fromkeys((FEDADAM, FEDAMS), Tuned(_LOCAL, _PAPERS_SERVER))}
+        if scale == "paper"
+        else TUNED
+    )
+    return [Federated(name, setup.method(name, tuned[name]), measure) for name in METHODS]
 
 
-_NOTE = ""
+_NOTE = (
+    "Scale cpu: Tiny Shakespeare by characters, whole speakers dealt to 4 clients, windows of 32; one LSTM layer of "
+    "64 units behind 32 numbers a character, dropout 0.2, b = 20, q = 10, 40 rounds, gradients clipped at 0.25. The "
+    "paper has WikiText-2 by words, 16 clients and two layers of 650 units (50,065,078 parameters), which is scale "
+    "paper here, with the validation file as training set where the training file is not at hand. FAFED's step is rho "
+    "h / (1 + t)^(1/3) by iteration, STEM's kbar / (1 + e)^(1/3) by epochs of 100 iterations. Settings were chosen by "
+    "training loss after 15 rounds of seed 100, around the paper's: FAFED rho h of 0.3, 1, 3 and alpha of 0.1, 0.9; "
+    "STEM kbar of 7, 20, 60; FedAvg 3, 10, 30 and SCAFFOLD 10, 30; FedAdam and FedAMS beta1, beta2 of 0.1, 0.9 and "
+    "the server's step of 0.03, 0.1, 0.3. All are the paper's own but the last, 0.03 there. Training loss: nats per "
+    "character."
+)
 
 ENTRY = Entry(
     name="fafed/text",
@@ -106,18 +123,22 @@ ENTRY = Entry(
             "FAFED has the lowest training loss after equal rounds",
             "lowest",
             lowest(FAFED, [name for name in METHODS if name != FAFED], OBJECTIVE),
+            doubt="FedAdam and FedAMS have a server step of 0.1 here; at the paper's 0.03 they were behind in the pilot "
+            "(2.84 and 2.87 after 15 rounds, FAFED 2.32). FAFED's step shrinks with each iteration, to 0.14 of the first",
         ),
         Claim(
             "9",
             "FedAdam's training loss rises more at the start than FAFED's",
             "oscillating early",
             smoother({FAFED: (FEDADAM,)}, "rises"),
+            doubt="neither rises at the start, with the settings that the pilot chose",
         ),
         Claim(
             "9",
             "FedAdam has a lower training loss than FedAMS",
             "FedAMS worse",
             none_above((FEDADAM,), FEDAMS, OBJECTIVE),
+            doubt="in 40 rounds the largest second moment is seldom far from the last",
         ),
     ),
     charts=(

@@ -89,6 +89,11 @@ SETUPS: Mapping[Scale, Setup] = {
         batch=16,
         widths=(8, 16, 32, 64),
         test_samples=2_000,
+        own={
+            SIGNSGD: {"codec.options": {"alpha": 0.01}},
+            STOC: {"codec.options": {"alpha": 0.1}},
+            ZEROFL: {"codec.options": {"sparse_training": False}},
+        },
     ),
     "paper": Setup(clients=100, per_round=10, rounds=100, steps=100, batch=64, widths=(32, 64, 128, 256)),
 }

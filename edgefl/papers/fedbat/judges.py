@@ -11,30 +11,6 @@ from edgefl.papers.results import Judge, Judged, Results, told
 FIGURE = "accuracy"
 
 
-def above_each(better: str, others: Sequence[str]) -> Judge:
-    """``better`` is ahead of each of ``others`` in the mean of paired differences; the nearest is told."""
-
-    def judge(results: Results) -> Judged:
-        differences = {each: results.of(better, FIGURE) - results.of(each, FIGURE) for each in others}
-        nearest = min(others, key=lambda name: float(differences[name].mean()))
-        least = differences[nearest]
-        return Judged(bool(least.mean() > 0), f"{told(least)} on {nearest}")
-
-    return judge
-
-
-def below_each(worse: str, others: Sequence[str]) -> Judge:
-    """``worse`` is behind each of ``others`` in the mean of paired differences; the nearest is told."""
-
-    def judge(results: Results) -> Judged:
-        differences = {each: results.of(worse, FIGURE) - results.of(each, FIGURE) for each in others}
-        nearest = max(others, key=lambda name: float(differences[name].mean()))
-        most = differences[nearest]
-        return Judged(bool(most.mean() < 0), f"{told(most)} on {nearest}")
-
-    return judge
-
-
 def close(one: str, other: str, within: float) -> Judge:
     """The mean of the paired differences is at most ``within`` either way."""
 

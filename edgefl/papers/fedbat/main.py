@@ -21,9 +21,9 @@ from edgefl.papers.fedbat.federations import (
     STOC,
     ZEROFL,
 )
-from edgefl.papers.fedbat.judges import above_each, below_each, loses_more, sooner
+from edgefl.papers.fedbat.judges import FIGURE, loses_more, sooner
 from edgefl.papers.fedbat.measures import measured
-from edgefl.papers.results import above, not_below
+from edgefl.papers.results import above, ahead_of_each, not_below
 
 METHODS = (FEDAVG, FEDBAT, SIGNSGD, EF, STOC, NOISY, FEDPAQ, BIFL, ZEROFL)
 SIGNS = (SIGNSGD, STOC, NOISY, EF)
@@ -69,6 +69,18 @@ _TABLE_1: Mapping[str, tuple[float, float, float]] = {
 
 _WITHIN = {IID: "-0.2", DIRICHLET: "+0.1", LABELS: "+0.3"}
 _BEST = {IID: "+0.5", DIRICHLET: "+0.9"}
+_NOISE = (
+    "half as many clients as in the paper average the noise of the signs, and after a fifth of its rounds accuracy still "
+    "rises and falls by points with who takes part"
+)
+_SHORT = "alpha was tuned for these few rounds, and two passes over a client's samples lead it less far astray than ten"
+_MEMORY = (
+    "a client is drawn once in these 20 rounds on average, so what it kept of its error is hardly ever added"
+)
+_WIDE = (
+    "Stoc-SignSGD's signs are almost a coin's where the largest change of a tensor is far above the others, and only 5 "
+    "clients average them"
+)
 _FEDBAT, _SIGNSGD = name(FEDBAT, LABELS), name(SIGNSGD, LABELS)
 
 NOTE_CPU = (
@@ -78,7 +90,13 @@ NOTE_CPU = (
 _NOTE = (
     NOTE_CPU
     + " Every client makes the same number of steps, whatever it holds; the mean weighs samples. Accuracy: mean of the "
-    "last 5 rounds. Steps of 0.1, rho = 6 and phi = 0.5 as in the paper."
+    "last 5 rounds. Steps of 0.1, rho = 6 and phi = 0.5 as in the paper. In so few rounds the fixed scales are to be "
+    "tuned anew, which was done on another seed (100), 12 rounds of Non-IID-2: alpha 0.01 of 0.001, 0.01 and 0.1 for "
+    "SignSGD (the paper has 0.001), 0.1 of 0.01 and 0.1 for Stoc-SignSGD (the paper has 0.01), alpha = sigma = 0.01 of "
+    "0.01 and 0.1 for Noisy-SignSGD, as in the paper. ZeroFL sends the largest 3 % of the changes after dense training: "
+    "with its sparse training too, 3 weights are left in the first layer of so narrow a net, updates are not finite with "
+    "steps of 0.1, and with steps of 0.01 accuracy was 19 % in that pilot (FedAvg: 67 %). The paper ran FedPAQ and BiFL "
+    "on CIFAR-10 alone: its numbers stand in the claims."
 )
 
 ENTRY = Entry(
@@ -102,18 +120,21 @@ ENTRY = Entry(
             "FedBAT is ahead of EF-SignSGD, Non-IID-2",
             "+1.6",
             above(_FEDBAT, name(EF, LABELS), "accuracy"),
+            doubt=_NOISE,
         ),
         Claim(
             "H1",
             "FedBAT is at least 3 points ahead of SignSGD, Non-IID-2",
             "+8.5",
             above(_FEDBAT, _SIGNSGD, "accuracy", by=0.03),
+            doubt=_SHORT,
         ),
         Claim(
             "H1",
             "FedBAT is ahead of every method of about one bit, Non-IID-2",
             "+1.6 on EF-SignSGD",
-            above_each(_FEDBAT, _named(ONE_BIT)),
+            ahead_of_each(_FEDBAT, _named(ONE_BIT), FIGURE),
+            doubt=_NOISE,
         ),
         *(
             Claim(
@@ -121,6 +142,7 @@ ENTRY = Entry(
                 f"FedBAT is at most 0.5 points below EF-SignSGD, {each}",
                 _BEST[each],
                 not_below(name(FEDBAT, each), name(EF, each), "accuracy", slack=0.005),
+                doubt=_NOISE,
             )
             for each in (IID, DIRICHLET)
         ),
@@ -130,6 +152,7 @@ ENTRY = Entry(
                 f"FedBAT is at most 1 point below FedAvg, {each}",
                 _WITHIN[each],
                 not_below(name(FEDBAT, each), name(FEDAVG, each), "accuracy", slack=0.01),
+                doubt=_NOISE,
             )
             for each in PARTITIONS
         ),
@@ -138,36 +161,44 @@ ENTRY = Entry(
             "SignSGD lacks more to FedAvg under Non-IID-2 than under IID",
             "8.2 against 1.7",
             loses_more(SIGNSGD, FEDAVG, LABELS, IID),
+            doubt=_SHORT,
         ),
         Claim(
             "H3",
             "SignSGD is the last of the sign methods, Non-IID-2",
             "-4.3 on Stoc-SignSGD",
-            below_each(_SIGNSGD, _named((STOC, NOISY, EF))),
+            ahead_of_each(_SIGNSGD, _named((STOC, NOISY, EF)), FIGURE, lower=True),
+            doubt=_WIDE,
         ),
         Claim(
             "H3",
             "EF-SignSGD is the best baseline of about one bit, Non-IID-2",
             "+0.5 on Noisy-SignSGD",
-            above_each(name(EF, LABELS), [each for each in _named(ONE_BIT) if each != name(EF, LABELS)]),
+            ahead_of_each(
+                name(EF, LABELS), [each for each in _named(ONE_BIT) if each != name(EF, LABELS)], FIGURE
+            ),
+            doubt=_MEMORY,
         ),
         Claim(
             "H7",
             f"FedBAT comes to {TARGET:.0%} of FedAvg's accuracy in at most 1.5 times as many rounds, Non-IID-2",
             "Figures 2 and 3: near FedAvg",
             sooner(_FEDBAT, _named((FEDAVG,)), name(FEDAVG, LABELS), TARGET, slack=0.5),
+            doubt=_NOISE,
         ),
         Claim(
             "H7",
             f"FedBAT comes to {TARGET:.0%} of FedAvg's accuracy no later than any sign method, Non-IID-2",
             "Figures 2 and 3: ahead",
             sooner(_FEDBAT, _named(SIGNS), name(FEDAVG, LABELS), TARGET),
+            doubt=_NOISE,
         ),
         Claim(
             "H8",
             "FedBAT is at most 1 point below FedPAQ of 4 bits, Non-IID-2",
             "+0.2 (CIFAR-10)",
             not_below(_FEDBAT, name(FEDPAQ, LABELS), "accuracy", slack=0.01),
+            doubt=_NOISE,
         ),
         Claim(
             "H9",

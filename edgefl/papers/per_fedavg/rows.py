@@ -60,6 +60,7 @@ def federation(row: Row, method: str, size: Size) -> Settings:
         "data.group_samples": size.a,
         "data.group_test_samples": size.a_test,
         "data.single_class": row.single,
+        "data.test_samples": 0,  # all: each user has test samples of its own
         "program.batch": BATCH,
         "program.lr": size.lr,
         "program.steps": row.tau,

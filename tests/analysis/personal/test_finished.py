@@ -12,6 +12,8 @@ import pytest
 from device_runtime.data.support import Shards
 from edgefl.analysis.personal.evaluate import Setting
 from edgefl.analysis.personal.finished import Finished
+from edgefl.api.analysis import personalize
+from edgefl.api.simulate import simulate
 from edgefl.cli import app
 from edgefl.data.dataset import write_client
 from edgefl.wire import tensors
@@ -178,3 +180,17 @@ def test_options_out_of_range_are_refused(leave: Leave, option: str, value: str)
     done = runner().invoke(app, ["personalize", str(leave()), option, value])
 
     assert isinstance(done.exception, ConfigError)
+
+
+def test_the_users_of_a_simulation_are_those_of_the_run_that_it_stands_for(
+    leave: Leave, tmp_path: Path
+) -> None:
+    run = leave()
+    simulation = simulate(Finished.open(run).federation, tmp_path / "simulation")
+
+    ours, theirs = Finished.open(simulation.folder), Finished.open(run)
+
+    for user, other in zip(ours.users, theirs.users, strict=True):
+        assert (user.name, user.group) == (other.name, other.group)
+        assert user.x.equal(other.x) and user.y.equal(other.y)
+    assert personalize(simulation, steps=(0, 1), batch=8).reports[0].curve[0].steps == 0
