@@ -205,7 +205,7 @@ def prepare_simulation(
     ray: str | None = None,
 ) -> Simulated:
     """A simulation of ``federation`` in the folder ``out``, its data read and spread. ``resume`` goes on with the one that
-    is there, ``fresh`` discards it; all else as :func:`simulate` says.
+    is there, ``fresh`` discards it; ``device``, ``workers`` and ``ray`` as :func:`simulate` says.
 
     ConfigError if ``out`` holds another simulation, or is not to be gone on with.
     """

@@ -99,8 +99,9 @@ def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
         ("t4/devices/a/status", b"online"),
         ("t4/devices/a/updates/1/0", b"chunk"),
     ]
-    device._stopping.set()
+    # The line first: who is told to stop says goodbye, and leaves no will.
     device._client.socket().shutdown(2)  # type: ignore[union-attr]
+    device._stopping.set()
     assert received(watcher, 1) == [("t4/devices/a/status", b"offline")]
 
 
