@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import chain
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from edgefl.api.federation import load_federation
 from edgefl.papers.catalog import ENTRIES
 from edgefl.papers.entry import SCALES, Federated, Scale
+from edgefl.papers.reproduce import reproduce
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -30,3 +34,23 @@ def test_the_papers_numbers_are_those_of_arms(name: str) -> None:
     assert entry.claims and published.keys() <= arms
     for chart in entry.charts:
         assert set(chart.arms) <= arms or not chart.arms
+
+
+@pytest.mark.slow
+def test_entries_leave_their_pages_pictures_and_results(tmp_path: Path) -> None:
+    """Those that need no dataset, of each kind: federations, computations, pictures of their own."""
+    names = ("fafed/cifar", "fafed/speedup", "fedbat/theory", "embracingfl/accounting", "embracingfl/theory")
+    found = reproduce(names, tmp_path)
+
+    assert [each.entry for each in found] == list(names)
+    for summary in found:
+        folder = tmp_path / summary.entry
+        assert summary.claims and not summary.broken
+        assert json.loads((folder / "results.json").read_bytes())["entry"] == summary.entry
+        page = (folder / "README.md").read_text()
+        assert summary.command in page
+        for picture in folder.glob("*.svg"):
+            assert f"({picture.name})" in page
+            assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    overview = (tmp_path / "README.md").read_text()
+    assert all(name in overview for name in names)
