@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.per_fedavg import table1
+from edgefl.papers.per_fedavg import heterogeneity, regime, table1, theory
 
-ENTRIES: tuple[Entry, ...] = (table1.ENTRY,)
+ENTRIES: tuple[Entry, ...] = (table1.ENTRY, regime.ENTRY, theory.ENTRY, heterogeneity.ENTRY)

@@ -39,7 +39,7 @@ class Row:
 class Size:
     """How much is computed: ``users`` of which the share ``fraction`` trains in each of ``rounds`` rounds, with local
     learning rate ``lr`` on ``a`` samples of a class, tested on ``a_test`` (per_fedavg.md 3.2); ``pixels`` are the scaling
-    of the data."""
+    of the data, ``together`` the users of one call."""
 
     rounds: int
     lr: float
@@ -48,6 +48,7 @@ class Size:
     users: int = 50
     fraction: float = 0.2
     pixels: str = "unit"
+    together: int = 10
 
 
 def federation(row: Row, method: str, size: Size) -> Settings:
@@ -70,7 +71,7 @@ def federation(row: Row, method: str, size: Size) -> Settings:
         "round.evaluate_every": max(1, size.rounds // 10),
         "federation.rounds": size.rounds,
         "tiers": {"user": {"count": size.users}},
-        "simulation.together": max(1, round(size.users * size.fraction)),
+        "simulation.together": min(size.together, round(size.users * size.fraction)),
     }
 
 
