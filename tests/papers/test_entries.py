@@ -39,7 +39,7 @@ def test_the_papers_numbers_are_those_of_arms(name: str) -> None:
 @pytest.mark.slow
 def test_entries_leave_their_pages_pictures_and_results(tmp_path: Path) -> None:
     """Those that need no dataset, of each kind: federations, computations, pictures of their own."""
-    names = ("fafed/cifar", "fafed/speedup", "fedbat/theory", "embracingfl/accounting", "embracingfl/theory")
+    names = ("fafed/cifar", "fafed/speedup", "fedbat/theory", "per_fedavg/theory", "embracingfl/theory")
     found = reproduce(names, tmp_path)
 
     assert [each.entry for each in found] == list(names)

@@ -99,8 +99,8 @@ def bias(mode: str, users: Users, w: Tensor, inner: int) -> Tensor:
     steps = local(mode, len(who), batch=SAMPLES, inner=inner)
     along = steps.direction(w.expand(len(who), *w.shape[1:]), batches)
     mean = apart(along, len(choices)).mean(1)
-    away: Tensor = (mean - Meta.of(users, 1).each(w)[0]).flatten(1)
-    return torch.linalg.vector_norm(away, dim=1)
+    length: Tensor = (mean - Meta.of(users, 1).each(w)[0]).flatten(1).norm(dim=1)
+    return length
 
 
 def delta_slope(users: Users, w: Tensor) -> tuple[float, Points]:
@@ -138,7 +138,8 @@ def rest(mode: str, users: Users, rounds: int) -> float:
 def setting(eps: float) -> Setting:
     """Corollary 4.6: beta = O(eps), tau = O(eps^(-1/2))."""
     return Setting(
-        alpha=ALPHA, beta=STEP * eps, tau=math.ceil(1 / math.sqrt(eps)), inner=BATCH, outer=BATCH, hessian=BATCH, delta=DELTA,
+        alpha=ALPHA, beta=STEP * eps, tau=math.ceil(1 / math.sqrt(eps)),
+        inner=BATCH, outer=BATCH, hessian=BATCH, delta=DELTA,
         fraction=ACTIVE / USERS, users=USERS,
     )  # fmt: skip
 
