@@ -5,10 +5,15 @@ A tokenizer is the JSON of the ``tokenizers`` library. Number 0 is padding and 1
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from edgefl.system.files import write_whole
+from edgefl.wire import folders
 from edgefl.wire.errors import ConfigError, DataError
 
 PAD, UNKNOWN = "<pad>", "<unk>"
@@ -51,6 +56,32 @@ def words(texts: Iterable[str], size: int) -> Vocabulary:
 def separated(texts: Sequence[str], size: int) -> Vocabulary:
     """The same for texts whose tokens stand between spaces already, taken as they are (WikiText)."""
     return _trained(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
+
+
+def kept(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Vocabulary:
+    """``made(texts, size)``, one of the functions above, from the cache folder where it was made before: to count the words
+    of tens of thousands of texts takes seconds, which every run and worker of a simulation would spend."""
+    try:
+        place = _place(made, texts, size)
+    except ConfigError:  # nowhere to keep anything
+        return made(texts, size)
+    with suppress(OSError, DataError):
+        before = Vocabulary(size, place.read_bytes())
+        before.encoder()
+        return before
+    vocabulary = made(texts, size)
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, vocabulary.tokenizer)
+    return vocabulary
+
+
+def _place(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Path:
+    """Named by all that decides the vocabulary."""
+    digest = hashlib.sha256(f"{made.__name__} {size} {_library().__version__}".encode())
+    for text in texts:
+        digest.update(len(text).to_bytes(8, "little") + text.encode())
+    return folders.cache("vocabularies") / "vocabularies" / f"{digest.hexdigest()}.json"
 
 
 def _trained(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vocabulary:

@@ -6,6 +6,7 @@ import gzip
 import io
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus, Texts
 from edgefl.data.text.published import Published
 from edgefl.data.text.unigram import unigram_perplexity
+from edgefl.data.text.vocabulary import Vocabulary
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.evaluation import perplexity_to_beat
 from edgefl.setup.model import federation_model
@@ -312,3 +314,25 @@ def test_a_partition_by_class_is_refused_where_samples_have_none(tmp_path: Path)
         ConfigError, match="goes by the class of a sample, and those of Tiny Shakespeare have none"
     ):
         partition(federation, open_data(federation), 2)
+
+
+def test_a_vocabulary_is_kept_and_made_anew_where_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+
+    def words(texts: Sequence[str], size: int) -> Vocabulary:
+        made.append(size)
+        return vocabulary.words(texts, size)
+
+    texts = ["a fine film", "a film"]
+    first = vocabulary.kept(words, texts, 4)
+    assert vocabulary.kept(words, texts, 4) == first == vocabulary.words(texts, 4) and made == [4]
+    vocabulary.kept(words, texts, 5)
+    vocabulary.kept(words, [*texts, ""], 4)
+    assert made == [4, 5, 4]
+
+    for file in tmp_path.rglob("*.json"):
+        file.write_bytes(b"{}")
+    assert vocabulary.kept(words, texts, 4) == first and made == [4, 5, 4, 4]
