@@ -17,6 +17,7 @@ from edgefl.wire.regions import Entries, Region
 from edgefl.wire.tensors import Arrays
 from server.aggregate.accumulator import Accumulator
 from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
+from server.aggregate.statistics import bounds_of
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
@@ -101,8 +102,9 @@ def active_round(
     weights = {name: array for name, array in model.weights.items() if name in names}
     aggregate, nonzero = spec.aggregate, spec.count == "nonzero"
     base = received() if measured(spec) else {}
-    # Moving statistics are not trained: they say nothing about how far an update goes.
+    # Moving statistics are not trained: they say nothing about how far an update goes, and are bounded on their own.
     untrained = frozenset(weights) - spec.trained
+    statistics = sorted(untrained & frozenset(spec.model_of(weights)))
     layout = layout_of(weights)
     aggregator = Aggregator(
         layout,
@@ -113,6 +115,8 @@ def active_round(
         rule=aggregate.rule,
         sums=sums if sums is not None and sums.size == layout.size else None,
         clip=Clip(aggregate.clip_norm, base, untrained) if aggregate.clip_norm else None,
+        # They travel to devices as they are, whatever the others are rounded to.
+        statistics=bounds_of(weights, statistics, aggregate.clip_statistics) if statistics else None,
     )
     return ActiveRound(opened.number, exchange, readings, aggregator, sent_bytes)
 

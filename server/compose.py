@@ -26,7 +26,7 @@ from exporters.front.cache import BundleCache, Found
 from exporters.front.folder import bundle_name
 from exporters.front.program import check_lies_like_weights
 from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
-from server.aggregate.robust import MeanRule, buffered_bytes
+from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import Compiled, Event, Exporting, Noted, Warned
@@ -294,8 +294,8 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
 
 def _aggregate(federation: Federation) -> AggregateSpec:
     table = federation.aggregate
-    rule = MeanRule(table.rule, table.trim) if table.rule == "trimmed_mean" else MeanRule(table.rule)
-    return AggregateSpec(rule, table.clip_norm, table.threads)
+    rule = MeanRule(table.rule, table.trim if table.rule in SHARED else 0.0)
+    return AggregateSpec(rule, table.clip_norm, table.clip_statistics, table.threads)
 
 
 def _memory_of(rule: MeanRule, entries: int) -> str:

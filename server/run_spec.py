@@ -116,11 +116,12 @@ class DownlinkSpec:
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm``
-    0: no limit."""
+    """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm`` and
+    ``clip_statistics`` (units of :mod:`server.aggregate.statistics`) 0: no limit."""
 
     rule: MeanRule = MEAN_RULE
     clip_norm: float = 0.0
+    clip_statistics: float = 0.0
     threads: int = 0
 
 

@@ -348,11 +348,11 @@ class CodecTable(Table):
 class AggregateTable(Table):
     """How the updates of a round become one change."""
 
-    rule: Literal["mean", "median", "trimmed_mean"] = Field(
+    rule: Literal["mean", "median", "trimmed_mean", "multi_krum"] = Field(
         "mean",
         description=(
-            "of each entry, over the devices that hold it; all but mean keep every update in memory, and count each "
-            "once, whatever round.weighting is"
+            "of each entry, over the devices that hold it; multi_krum leaves out whole updates, and all but mean keep every "
+            "update in memory, and count each once, whatever round.weighting is"
         ),
     )
     trim: float = Field(
@@ -360,19 +360,28 @@ class AggregateTable(Table):
         ge=0,
         lt=0.5,
         description=(
-            "share of the values that trimmed_mean leaves out at either end, rounded down: 0.1 is none, and protects from "
-            "none, where fewer than 10 devices hold an entry; 0.34 is one from 3 devices on"
+            "share of the values that trimmed_mean leaves out at either end, or of a tier's updates that multi_krum takes "
+            "to be bad, rounded down: 0.1 is none, and protects from none, where fewer than 10 devices hold an entry; 0.34 is "
+            "one from 3 devices on (multi_krum: from 5 on)"
         ),
     )
     clip_norm: float = Field(
         0, ge=0, description="largest L2 norm of an update's change; a longer one is scaled down. 0: none"
     )
+    clip_statistics: float = Field(
+        3,
+        ge=0,
+        description=(
+            "how far an update may move what is not trained, such as the statistics of batch norm, in multiples of what it "
+            "is; what goes further counts as far as that. 0: anywhere, but no variance below 0"
+        ),
+    )
     threads: int = Field(0, ge=0, description="threads that add updates up; 0: one per core")
 
     @model_validator(mode="after")
     def _trims_something(self) -> AggregateTable:
-        if self.rule == "trimmed_mean" and not self.trim:
-            raise ValueError('trimmed_mean with trim 0 leaves out nothing; set trim = 0.34, or rule = "mean"')
+        if self.rule in ("trimmed_mean", "multi_krum") and not self.trim:
+            raise ValueError(f'{self.rule} with trim 0 leaves out nothing; set trim = 0.34, or rule = "mean"')
         return self
 
 
