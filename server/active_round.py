@@ -18,6 +18,7 @@ from edgefl.wire.tensors import Arrays
 from server.aggregate.accumulator import Accumulator
 from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
 from server.aggregate.statistics import bounds_of
+from server.coordinator.claims import weight_cap
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
@@ -41,13 +42,14 @@ class CheckedUpdate:
 class ActiveRound:
     """Round ``number``: the exchange that it is, how each tier's updates are read, and what they are added to.
 
-    ``sent_bytes`` is what the server had sent in all when the round began.
+    ``weight_cap`` is the most that an update weighs. ``sent_bytes`` is what the server had sent in all when the round began.
     """
 
     number: int
     exchange: ExchangeSpec
     readings: Mapping[str, UpdateReading]
     aggregator: Aggregator
+    weight_cap: int
     sent_bytes: int = 0
 
     def most_bytes(self, tier: str) -> int:
@@ -56,6 +58,10 @@ class ActiveRound:
         expected = self.aggregator.pieces(reading.sent, reading.tier.form).expected
         held = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in expected.values())
         return held + _NAMED_BYTES * len(expected) + _TOLD_BYTES
+
+    def weight(self, claimed: int) -> int:
+        """What an update weighs that claims so many samples."""
+        return min(claimed, self.weight_cap)
 
     def check(self, update: Update) -> CheckedUpdate:
         """UpdateRejected unless the update's tensors are what its tier sends."""
@@ -106,9 +112,10 @@ def active_round(
     untrained = frozenset(weights) - spec.trained
     statistics = sorted(untrained & frozenset(spec.model_of(weights)))
     layout = layout_of(weights)
+    cap = weight_cap(spec.rules, opened)
     aggregator = Aggregator(
         layout,
-        weight_limit=opened.weight_limit,
+        weight_limit=sum(min(each.weight_limit, cap) for each in opened.assignments.values()),
         device=device,
         threads=aggregate.threads,
         base=base if nonzero else None,
@@ -118,7 +125,7 @@ def active_round(
         # They travel to devices as they are, whatever the others are rounded to.
         statistics=bounds_of(weights, statistics, aggregate.clip_statistics) if statistics else None,
     )
-    return ActiveRound(opened.number, exchange, readings, aggregator, sent_bytes)
+    return ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
 
 
 def concluded(

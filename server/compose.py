@@ -283,6 +283,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         weighted=table.weighting == "samples",
         samples=table.samples,
         most_samples=table.most_samples,
+        weight_cap=table.weight_cap,
         deadline_s=limits.round_deadline_s,
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,

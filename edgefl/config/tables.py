@@ -253,6 +253,14 @@ class RoundTable(Table):
         le=1 << 24,
         description="most that an update weighs, with weighting samples: devices' own claims, so keep it close to the truth",
     )
+    weight_cap: float = Field(
+        4,
+        ge=0,
+        description=(
+            "most that an update weighs, with weighting samples, in multiples of the median of the round's devices, "
+            "whatever they claim. 0: no such bound"
+        ),
+    )
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: never"
     )
@@ -361,8 +369,8 @@ class AggregateTable(Table):
         lt=0.5,
         description=(
             "share of the values that trimmed_mean leaves out at either end, or of a tier's updates that multi_krum takes "
-            "to be bad, rounded down: 0.1 is none, and protects from none, where fewer than 10 devices hold an entry; 0.34 is "
-            "one from 3 devices on (multi_krum: from 5 on)"
+            "to be bad, rounded down: 0.1 is none, and protects from none, where fewer than 10 devices hold an entry; 0.34 "
+            "is one from 3 devices on (multi_krum: from 5 on)"
         ),
     )
     clip_norm: float = Field(

@@ -43,7 +43,7 @@ def _of_equals(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Ro
     if not bad:
         return rows
     # Among equal scores the content decides, not who came first.
-    rows = sorted(rows, key=lambda row: hashlib.sha256(row).digest())
+    rows = sorted(rows, key=lambda row: hashlib.sha256(row.data).digest())
     best = np.argsort(scores(distances(rows, counted), bad), kind="stable")
     return [rows[place] for place in best[: len(rows) - bad - 2]]
 

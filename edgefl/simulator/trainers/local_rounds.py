@@ -76,7 +76,7 @@ class LocalRounds:
         sent = tensors.dump(result.update, result.masks)
         claim = Claim(client, rules.run, opened.number, task.nonce, task.tier, version, result.samples)
         try:
-            weight = weight_of(rules, task, version, claim)
+            weight = active.weight(weight_of(rules, task, version, claim))
             checked = active.check_sent(task.tier, sent)
         except UpdateRejected as refusal:
             return Report(client, refused=refusal.reason)
