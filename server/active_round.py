@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.contract.server import MEAN
 from edgefl.contract.server_state import stepped, unfolded
 from edgefl.wire import tensors
-from edgefl.wire.errors import ProtocolError, UpdateRejected
+from edgefl.wire.errors import ProtocolError, StepError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Entries, Region
 from edgefl.wire.tensors import Arrays
@@ -19,6 +19,7 @@ from server.aggregate.accumulator import Accumulator
 from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
 from server.aggregate.statistics import bounds_of
 from server.coordinator.claims import weight_cap
+from server.coordinator.collapse import Best, collapse
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
@@ -128,13 +129,55 @@ def active_round(
     return ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
 
 
+@dataclass(frozen=True)
+class Conclusion:
+    """What a round comes to: the model and the server's state after it, and the metrics of the model, if it has been judged.
+
+    ``failed`` says why ``weights`` are the old ones; ``undone``: because the new model was worse by the rule, of which
+    ``metrics`` then tell.
+    """
+
+    weights: Arrays
+    metrics: Mapping[str, float] | None = None
+    failed: str = ""
+    undone: bool = False
+
+
 def concluded(
+    spec: RunSpec,
+    ended: OpenRound,
+    active: ActiveRound,
+    model: Model,
+    *,
+    received: Received,
+    devices: int,
+    best: Best,
+) -> Conclusion:
+    """The end of a round with enough updates, of ``devices`` that the method is about; ``best`` of the rounds before it."""
+    stays = f"round {ended.number} is abandoned and the model unchanged"
+    try:
+        weights = _averaged(spec, ended, active, model, received=received, devices=devices)
+    except StepError as error:
+        return Conclusion(model.weights, failed=f"{stays}: {error.message}")
+    metrics = _metrics_of(spec, weights) if spec.rollback.on else None
+    wrong = collapse(spec.rollback, best, metrics) if metrics is not None else ""
+    if wrong:
+        return Conclusion(model.weights, metrics, f"{stays}: with its updates {wrong}", undone=True)
+    return Conclusion(weights, metrics)
+
+
+def _metrics_of(spec: RunSpec, weights: Arrays) -> Mapping[str, float] | None:
+    """None where the evaluation fails: whoever tells of the round tries again, and tells of that."""
+    try:
+        return spec.evaluate(spec.model_of(weights)) if spec.evaluate is not None else None
+    except Exception:
+        return None
+
+
+def _averaged(
     spec: RunSpec, ended: OpenRound, active: ActiveRound, model: Model, *, received: Received, devices: int
 ) -> Arrays:
-    """The model and the server's state after the round's updates, of ``devices`` that the method is about.
-
-    StepError if the server's step gives none.
-    """
+    """The model and the server's state after the round's updates. StepError if the server's step gives none."""
     reports = len(ended.with_status("accepted"))
     hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
     weights, exchange = model.weights, active.exchange

@@ -153,10 +153,12 @@ class Declined:
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays."""
+    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays;
+    ``undone``: because it was bad (:mod:`server.coordinator.collapse`), which the next one need not be."""
 
     model_version: str
     failed: str = ""
+    undone: bool = False
 
 
 @dataclass(frozen=True)
