@@ -124,7 +124,14 @@ def active_round(
         sums=sums if sums is not None and sums.size == layout.size else None,
         clip=Clip(aggregate.clip_norm, base, untrained) if aggregate.clip_norm else None,
         # They travel to devices as they are, whatever the others are rounded to.
-        statistics=bounds_of(weights, statistics, aggregate.clip_statistics) if statistics else None,
+        statistics=bounds_of(
+            weights,
+            statistics,
+            aggregate.clip_statistics,
+            median=bool(aggregate.clip_norm) or aggregate.rule.name == "multi_krum",
+        )
+        if statistics
+        else None,
     )
     return ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
 

@@ -57,11 +57,13 @@ class Clip:
 @dataclass(frozen=True)
 class PartialSum:
     """What an aggregator was given, for another one of the same round: sums of whole numbers, so that it does not matter
-    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes."""
+    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes.
+    ``statistics``: those of each update, where they are not summed."""
 
     change: bool
     weight: int
     added: Added
+    statistics: tuple[npt.NDArray[np.float32], ...] = ()
 
 
 class Aggregator:
@@ -115,6 +117,7 @@ class Aggregator:
         self._rule = rule
         self._clip = clip
         self._statistics = statistics
+        self._rows: list[npt.NDArray[np.float32]] = []
         self._sums = sums
         self._change = False
         self._released = False
@@ -151,6 +154,7 @@ class Aggregator:
         factor = float(weight) * 2.0**self.fraction_bits
         if self._statistics is not None:
             checked = self._bounded(checked, self._statistics)
+            self._keep_statistics(checked, self._statistics)
         if self._clip is not None:
             checked, share = self._clipped(checked, self._clip)
             factor *= share
@@ -162,12 +166,13 @@ class Aggregator:
         self._check_in_use()
         if self._average is None:
             return None
-        return PartialSum(self._change, self.total_weight, self._average.added())
+        return PartialSum(self._change, self.total_weight, self._average.added(), tuple(self._rows))
 
     def take(self, partial: PartialSum) -> None:
         """Add what another aggregator of the same round was given; ValueError as :meth:`add`."""
         self._check_room(partial.weight)
         self._average_of("another share", change=partial.change).take(partial.added)
+        self._rows.extend(partial.statistics)
         self.total_weight += partial.weight
 
     def _check_room(self, weight: int) -> None:
@@ -193,7 +198,10 @@ class Aggregator:
             name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
             for name, at in names.items()
         }
-        return without_negative_variances(arrays, self._statistics.names) if self._statistics else arrays
+        if self._statistics is None:
+            return arrays
+        arrays |= self._statistics.medians(self._rows, old, change=self._change)
+        return without_negative_variances(arrays, self._statistics.names)
 
     def _merge(self, average: Average, old: Mapping[str, Array], new: Floats, start: int) -> None:
         part = slice(start, min(start + PART, self.layout.size))
@@ -262,6 +270,12 @@ class Aggregator:
         pieces = update.pieces
         arrays = bounds.bounded(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return update if arrays is None else self._dense(arrays, pieces)
+
+    def _keep_statistics(self, update: Checked, bounds: Bounds) -> None:
+        if bounds.median:
+            pieces = update.pieces
+            row = bounds.row(pieces.form, update.named, pieces.regions, self.layout.shapes)
+            self._rows.append(row)
 
     def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
         """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""

@@ -8,7 +8,10 @@ layer, the unit is
 * max(|b|, sqrt(v)) for a mean,
 * max(|b|, root mean square of the tensor) for any other tensor,
 
-and 1 where that is 0. A variance below 0 is none, whatever may be said of it: it counts as 0. ::
+and 1 where that is 0. A variance below 0 is none, whatever may be said of it: it counts as 0.
+
+A bound alone leaves a mean of them at the mercy of a few: pulled by as many deviations in each layer, round after round, a
+model is lost. So where a federation looks for bad updates at all, each becomes the median over its holders. ::
 
     bounds = bounds_of(weights, ["bn.running_mean", "bn.running_var"], reach=3.0)
     bounds.bounded(form, arrays, regions, shapes)    # None: all of them lie within; else the decoded update, moved there
@@ -17,7 +20,7 @@ and 1 where that is 0. A variance below 0 is none, whatever may be said of it: i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +30,7 @@ from edgefl.wire.regions import Entries, Region, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, read, split
 from edgefl.wire.update.form import Form
+from server.aggregate.robust import MeanRule, combine
 
 MEAN, VARIANCE = "running_mean", "running_var"
 """What the names of torch's moving statistics end in."""
@@ -37,11 +41,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lowest and highest value of each entry of the tensors in ``base``, all flat float32, by global name."""
+    """Lowest and highest value of each entry of the tensors in ``base``, all flat float32, by global name.
+
+    ``median``: entries become the median over their holders, each of which counts once, instead of what the others become.
+    """
 
     base: Mapping[str, Reals]
     low: Mapping[str, Reals]
     high: Mapping[str, Reals]
+    median: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -62,6 +70,31 @@ class Bounds:
             for part, where, positions in self._parts(name, regions[name], shapes):
                 flat[where] = np.clip(flat[where], *self._between(form, part, positions))
         return whole
+
+    def row(
+        self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
+    ) -> Reals:
+        """An update's entries of :attr:`names`, one tensor after the other, NaN where it holds none."""
+        row = {name: np.full(values.shape, np.nan, np.float32) for name, values in self.base.items()}
+        held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
+        for name, region, flat in _of(held, form, arrays, regions, shapes):
+            for part, where, positions in self._parts(name, region, shapes):
+                row[part][slice(None) if positions is None else positions] = flat[where]
+        return np.concatenate(list(row.values()))
+
+    def medians(self, rows: Sequence[Reals], old: Mapping[str, Array], *, change: bool) -> Arrays:
+        """What the tensors of :attr:`names` become of such ``rows``; ``old`` where nobody holds an entry."""
+        if not rows:
+            return {}
+        values = np.stack(rows)
+        found, held = combine(values, ~np.isnan(values), MeanRule("median"))
+        new, start = {}, 0
+        for name in self.base:
+            part, before = slice(start, start + old[name].size), old[name].reshape(-1)
+            after = np.where(held[part], found[part] + (before if change else 0), before)
+            new[name] = after.astype(old[name].dtype).reshape(old[name].shape)
+            start = part.stop
+        return new
 
     def _inside(self, form: Form, name: str, region: Region, flat: Array, shapes: Shapes) -> bool:
         for part, where, positions in self._parts(name, region, shapes):
@@ -88,7 +121,9 @@ class Bounds:
         return (low - base, high - base) if form.change else (low, high)
 
 
-def bounds_of(weights: Mapping[str, Array], names: Iterable[str], reach: float) -> Bounds:
+def bounds_of(
+    weights: Mapping[str, Array], names: Iterable[str], reach: float, *, median: bool = False
+) -> Bounds:
     """Around the round's ``weights``: ``reach`` units to either side; 0: as far as anything, but no variance below 0."""
     base = {name: weights[name].reshape(-1).astype(np.float32) for name in sorted(names)}
     low, high = {}, {}
@@ -98,7 +133,7 @@ def bounds_of(weights: Mapping[str, Array], names: Iterable[str], reach: float) 
         if is_variance(name):
             low[name] = np.maximum(low[name], np.float32(0.0))
             high[name] = np.maximum(high[name], np.float32(0.0))
-    return Bounds(base, low, high)
+    return Bounds(base, low, high, median)
 
 
 def is_variance(name: str) -> bool:
