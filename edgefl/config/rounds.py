@@ -106,7 +106,12 @@ class AggregateTable(Table):
         ),
     )
     clip_norm: float = Field(
-        0, ge=0, description="largest L2 norm of an update's change; a longer one is scaled down. 0: none"
+        0,
+        ge=0,
+        description=(
+            "largest L2 norm of an update's change; a longer one is scaled down, and what is not trained becomes the median of "
+            "the updates. 0: none, as no number fits all models (docs/security.md)"
+        ),
     )
     clip_statistics: float = Field(
         3,

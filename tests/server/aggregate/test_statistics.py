@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, Form, Section, Values
+from server.active_round import active_round
 from server.aggregate.aggregator import Aggregator, Clip, layout_of
 from server.aggregate.robust import MeanRule
 from server.aggregate.statistics import bounds_of
+from server.coordinator.states import Assignment, OpenRound
+from server.publish.model import Model
+from server.run_spec import AggregateSpec
+from tests.server.fleet import plan_for
 
 OLD: Arrays = {
     "bn.running_mean": np.array([0.5, -6, 0, 1], np.float32),
@@ -200,3 +208,33 @@ def test_shares_of_a_round_have_one_median() -> None:
     first.take(partial)
     one, other = whole.result(OLD), first.result(OLD)
     assert all(one[name].tobytes() == other[name].tobytes() for name in OLD)
+
+
+@pytest.mark.parametrize(
+    ("spec", "median"),
+    [
+        (AggregateSpec(), False),
+        (AggregateSpec(clip_norm=1.0), True),
+        (AggregateSpec(MeanRule("multi_krum", 0.3)), True),
+        (AggregateSpec(MeanRule("median")), False),  # of everything, statistics too
+    ],
+)
+def test_a_round_bounds_what_is_not_trained_and_takes_its_median_where_a_file_asks_for_protection(
+    spec: AggregateSpec, median: bool
+) -> None:
+    weights = ("stem.weight", "body.weight", "head.weight")
+    plan = replace(plan_for("bounded", Limits()), trained=frozenset(weights), aggregate=spec)
+    opened = OpenRound(1, "v", 0.0, 9.0, 1, {"strong-0": Assignment("strong-0", "strong", 0, "n")})
+
+    active = active_round(
+        plan,
+        opened,
+        Model.of(plan, 0, plan.initial),
+        received=lambda: plan.initial,
+        device="cpu",
+        sums=None,
+        sent_bytes=0,
+    )
+
+    bounds = active.aggregator._statistics
+    assert bounds is not None and bounds.names == {"body.bias"} and bounds.median == median
