@@ -101,11 +101,11 @@ if TYPE_CHECKING:
     from edgefl.config import DataTable as Data
     from edgefl.config import Federation
     from edgefl.config.reading import checked as validate
-    from edgefl.config.tables import AggregateTable as Aggregate
+    from edgefl.config.rounds import AggregateTable as Aggregate
+    from edgefl.config.rounds import DownlinkTable as Downlink
+    from edgefl.config.rounds import RoundTable as Round
     from edgefl.config.tables import BrokerTable as Broker
-    from edgefl.config.tables import DownlinkTable as Downlink
     from edgefl.config.tables import ExportTable as Formats
-    from edgefl.config.tables import RoundTable as Round
     from edgefl.contract.tensors import TensorSpec
     from edgefl.data.dataset import Dataset, OtherInput
     from edgefl.facts import shipped as catalog
@@ -225,12 +225,12 @@ _PLACES: dict[str, tuple[str, ...]] = {
 }
 # Names that say less, or something else, where they stand.
 _RENAMED = {
-    "Aggregate": "edgefl.config.tables:AggregateTable",
+    "Aggregate": "edgefl.config.rounds:AggregateTable",
     "Broker": "edgefl.config.tables:BrokerTable",
     "Data": "edgefl.config.tables:DataTable",
-    "Downlink": "edgefl.config.tables:DownlinkTable",
+    "Downlink": "edgefl.config.rounds:DownlinkTable",
     "Formats": "edgefl.config.tables:ExportTable",
-    "Round": "edgefl.config.tables:RoundTable",
+    "Round": "edgefl.config.rounds:RoundTable",
     "Adaptation": "device_runtime.personal.personalize:Wanted",
     "build_engine": "device_runtime.engine.executorch.build:build_engine",
     "catalog": "edgefl.facts:shipped",

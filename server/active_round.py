@@ -11,12 +11,15 @@ import numpy as np
 from edgefl.contract.server import MEAN
 from edgefl.contract.server_state import stepped, unfolded
 from edgefl.wire import tensors
-from edgefl.wire.errors import ProtocolError, UpdateRejected
+from edgefl.wire.errors import ProtocolError, StepError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Entries, Region
 from edgefl.wire.tensors import Arrays
 from server.aggregate.accumulator import Accumulator
 from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
+from server.aggregate.statistics import bounds_of
+from server.coordinator.claims import weight_cap
+from server.coordinator.collapse import Best, collapse
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
@@ -40,13 +43,14 @@ class CheckedUpdate:
 class ActiveRound:
     """Round ``number``: the exchange that it is, how each tier's updates are read, and what they are added to.
 
-    ``sent_bytes`` is what the server had sent in all when the round began.
+    ``weight_cap`` is the most that an update weighs. ``sent_bytes`` is what the server had sent in all when the round began.
     """
 
     number: int
     exchange: ExchangeSpec
     readings: Mapping[str, UpdateReading]
     aggregator: Aggregator
+    weight_cap: int
     sent_bytes: int = 0
 
     def most_bytes(self, tier: str) -> int:
@@ -55,6 +59,10 @@ class ActiveRound:
         expected = self.aggregator.pieces(reading.sent, reading.tier.form).expected
         held = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in expected.values())
         return held + _NAMED_BYTES * len(expected) + _TOLD_BYTES
+
+    def weight(self, claimed: int) -> int:
+        """What an update weighs that claims so many samples."""
+        return min(claimed, self.weight_cap)
 
     def check(self, update: Update) -> CheckedUpdate:
         """UpdateRejected unless the update's tensors are what its tier sends."""
@@ -101,29 +109,82 @@ def active_round(
     weights = {name: array for name, array in model.weights.items() if name in names}
     aggregate, nonzero = spec.aggregate, spec.count == "nonzero"
     base = received() if measured(spec) else {}
-    # Moving statistics are not trained: they say nothing about how far an update goes.
+    # Moving statistics are not trained: they say nothing about how far an update goes, and are bounded on their own.
     untrained = frozenset(weights) - spec.trained
+    statistics = sorted(untrained & frozenset(spec.model_of(weights)))
     layout = layout_of(weights)
+    cap = weight_cap(spec.rules, opened)
     aggregator = Aggregator(
         layout,
-        weight_limit=opened.weight_limit,
+        weight_limit=sum(min(each.weight_limit, cap) for each in opened.assignments.values()),
         device=device,
         threads=aggregate.threads,
         base=base if nonzero else None,
         rule=aggregate.rule,
         sums=sums if sums is not None and sums.size == layout.size else None,
         clip=Clip(aggregate.clip_norm, base, untrained) if aggregate.clip_norm else None,
+        # They travel to devices as they are, whatever the others are rounded to.
+        statistics=bounds_of(
+            weights,
+            statistics,
+            aggregate.clip_statistics,
+            median=bool(aggregate.clip_norm) or aggregate.rule.name == "multi_krum",
+        )
+        if statistics
+        else None,
     )
-    return ActiveRound(opened.number, exchange, readings, aggregator, sent_bytes)
+    return ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a round comes to: the model and the server's state after it, and the metrics of the model, if it has been judged.
+
+    ``failed`` says why ``weights`` are the old ones; ``undone``: because the new model was worse by the rule, of which
+    ``metrics`` then tell.
+    """
+
+    weights: Arrays
+    metrics: Mapping[str, float] | None = None
+    failed: str = ""
+    undone: bool = False
 
 
 def concluded(
+    spec: RunSpec,
+    ended: OpenRound,
+    active: ActiveRound,
+    model: Model,
+    *,
+    received: Received,
+    devices: int,
+    best: Best,
+) -> Conclusion:
+    """The end of a round with enough updates, of ``devices`` that the method is about; ``best`` of the rounds before it."""
+    stays = f"round {ended.number} is abandoned and the model unchanged"
+    try:
+        weights = _averaged(spec, ended, active, model, received=received, devices=devices)
+    except StepError as error:
+        return Conclusion(model.weights, failed=f"{stays}: {error.message}")
+    metrics = _metrics_of(spec, weights) if spec.rollback.on else None
+    wrong = collapse(spec.rollback, best, metrics) if metrics is not None else ""
+    if wrong:
+        return Conclusion(model.weights, metrics, f"{stays}: with its updates {wrong}", undone=True)
+    return Conclusion(weights, metrics)
+
+
+def _metrics_of(spec: RunSpec, weights: Arrays) -> Mapping[str, float] | None:
+    """None where the evaluation fails: whoever tells of the round tries again, and tells of that."""
+    try:
+        return spec.evaluate(spec.model_of(weights)) if spec.evaluate is not None else None
+    except Exception:
+        return None
+
+
+def _averaged(
     spec: RunSpec, ended: OpenRound, active: ActiveRound, model: Model, *, received: Received, devices: int
 ) -> Arrays:
-    """The model and the server's state after the round's updates, of ``devices`` that the method is about.
-
-    StepError if the server's step gives none.
-    """
+    """The model and the server's state after the round's updates. StepError if the server's step gives none."""
     reports = len(ended.with_status("accepted"))
     hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
     weights, exchange = model.weights, active.exchange

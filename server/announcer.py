@@ -53,7 +53,10 @@ class Announcer:
         for tier, count in sorted(holders.items()):
             if unprotected(rule, count) and (tier, count) not in self._unprotected:
                 self._unprotected.add((tier, count))
-                text = f"the rule {rule.name} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim"
+                text = (
+                    f"the rule {rule.name} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim, or "
+                    "give the tier more devices"
+                )
                 self._emit(events.Warned(tier=tier, text=text))
 
     def ended(self, state: State, round_: OpenRound, outcome: Outcome, text: str, now: float) -> None:

@@ -26,7 +26,8 @@ from exporters.front.cache import BundleCache, Found
 from exporters.front.folder import bundle_name
 from exporters.front.program import check_lies_like_weights
 from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
-from server.aggregate.robust import MeanRule, buffered_bytes
+from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
+from server.coordinator.collapse import Rollback
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import Compiled, Event, Exporting, Noted, Warned
@@ -100,6 +101,7 @@ def composed(
         count=federation.round.count,
         trained=trained,
         aggregate=aggregate,
+        rollback=_rollback(federation, spec),
         downlink=DownlinkSpec(**federation.downlink.model_dump()),
         evaluate=evaluation(spec, program_of(federation, OutputSide(spec, 0)), dataset, device),
         metric=next(iter(spec.metrics), "loss"),
@@ -283,6 +285,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         weighted=table.weighting == "samples",
         samples=table.samples,
         most_samples=table.most_samples,
+        weight_cap=table.weight_cap,
         deadline_s=limits.round_deadline_s,
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,
@@ -294,8 +297,19 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
 
 def _aggregate(federation: Federation) -> AggregateSpec:
     table = federation.aggregate
-    rule = MeanRule(table.rule, table.trim) if table.rule == "trimmed_mean" else MeanRule(table.rule)
-    return AggregateSpec(rule, table.clip_norm, table.threads)
+    rule = MeanRule(table.rule, table.trim if table.rule in SHARED else 0.0)
+    return AggregateSpec(rule, table.clip_norm, table.clip_statistics, table.threads)
+
+
+def _rollback(federation: Federation, spec: ModelSpec) -> Rollback:
+    table = federation.round
+    if table.rollback_accuracy and "accuracy" not in spec.metrics:
+        raise ConfigError(
+            f"round.rollback_accuracy is {table.rollback_accuracy:g}, and {spec.name} has no accuracy: set it to 0, and "
+            "round.rollback_loss in its place",
+            metrics=spec.metrics,
+        )
+    return Rollback(table.rollback_accuracy, table.rollback_loss)
 
 
 def _memory_of(rule: MeanRule, entries: int) -> str:

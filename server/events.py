@@ -192,6 +192,17 @@ class RoundEnded(Event, frozen=True, kw_only=True):
     text: str = ""
 
 
+class RolledBack(Event, frozen=True, kw_only=True):
+    """A round's updates made the model worse than the federation's rule allows: it is undone, and the model is the one that
+    the round began with. Metrics, as in :class:`RoundClosed`, are those of the model that was thrown away."""
+
+    round: int
+    text: str
+    accuracy: float | None
+    loss: float | None
+    metrics: dict[str, float] = {}
+
+
 class RoundClosed(Event, frozen=True, kw_only=True):
     """A round is evaluated. ``accuracy`` and ``loss`` are the global model's on the test set, None if it is not its turn.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,16 +12,18 @@ import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError, StepError, StoreError
+from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.session import Session
-from server.active_round import ActiveRound, active_round, concluded
+from server.active_round import ActiveRound, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
+from server.coordinator.collapse import best_of
 from server.coordinator.machine import OpenRound, State
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
 from server.run_spec import RunSpec
+from server.scoring import told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 
@@ -34,11 +36,16 @@ class AnotherConfiguration(ConfigError):
 
 @dataclass(frozen=True)
 class EndedRound:
-    """How a round ended: the model after it, and why that is the old one, if the server's step failed."""
+    """How a round ended: the model after it, and why that is the old one, if it ``failed``.
+
+    ``metrics``: of the model that the updates gave, if it has been judged; ``undone``: it is not the one that stays.
+    """
 
     model_version: str
     outcome: coordinator.Outcome
     failed: str = ""
+    metrics: Mapping[str, float] | None = None
+    undone: bool = False
 
 
 class Rounds:
@@ -80,6 +87,9 @@ class Rounds:
             sign=signer.sign if signer else lambda _: b"",
         )
         self.model = self._taken_up() if self.resumed else self._begun()
+        told = journal.outcomes(self._run.run) if spec.rollback.on else []
+        closed = [details for _, outcome, details in told if outcome == "closed"]
+        self.best = best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
 
     # -- beginning and resuming ------------------------------------------------------------------------------
 
@@ -168,26 +178,25 @@ class Rounds:
         *,
         keep: Collection[int] = (),
     ) -> EndedRound:
-        """Save the round's model (of its updates, or the old one) and journal its end. A round whose server step fails is
-        abandoned.
+        """Save the round's model (of its updates, or the old one) and journal its end. A round is abandoned whose server
+        step fails, or whose model is worse by the rule.
 
         Old checkpoints go, except those of the rounds in ``keep``.
         """
-        failed, weights = "", self.model.weights
+        done = Conclusion(self.model.weights)
         if outcome == "closed":
-            try:
-                weights = concluded(
-                    self._spec,
-                    ended,
-                    active,
-                    self.model,
-                    received=lambda: self.announcements.received(self.model),
-                    devices=self._devices(),
-                )
-            except StepError as error:
-                failed = f"round {ended.number} is abandoned and the model unchanged: {error.message}"
-                outcome, text = "abandoned", failed
-        digest = self._checkpoints.save(ended.number, weights)
+            done = concluded(
+                self._spec,
+                ended,
+                active,
+                self.model,
+                received=lambda: self.announcements.received(self.model),
+                devices=self._devices(),
+                best=self.best,
+            )
+        if done.failed:
+            outcome, text = "abandoned", done.failed
+        digest = self._checkpoints.save(ended.number, done.weights)
         self.model = self._checkpoint(ended.number)
         self.announcements.publish(self.model)
         facts: dict[str, Any] = {
@@ -197,10 +206,13 @@ class Rounds:
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
             "text": text,
         }
+        if done.metrics is not None and not done.undone:  # no second look at what has been judged
+            facts |= told_of(done.metrics)
+            self.best = self.best.after(done.metrics)
         self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
-        return EndedRound(self.model.version, outcome, failed)
+        return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

@@ -17,6 +17,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from server.aggregate.robust import MEAN as MEAN_RULE
 from server.aggregate.robust import MeanRule
+from server.coordinator.collapse import NEVER, Rollback
 from server.coordinator.machine import Outcome, Rules
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
@@ -116,11 +117,12 @@ class DownlinkSpec:
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm``
-    0: no limit."""
+    """How the updates of a round become one change (:class:`server.aggregate.aggregator.Aggregator`); ``clip_norm`` and
+    ``clip_statistics`` (units of :mod:`server.aggregate.statistics`) 0: no limit."""
 
     rule: MeanRule = MEAN_RULE
     clip_norm: float = 0.0
+    clip_statistics: float = 0.0
     threads: int = 0
 
 
@@ -134,7 +136,7 @@ class RunSpec:
     the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled in
     by the service. ``count`` says whom an entry is averaged over (:class:`server.aggregate.aggregator.Aggregator`).
     ``evaluate`` is called every ``evaluate_every`` rounds (0: never) and after the last one; ``metric`` names the number
-    of it that people are shown first.
+    of it that people are shown first. With a rule for ``rollback`` each round is evaluated before it counts.
     """
 
     federation: str
@@ -153,6 +155,7 @@ class RunSpec:
     count: Count = "holders"
     trained: frozenset[str] = frozenset()
     aggregate: AggregateSpec = AggregateSpec()
+    rollback: Rollback = NEVER
     downlink: DownlinkSpec = DownlinkSpec()
     evaluate: Evaluate | None = None
     metric: str = "accuracy"

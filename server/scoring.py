@@ -24,10 +24,15 @@ class Scored:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The fields of events that tell of it. Only numbers: JSON has neither infinity nor NaN."""
-        finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        loss = finite.pop("loss", None)
-        return {"accuracy": finite.get("accuracy"), "loss": loss, "metrics": finite}
+        """The fields of events that tell of it."""
+        return told_of(self.metrics)
+
+
+def told_of(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The fields of events that tell of an evaluation. Only numbers: JSON has neither infinity nor NaN."""
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    loss = finite.pop("loss", None)
+    return {"accuracy": finite.get("accuracy"), "loss": loss, "metrics": finite}
 
 
 def round_closed(scored: Scored, outcome: str, details: Mapping[str, Any], metric: str) -> RoundClosed:
@@ -67,19 +72,19 @@ class Scorer:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
         self.pending: set[int] = set()
 
-    def submit(self, number: int, *, due: bool) -> None:
-        """Score the model after round ``number``; not ``due``: only keep the order."""
+    def submit(self, number: int, *, due: bool, known: Mapping[str, float] | None = None) -> None:
+        """Score the model after round ``number``; not ``due``, or its metrics ``known``: only keep the order."""
         self.pending.add(number)
-        self._pool.submit(self._score, number, due)
+        self._pool.submit(self._score, number, due, known)
 
     def stop(self) -> None:
         """Drop what has not begun and wait for what has."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _score(self, number: int, due: bool) -> None:
-        metrics: Mapping[str, float] = {}
+    def _score(self, number: int, due: bool, known: Mapping[str, float] | None) -> None:
+        metrics: Mapping[str, float] = known or {}
         error: Exception | None = None
-        if due and self._evaluate is not None:
+        if due and known is None and self._evaluate is not None:
             try:
                 metrics = self._evaluate(self._load(number))
             except Exception as raised:  # the round is told of without metrics, and with this

@@ -37,7 +37,7 @@ from server.intake.declines import reason_of
 from server.intake.updates import Intake
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, Scorer, last_words, round_closed
+from server.scoring import Scored, Scorer, last_words, round_closed, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
 
@@ -317,7 +317,7 @@ class Service:
                     self._announcements.send_task(self._state.round, action.assignment)
                 case Close():
                     done = self._end(action.round, "closed")
-                    self._advance(coordinator.ModelReady(done.model_version, done.failed))
+                    self._advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
                 case Abandon():
                     if action.restart:
                         self._journal.begin_again(self._rules.run, action.round.number)
@@ -336,7 +336,10 @@ class Service:
         now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
         self._announcer.ended(self._state, ended, done.outcome, done.failed or text, now)
-        self._scorer.submit(ended.number, due=self._spec.evaluates(ended.number, done.outcome))
+        if done.undone:
+            self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
+        known = None if done.undone else done.metrics
+        self._scorer.submit(ended.number, due=self._spec.evaluates(ended.number, done.outcome), known=known)
         return done
 
     def _announce_state(self) -> None:

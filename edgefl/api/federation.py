@@ -10,12 +10,10 @@ from typing import Any
 from edgefl.api.choices import LossLike, address_of, codec_choice, loss_choice
 from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.choices import Activations
+from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.tables import (
-    AggregateTable,
     BrokerTable,
-    DownlinkTable,
     ExportTable,
-    RoundTable,
     Table,
 )
 from edgefl.contract.choice import Choice, CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen

@@ -5,20 +5,18 @@ from __future__ import annotations
 import msgspec
 from pydantic import Field, model_validator
 
+from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
-    AggregateTable,
     BrokerTable,
     CodecTable,
     DataTable,
-    DownlinkTable,
     ExportTable,
     FederationTable,
     LossTable,
     ModelTable,
     OptimizerTable,
     ProgramTable,
-    RoundTable,
     Table,
     TierTable,
 )

@@ -52,6 +52,14 @@ class SimulationTable(ClientsTable):
     absent: tuple[str, ...] = Field(
         (), description="patterns of clients, like weak-*, that hold their samples and never take part"
     )
+    hostile: tuple[str, ...] = Field(
+        (), description="patterns of clients, like strong-1*, that send something else than what they trained"
+    )
+    attack: Literal["flip", "statistics"] = Field(
+        "flip",
+        description="what these send: flip: their change, turned round; statistics: batch norm's, as bad as they can be",
+    )
+    strength: float = Field(10, gt=0, description="of attack flip: how many times as long the change is")
     workers: int = Field(
         1,
         ge=1,

@@ -230,44 +230,6 @@ class DataTable(Table):
         return self
 
 
-class RoundTable(Table):
-    """When a round starts, whom it selects and when it ends."""
-
-    min_devices: int = Field(1, ge=1, description="devices that must be known before a round opens")
-    min_reports: int = Field(
-        1, ge=1, description="accepted updates a round needs; with fewer it changes nothing"
-    )
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the eligible devices a round aims for")
-    over_selection: float = Field(1.0, ge=1, description="factor on that share, against devices that vanish")
-    weighting: Literal["uniform", "samples"] = Field(
-        "uniform", description="weight of an update in the average"
-    )
-    count: Literal["holders", "nonzero"] = Field(
-        "holders",
-        description="whom an entry is averaged over: all updates that hold it, or only those that changed it",
-    )
-    samples: int = Field(0, ge=0, description="local samples a device may use per round; 0 means all")
-    most_samples: int = Field(
-        1 << 20,
-        ge=1,
-        le=1 << 24,
-        description="most that an update weighs, with weighting samples: devices' own claims, so keep it close to the truth",
-    )
-    evaluate_every: int = Field(
-        1, ge=0, description="rounds between evaluations of the global model; 0: never"
-    )
-    absent: Literal["wait", "refuse", "partial"] = Field(
-        "wait",
-        description=(
-            "where a program needs every device and one is missing: wait tries again, as the next round, when it is back; "
-            "refuse ends the run; partial goes on with the others"
-        ),
-    )
-    lr_decay_at: tuple[float, ...] = Field(
-        (), description="fractions of training after which lr is divided by 10"
-    )
-
-
 class TierTable(Table):
     """A class of devices of equal capacity: the submodel it trains."""
 
@@ -343,49 +305,6 @@ class CodecTable(Table):
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")
-
-
-class AggregateTable(Table):
-    """How the updates of a round become one change."""
-
-    rule: Literal["mean", "median", "trimmed_mean"] = Field(
-        "mean",
-        description=(
-            "of each entry, over the devices that hold it; all but mean keep every update in memory, and count each "
-            "once, whatever round.weighting is"
-        ),
-    )
-    trim: float = Field(
-        0.1,
-        ge=0,
-        lt=0.5,
-        description=(
-            "share of the values that trimmed_mean leaves out at either end, rounded down: 0.1 is none, and protects from "
-            "none, where fewer than 10 devices hold an entry; 0.34 is one from 3 devices on"
-        ),
-    )
-    clip_norm: float = Field(
-        0, ge=0, description="largest L2 norm of an update's change; a longer one is scaled down. 0: none"
-    )
-    threads: int = Field(0, ge=0, description="threads that add updates up; 0: one per core")
-
-    @model_validator(mode="after")
-    def _trims_something(self) -> AggregateTable:
-        if self.rule == "trimmed_mean" and not self.trim:
-            raise ValueError('trimmed_mean with trim 0 leaves out nothing; set trim = 0.34, or rule = "mean"')
-        return self
-
-
-class DownlinkTable(Table):
-    """How weights travel to the devices."""
-
-    encoding: Literal["float32", "float16", "int8"] = Field(
-        "float32", description="float16: half the bytes; int8: changes since the last round, a quarter"
-    )
-    keyframe_every: int = Field(
-        10, ge=1, description="rounds from one whole model in float32 to the next, for encoding int8"
-    )
-    compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")
 
 
 class BrokerTable(Table):

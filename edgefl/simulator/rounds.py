@@ -23,13 +23,14 @@ from edgefl.simulator.functions import Functions
 from edgefl.simulator.row import Row
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask, Trainers
 from edgefl.wire import tensors
-from edgefl.wire.errors import ParticipationError, StepError
+from edgefl.wire.errors import ParticipationError
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
-from server.active_round import ActiveRound, active_round, concluded, measured
+from server.active_round import ActiveRound, Conclusion, active_round, concluded, measured
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import attendance
 from server.coordinator import machine as coordinator
+from server.coordinator.collapse import Best
 from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
 from server.coordinator.roster import Device, tier_of
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Status, Warn
@@ -50,6 +51,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0
     now: float = 0.0
     finished: bool = False
+    best: Best = Best()
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,11 @@ class Rounds:
         self._warn = warn
         self._sums: Accumulator | None = None
         self._now = 0.0
+        self._best = Best()
 
     def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
         """Every round that is left. ParticipationError where the program needs clients that the run has not."""
-        self._now = standing.now
+        self._now, self._best = standing.now, standing.best
         model = Model.of(self._spec, standing.number, weights)
         (self._downloads.resume if resumed else self._downloads.publish)(model)
         state = replace(
@@ -142,22 +145,19 @@ class Rounds:
                     state, more = self._report(state, opened, active, model, received, tally)
                     pending.extend(more)
                 case Close(round=opened) if active is not None:
-                    failed, weights = "", model.weights
-                    try:
-                        weights = self._concluded(opened, active, model, state)
-                    except StepError as error:
-                        failed = (
-                            f"round {opened.number} is abandoned and the model unchanged: {error.message}"
-                        )
-                    model, row = self._end(
-                        opened, active, weights, tally, "abandoned" if failed else "closed", failed
-                    )
-                    ready = coordinator.ModelReady(model.version, failed)
+                    done = self._concluded(opened, active, model, state)
+                    if done.undone:
+                        self._warn(done.failed)
+                    outcome: coordinator.Outcome = "abandoned" if done.failed else "closed"
+                    model, row = self._end(opened, active, done, tally, outcome, done.failed)
+                    ready = coordinator.ModelReady(model.version, done.failed, done.undone)
                     state, more = coordinator.step(self._rules, state, ready, self._now)
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                     pending.extend(more)
                 case Abandon(round=opened, text=text) if active is not None:
-                    model, row = self._end(opened, active, model.weights, tally, "abandoned", text)
+                    model, row = self._end(
+                        opened, active, Conclusion(model.weights), tally, "abandoned", text
+                    )
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                 case Warn(text=text):
                     self._warn(text)
@@ -288,26 +288,37 @@ class Rounds:
             sent_bytes=0,
         )
 
-    def _concluded(self, ended: OpenRound, active: ActiveRound, model: Model, state: State) -> Arrays:
+    def _concluded(self, ended: OpenRound, active: ActiveRound, model: Model, state: State) -> Conclusion:
         members = len(state.members) if self._rules.all_needed else len(state.devices)
         received = self._downloads.received
-        return concluded(self._spec, ended, active, model, received=lambda: received(model), devices=members)
+        return concluded(
+            self._spec,
+            ended,
+            active,
+            model,
+            received=lambda: received(model),
+            devices=members,
+            best=self._best,
+        )
 
     def _end(
         self,
         ended: OpenRound,
         active: ActiveRound,
-        weights: Arrays,
+        done: Conclusion,
         tally: _Tally,
         outcome: coordinator.Outcome,
         text: str,
     ) -> tuple[Model, Row]:
+        weights = done.weights
         self._sums = active.aggregator.released()
         model = Model.of(self._spec, ended.number, weights)
         self._downloads.publish(model)
         metrics: dict[str, float] = {}
         if self._spec.evaluate is not None and self._spec.evaluates(ended.number, outcome):
-            found = self._spec.evaluate(self._spec.model_of(weights))
+            judged = None if done.undone else done.metrics
+            found = self._spec.evaluate(self._spec.model_of(weights)) if judged is None else judged
+            self._best = self._best.after(found) if outcome == "closed" else self._best
             metrics = {name: value for name, value in found.items() if math.isfinite(value)}
         loss = metrics.pop("loss", None)
         losses = [tally.losses[name] for name in sorted(tally.losses)]
@@ -352,6 +363,7 @@ class Rounds:
             members=state.members,
             refused=state.refused,
             now=self._now,
+            best=self._best,
         )
 
     def _tally(self) -> _Tally:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.setup.processor import processor
 from edgefl.system.cores import cores
@@ -32,10 +33,12 @@ from server.aggregate.averaging import Added, Average, Buffered, OverChanges, Ov
 from server.aggregate.checks import checked
 from server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from server.aggregate.scatter import PART, Floats, Layout, Pieces, compiled, flatten, layout_of, stretch
+from server.aggregate.statistics import Bounds, without_negative_variances
 from server.aggregate.threads import run
 
 __all__ = ["Aggregator", "Checked", "Clip", "PartialSum", "layout_of"]
 
+_CHANGES = Form(change=True)
 _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
 
 
@@ -54,11 +57,13 @@ class Clip:
 @dataclass(frozen=True)
 class PartialSum:
     """What an aggregator was given, for another one of the same round: sums of whole numbers, so that it does not matter
-    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes."""
+    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes.
+    ``statistics``: those of each update, where they are not summed."""
 
     change: bool
     weight: int
     added: Added
+    statistics: tuple[npt.NDArray[np.float32], ...] = ()
 
 
 class Aggregator:
@@ -73,6 +78,9 @@ class Aggregator:
     With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
     the mean over non-zero changes (FIARSE, section 3 of the paper) instead of the mean over holders (fiarse.md A3). They
     differ where a held entry got no gradient at all, such as the rows of words that a device never saw.
+
+    Entries of ``statistics`` are moved to where an update may say that they lie, whatever else becomes of it, and no round
+    leaves a variance below 0 (:mod:`server.aggregate.statistics`).
 
     ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
     (:func:`server.aggregate.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.
@@ -91,6 +99,7 @@ class Aggregator:
         base: Mapping[str, Array] | None = None,
         rule: MeanRule = MEAN,
         clip: Clip | None = None,
+        statistics: Bounds | None = None,
         sums: Accumulator | None = None,
     ) -> None:
         if base is not None and rule.buffered:
@@ -107,6 +116,8 @@ class Aggregator:
         self._base = None if base is None else flatten(layout, base).astype(np.float32, copy=False)
         self._rule = rule
         self._clip = clip
+        self._statistics = statistics
+        self._rows: list[npt.NDArray[np.float32]] = []
         self._sums = sums
         self._change = False
         self._released = False
@@ -141,6 +152,9 @@ class Aggregator:
         self._check_room(weight)
         average = self._average_for(checked.pieces.form)
         factor = float(weight) * 2.0**self.fraction_bits
+        if self._statistics is not None:
+            checked = self._bounded(checked, self._statistics)
+            self._keep_statistics(checked, self._statistics)
         if self._clip is not None:
             checked, share = self._clipped(checked, self._clip)
             factor *= share
@@ -152,12 +166,13 @@ class Aggregator:
         self._check_in_use()
         if self._average is None:
             return None
-        return PartialSum(self._change, self.total_weight, self._average.added())
+        return PartialSum(self._change, self.total_weight, self._average.added(), tuple(self._rows))
 
     def take(self, partial: PartialSum) -> None:
         """Add what another aggregator of the same round was given; ValueError as :meth:`add`."""
         self._check_room(partial.weight)
         self._average_of("another share", change=partial.change).take(partial.added)
+        self._rows.extend(partial.statistics)
         self.total_weight += partial.weight
 
     def _check_room(self, weight: int) -> None:
@@ -179,10 +194,14 @@ class Aggregator:
         starts = range(0, self.layout.size, PART)
         calls = [partial(self._merge, self._average, old, new, start) for start in starts]
         run(calls, self._threads)
-        return {
+        arrays = {
             name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
             for name, at in names.items()
         }
+        if self._statistics is None:
+            return arrays
+        arrays |= self._statistics.medians(self._rows, old, change=self._change)
+        return without_negative_variances(arrays, self._statistics.names)
 
     def _merge(self, average: Average, old: Mapping[str, Array], new: Floats, start: int) -> None:
         part = slice(start, min(start + PART, self.layout.size))
@@ -207,7 +226,7 @@ class Aggregator:
     def _begun(self) -> Average:
         scale = 2.0**self.fraction_bits
         if self._rule.buffered:
-            return Buffered(self.layout, self._rule, scale)
+            return Buffered(self.layout, self._rule, scale, self._counted())
         if self._base is not None:
             return OverChanges(self._base, scale, change=self._change)
         if self._sums is None:
@@ -215,6 +234,14 @@ class Aggregator:
         else:
             self._sums.reset()
         return OverHolders(self.layout, self._sums, scale)
+
+    def _counted(self) -> npt.NDArray[np.bool_]:
+        """The entries that say how far an update lies from others: all but moving statistics, which are bounded."""
+        counted = np.ones(self.layout.size, np.bool_)
+        for name in self._statistics.names if self._statistics else ():
+            start = self.layout.offsets[name]
+            counted[start : start + math.prod(self.layout.shapes[name])] = False
+        return counted
 
     def released(self) -> Accumulator | None:
         """The sums, for the aggregator of the next round; this one is of no more use. None if it made none."""
@@ -232,11 +259,23 @@ class Aggregator:
         if not pieces.form.sections:
             return update
         arrays = decode(pieces.form, update.named, pieces.regions, self.layout.shapes)
-        return self._dense(arrays, pieces.regions)
+        return self._dense(arrays, pieces)
 
-    def _dense(self, arrays: Mapping[str, Array], regions: Mapping[str, Region]) -> Checked:
-        pieces = self.pieces(regions)
+    def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> Checked:
+        """``arrays`` in place of those of an update with the pieces ``like``."""
+        pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
         return Checked(pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources))
+
+    def _bounded(self, update: Checked, bounds: Bounds) -> Checked:
+        pieces = update.pieces
+        arrays = bounds.bounded(pieces.form, update.named, pieces.regions, self.layout.shapes)
+        return update if arrays is None else self._dense(arrays, pieces)
+
+    def _keep_statistics(self, update: Checked, bounds: Bounds) -> None:
+        if bounds.median:
+            pieces = update.pieces
+            row = bounds.row(pieces.form, update.named, pieces.regions, self.layout.shapes)
+            self._rows.append(row)
 
     def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
         """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""
@@ -247,7 +286,7 @@ class Aggregator:
             return update, share
         weights, base = self._decoded(update).named, extract(clip.base, regions)
         pulled = {n: base[n] + np.float32(share) * (weights[n] - base[n]) for n in base}
-        return self._dense(pulled, regions), 1.0
+        return self._dense(pulled, update.pieces), 1.0
 
 
 def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
-from server.aggregate import kernels, scans
+from server.aggregate import kernels, krum, scans
 from server.aggregate.accumulator import Accumulator, Ended
 from server.aggregate.adders import Checked, Waiting
 from server.aggregate.blocks import LENGTH, TARGET
@@ -174,13 +174,19 @@ class OverChanges:
 
 
 class Buffered:
-    """A rule that looks at all updates at once: each is kept as float32 [model], NaN where it holds nothing."""
+    """A rule that looks at all updates at once: each is kept as float32 [model], NaN where it holds nothing.
+
+    A rule that leaves out whole updates looks at the entries ``counted``, bool [model].
+    """
 
     packed = False
 
-    def __init__(self, layout: Layout, rule: MeanRule, scale: float) -> None:
+    def __init__(
+        self, layout: Layout, rule: MeanRule, scale: float, counted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
         self._size = layout.size
         self._rule = rule
+        self._counted = counted
         self._scale = scale
         self._rows: list[npt.NDArray[np.float32]] = []
 
@@ -205,7 +211,8 @@ class Buffered:
         self._rows.extend(added.rows)
 
     def finish(self) -> None:
-        """Nothing waits."""
+        if self._rule.name == "multi_krum":
+            self._rows = krum.chosen(self._rows, self._rule, self._counted)
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
         new[:] = old

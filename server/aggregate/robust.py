@@ -1,9 +1,9 @@
 """Averages that a few bad updates cannot move far: coordinate-wise median, trimmed mean, and clipping of norms.
 
-Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) look at all updates of an entry at once, so they are
-kept until the round ends: :func:`buffered_bytes` says what that takes. Each update counts once there, whatever number
-of samples it claims: a weight that the sender chooses would let one device be many. Clipping works on one update as it
-arrives and costs no memory.
+Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) look at all updates of an entry at once, multi-Krum
+(:mod:`server.aggregate.krum`) at all updates of a tier, so they are kept until the round ends: :func:`buffered_bytes` says
+what that takes. Each update counts once there, whatever number of samples it claims: a weight that the sender chooses would
+let one device be many. Clipping works on one update as it arrives and costs no memory.
 
 What cannot be had: where the bad updates are half of those that hold an entry or more (a submodel that only one device
 holds, say), no rule tells good from bad.
@@ -25,9 +25,15 @@ from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import decode, read, scaled, split
 from edgefl.wire.update.form import Codes, Form
 
-RuleName = Literal["mean", "median", "trimmed_mean"]
+RuleName = Literal["mean", "median", "trimmed_mean", "multi_krum"]
+SHARED = ("trimmed_mean", "multi_krum")
+"""Rules that say how many may be bad, as a share."""
+
 Floats = npt.NDArray[np.floating]
 Held = npt.NDArray[np.bool_]
+
+_HAIR = 1e-9
+"""0.29 times 100 is a hair below 29, which must still drop 29."""
 
 BLOCK = 1 << 18
 """Values worked on at a time, so that scratch nearly stays in a processor's cache."""
@@ -44,9 +50,10 @@ and twelve numbers per entry."""
 class MeanRule:
     """How the updates that hold an entry become one number.
 
-    ``trim``, for the trimmed mean only: the share of the holders, in [0, 0.5), that is dropped at each end. To be safe
-    from f bad updates of n it must be at least f / n, and floor(trim * n) at least f wherever n devices hold an entry
-    (:func:`unprotected`). ConfigError for an unknown kind or a trim that cannot be, which 0 is for the trimmed mean.
+    ``trim``, in [0, 0.5), for the trimmed mean: the share of the holders that is dropped at each end; for multi-Krum: the
+    share of a tier's updates that may be bad. To be safe from f bad updates of n it must be at least f / n, and
+    floor(trim * n) at least f wherever n devices hold an entry (:func:`unprotected`). ConfigError for an unknown kind or a
+    trim that cannot be, which 0 is for these two.
     """
 
     name: RuleName = "mean"
@@ -61,14 +68,14 @@ class MeanRule:
             raise ConfigError(
                 f"trim is {self.trim}; choose a share of at least 0 and below 0.5", trim=self.trim
             )
-        if self.name == "trimmed_mean" and not self.trim:
+        if self.name in SHARED and not self.trim:
             raise ConfigError(
-                "the trimmed mean with trim 0 leaves out nothing; choose a share such as 0.34, or the rule mean",
+                f"the rule {self.name} with trim 0 leaves out nothing; choose a share such as 0.34, or the rule mean",
                 trim=self.trim,
             )
-        if self.trim and self.name != "trimmed_mean":
+        if self.trim and self.name not in SHARED:
             raise ConfigError(
-                f"trim is {self.trim}, which the {self.name} does not use; choose the rule trimmed_mean",
+                f"trim is {self.trim}, which the {self.name} does not use; choose the rule {' or '.join(SHARED)}",
                 trim=self.trim,
             )
 
@@ -76,6 +83,15 @@ class MeanRule:
     def buffered(self) -> bool:
         """Whether all updates of a round must be kept until its end."""
         return self.name != "mean"
+
+    def left_out(self, holders: int) -> int:
+        """How many of so many holders of an entry can be bad without moving the result far: what the median and the
+        trimmed mean leave out at either end, and f of multi-Krum, for which 2 f + 2 < holders."""
+        if self.name == "mean":
+            return 0
+        most = (holders - 3) // 2 if self.name == "multi_krum" else (holders - 1) // 2
+        share = holders if self.name == "median" else math.floor(self.trim * holders + _HAIR)
+        return max(0, min(share, most))
 
 
 MEAN = MeanRule()
@@ -89,7 +105,8 @@ def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDAr
     * mean: sum / h;
     * median: the middle one, or the mean of the two middle ones if h is even;
     * trimmed mean: the mean of those that remain when the floor(trim * h) smallest and as many of the largest are
-      dropped; at least one remains.
+      dropped; at least one remains;
+    * multi-Krum: sum / h, of updates that were chosen before (:func:`server.aggregate.krum.chosen`).
 
     The result lies between the smallest and the largest that count, and no order of the updates changes a bit of it.
     """
@@ -114,17 +131,9 @@ def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float
     ordered = np.sort(np.ascontiguousarray(rows.T), axis=1)
     # Where nobody holds an entry, it has one holder of infinity, which the caller drops.
     holders = np.maximum(held.sum(axis=0), 1)
-    dropped = _left_out(holders, rule)
+    known = [0 if rule.name == "multi_krum" else rule.left_out(count) for count in range(len(values) + 1)]
+    dropped = np.array(known, np.int64)[holders]
     return _mean_between(ordered, dropped, holders - dropped)
-
-
-def _left_out(holders: npt.NDArray[np.int64], rule: MeanRule) -> npt.NDArray[np.int64]:
-    """What each end loses. 0.29 times 100 is a hair below 29, which must still drop 29."""
-    all_but_the_middle = (holders - 1) // 2
-    if rule.name == "median":
-        return all_but_the_middle
-    share: npt.NDArray[np.int64] = np.floor(rule.trim * holders + 1e-9).astype(np.int64)
-    return np.minimum(share, all_but_the_middle)
 
 
 def _mean_between(
@@ -146,7 +155,7 @@ def _mean_between(
 def unprotected(rule: MeanRule, holders: int) -> bool:
     """Whether a single bad one of so many ``holders`` of an entry can move the result as far as it likes, although
     ``rule`` is one of those that are meant to prevent that: because the rule leaves out nothing at all."""
-    return rule.buffered and holders > 0 and not _left_out(np.array(holders), rule)
+    return rule.buffered and holders > 0 and not rule.left_out(holders)
 
 
 def buffered_bytes(updates: int, entries: int, threads: int = 1) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator.machine import Assignment, Rules, State
+from server.coordinator.machine import Assignment, OpenRound, Rules, State
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,21 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
     return assignment
 
 
+def weight_cap(rules: Rules, opened: OpenRound) -> int:
+    """The most that one update of the round weighs, whatever its device claims: ``rules.weight_cap`` times the median of
+    what its devices claimed when it opened.
+
+    The median is that of the honest ones, or close to it, while these are more than half of them. Of an even number it is
+    the lower one of the two in the middle: one device of two does not say how much the other may claim.
+    """
+    claimed = [assignment.weight_limit for assignment in opened.assignments.values()]
+    if not rules.weighted or not rules.weight_cap or not claimed:
+        return max(claimed, default=1)
+    return max(1, math.floor(rules.weight_cap * statistics.median_low(claimed)))
+
+
 def weigh(rules: Rules, state: State, claim: Claim) -> int:
-    """The weight of a whole update; UpdateRejected if its claims differ from the device's assignment."""
+    """The weight that a whole update claims; UpdateRejected if its claims differ from the device's assignment."""
     assignment = addressed(state, claim.device, claim.round, claim.nonce)
     return weight_of(rules, assignment, state.round.model_version if state.round else "", claim)
 

@@ -90,7 +90,7 @@ def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, A
             state = _delayed(state, event.seconds)
         case ModelReady() if state.phase == "closing" and state.round is not None:
             if event.failed:
-                return _failed(rules, state, state.round, event.failed, now)
+                return _failed(rules, state, state.round, event, now)
             state = _completed(state, state.round, event.model_version, now)
     return _settle(rules, state, now)
 
@@ -268,11 +268,16 @@ def _completed(state: State, current: OpenRound, model_version: str, now: float)
     return _between_rounds(ended, current, now)
 
 
-def _failed(rules: Rules, state: State, current: OpenRound, text: str, now: float) -> tuple[State, Actions]:
-    """The server's step gave no model. Its round has been journaled as abandoned."""
-    after = replace(_between_rounds(state, current, now), refused=state.refused + 1)
+def _failed(
+    rules: Rules, state: State, current: OpenRound, ready: ModelReady, now: float
+) -> tuple[State, Actions]:
+    """The server's step gave no model, or one that is worse. Its round has been journaled as abandoned.
+
+    A round that is undone counts as no try: devices that send bad updates must not end the run.
+    """
+    after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
     if after.refused == MOST_REFUSED:
-        return replace(after, phase="done"), (Refuse(f"{text}; {_NO_MODEL}"),)
+        return replace(after, phase="done"), (Refuse(f"{ready.failed}; {_NO_MODEL}"),)
     return _settle(rules, after, now)
 
 

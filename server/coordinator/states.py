@@ -26,7 +26,8 @@ class Rules:
     """What the federation file says about rounds. Times in seconds.
 
     ``most_samples`` is the most an update may weigh if ``weighted``: what a device claims is taken on trust, and each
-    doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes. ``whole``: the
+    doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes. ``weight_cap`` is the
+    same in multiples of the median of the round's devices (:func:`server.coordinator.claims.weight_cap`). ``whole``: the
     program needs every device in every round, and ``absent`` says what becomes of a round that lacks one. ``opening`` is
     the number of exchanges with which the method begins; it can begin again from any model if there are some.
     """
@@ -42,6 +43,7 @@ class Rules:
     weighted: bool = False
     samples: int = 0
     most_samples: int = 1 << 20
+    weight_cap: float = 4.0
     deadline_s: float = 120.0
     ready_timeout_s: float = 120.0
     offline_grace_s: float = 30.0
@@ -57,8 +59,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A device's part in a round. ``weight_limit`` is the most its update may weigh, ``reason`` why it declined, or why
-    the update was refused."""
+    """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
+    or why the update was refused."""
 
     device: str
     tier: str
@@ -87,10 +89,6 @@ class OpenRound:
 
     def with_status(self, status: Status) -> tuple[Assignment, ...]:
         return tuple(a for _, a in sorted(self.assignments.items()) if a.status == status)
-
-    @property
-    def weight_limit(self) -> int:
-        return sum(assignment.weight_limit for assignment in self.assignments.values())
 
 
 @dataclass(frozen=True)
@@ -155,10 +153,12 @@ class Declined:
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays."""
+    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays;
+    ``undone``: because it was bad (:mod:`server.coordinator.collapse`), which the next one need not be."""
 
     model_version: str
     failed: str = ""
+    undone: bool = False
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Intake:
             update.model_version,
             update.samples,
         )
-        weight = weigh(self._rules, state, claim)
+        weight = active.weight(weigh(self._rules, state, claim))
         _check_codec(update, active.readings[update.tier].tier.form)
         checked = active.check(update)
         down, up = _fetched(update), self._came.pop(assignment.device)

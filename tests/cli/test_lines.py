@@ -103,6 +103,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         ),
         "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), c (silent)",
     ),
+    (events.RolledBack(round=2, text="worse", accuracy=0.1, loss=2.0), None),
     (
         events.RoundOpened(round=1, goal=1, devices=("a",), deadline=NOON + 120),
         "round 1 opened for 1 device until 12:02:00: a",

@@ -52,6 +52,11 @@ CASES = {
     + '[round]\nfraction = 0.5\nweighting = "samples"\n[downlink]\nencoding = "int8"\n',
     "noise, and a codec of its own": TINY.replace("PROGRAM", "sgd") + ALIKE + '[codec]\nname = "fedpaq"\n',
     "kept on clients, state at the server": TINY.replace("PROGRAM", "scaffold") + ALIKE,
+    "a second round that is undone": TINY.replace("PROGRAM", "sgd").replace(
+        "steps = 2", "steps = 2\nlr = 1.0"
+    )
+    + ALIKE
+    + "[round]\nrollback_loss = 1.01\n",
     "values that wait in halves": TINY.replace("PROGRAM", "sgd")
     .replace("[8, 8]", "[1024]")
     .replace("= 8", "= 16")
@@ -101,5 +106,7 @@ def test_a_simulated_round_is_a_round_over_a_broker(
     assert simulated.model.keys() == expected.keys()
     for name, weights in expected.items():
         np.testing.assert_allclose(simulated.model[name], weights, atol=1e-5, err_msg=name)
-    assert [row.reports for row in simulated.history] == [reports for _, reports, _ in real.outcomes]
+    told = [(row.outcome, row.reports) for row in simulated.history]
+    assert told == [(outcome, reports) for outcome, reports, _ in real.outcomes]
+    assert told[-1][0] == ("abandoned" if "undone" in case else "closed")
     assert [row.up_float32_bytes for row in simulated.history] > [0] * ROUNDS

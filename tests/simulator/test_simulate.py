@@ -228,3 +228,26 @@ def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> Non
     present = sum(tier.count for name, tier in some.federation.tiers.items() if name != "weak")
     assert 0 < present < every.history[0].reports
     assert {(row.selected, row.reports) for row in some.history} == {(present, present)}
+
+
+def test_a_round_that_collapses_is_undone_and_one_that_was_stopped_remembers_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learning rate is too high: from round 4 on accuracy falls."""
+    monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
+    chosen = federation(
+        federation={"rounds": 5, "seed": 7},
+        program={"lr": 1.0, "batch": 8, "steps": 4},
+        round={"rollback_accuracy": 0.02},
+    )
+    whole = edgefl.simulate(chosen, tmp_path / "whole").history
+    with pytest.raises(Stopped):
+        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(3))
+    halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True).history
+
+    assert [row.outcome for row in whole] == ["closed"] * 3 + ["abandoned"] * 2
+    assert {row.weights_sha256 for row in whole[2:]} == {whole[2].weights_sha256}
+    assert "more than 0.02 below the best so far" in whole[3].text
+    assert [(row.outcome, row.accuracy, row.text, row.weights_sha256) for row in halves] == [
+        (row.outcome, row.accuracy, row.text, row.weights_sha256) for row in whole
+    ]

@@ -156,6 +156,11 @@ def _(event: events.RoundEnded) -> str:
 
 
 @text_of.register
+def _(event: events.RolledBack) -> None:
+    return None  # the round's end says the same
+
+
+@text_of.register
 def _(event: events.RoundClosed) -> str | None:
     scores = _scores(event)
     if event.outcome != "closed" and not scores:

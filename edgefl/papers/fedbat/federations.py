@@ -58,6 +58,7 @@ class Setup:
             **PARTITIONS[partition],
             "round.fraction": self.per_round / self.clients,
             "round.weighting": "samples",
+            "round.weight_cap": 0,
             "program.batch": self.batch,
             "program.steps": self.steps,
             "program.lr": 0.1,

@@ -10,6 +10,8 @@ import torch
 from device_runtime.data.rows import Parts
 from device_runtime.data.samples import LabelSpec
 from device_runtime.round.runner import RoundResult
+from edgefl.config.simulation import SimulationTable
+from edgefl.simulator.attacks import Attack
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
@@ -37,6 +39,7 @@ class LocalRounds:
         self._functions = functions
         self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
         self._data = data
+        self._attack = Attack(next((each.table for each in functions.values()), SimulationTable()))
         self._given: dict[str, Given] = {}
 
     def begin(self, task: RoundTask) -> None:
@@ -73,10 +76,10 @@ class LocalRounds:
         """Add a client's update to the round, as it would travel."""
         rules, opened = self._spec.rules, self._task.opened
         task, version = opened.assignments[client], self._task.model.version
-        sent = tensors.dump(result.update, result.masks)
+        sent = tensors.dump(self._sent_by(active, client, task.tier, result), result.masks)
         claim = Claim(client, rules.run, opened.number, task.nonce, task.tier, version, result.samples)
         try:
-            weight = weight_of(rules, task, version, claim)
+            weight = active.weight(weight_of(rules, task, version, claim))
             checked = active.check_sent(task.tier, sent)
         except UpdateRejected as refusal:
             return Report(client, refused=refusal.reason)
@@ -88,6 +91,12 @@ class LocalRounds:
             up_float32_bytes=float32_bytes(checked.sent.pieces.shapes),
             carry=result.carry,
         )
+
+    def _sent_by(self, active: ActiveRound, client: str, tier: str, result: RoundResult) -> Arrays:
+        if not self._attack.by(client):
+            return result.update
+        reading = active.readings[tier]
+        return self._attack.sent(result.update, self._task.model.weights, reading.sent, reading.tier.form)
 
 
 @contextmanager

@@ -221,7 +221,7 @@ def federation(seed: int, folder: Path) -> History:
 
 
 def one_round(opened: OpenRound, submodels: dict[str, Importance], weights: Arrays, folder: Path) -> Arrays:
-    aggregator = Aggregator(layout_of(weights), weight_limit=opened.weight_limit, device="cpu")
+    aggregator = Aggregator(layout_of(weights), weight_limit=len(opened.assignments), device="cpu")
     for name, assignment in opened.assignments.items():
         submodel = submodels[assignment.tier]
         placement, bundle = submodel.place(weights, opened.number), small_bundle(submodel.gamma)

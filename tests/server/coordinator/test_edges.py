@@ -98,7 +98,7 @@ def test_a_round_has_its_deadline_from_when_it_opened() -> None:
 def test_a_device_without_samples_weighs_one_at_most() -> None:
     rules = replace(RULES, weighted=True)
     state, _ = machine.step(rules, machine.initial(VERSION, 0.0), machine.DeviceHello("strong-0", 8, 0), 0.0)
-    assert state.round is not None and state.round.weight_limit == 1
+    assert state.round is not None and state.round.assignments["strong-0"].weight_limit == 1
 
 
 def test_claims_weigh_what_is_allowed() -> None:

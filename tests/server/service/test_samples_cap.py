@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgefl.config import parse
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from server.active_round import active_round
 from server.coordinator import machine as coordinator
-from server.coordinator.machine import DeviceHello, Rules
+from server.coordinator.claims import weight_cap
+from server.coordinator.machine import DeviceHello, OpenRound, Rules
 from server.coordinator.roster import TierRule
+from server.publish.model import Model
+from tests.server.fleet import plan_for
 
 RULES = Rules("run", 0, 1, (TierRule("strong", ("*",)),), min_devices=2)
 
@@ -21,7 +28,6 @@ def limits(rules: Rules) -> dict[str, int]:
     for name, samples in (("boaster", 1 << 24), ("honest", 100)):
         state, _ = coordinator.step(rules, state, DeviceHello(name, 0, samples), 0.0)
     assert state.round is not None
-    assert state.round.weight_limit == sum(a.weight_limit for a in state.round.assignments.values())
     return {name: assignment.weight_limit for name, assignment in state.round.assignments.items()}
 
 
@@ -33,14 +39,85 @@ def test_no_update_weighs_more_than_most_samples_whatever_its_device_claims() ->
     assert limits(replace(RULES, most_samples=500)) == {"boaster": 1, "honest": 1}
 
 
+def opened(rules: Rules, *claims: int) -> OpenRound:
+    """The round of devices that claim to have so many samples."""
+    rules = replace(rules, min_devices=len(claims))
+    state = coordinator.initial("v", 0.0)
+    for number, samples in enumerate(claims):
+        state, _ = coordinator.step(rules, state, DeviceHello(f"d-{number}", 0, samples), 0.0)
+    assert state.round is not None
+    return state.round
+
+
+@pytest.mark.parametrize(
+    ("claims", "cap", "most"),
+    [
+        ((100, 90, 110, 1 << 24), 4.0, 400),
+        ((1 << 24, 100), 4.0, 400),  # of two the lower one is the median
+        ((100, 90, 110, 1 << 24), 1.0, 100),
+        ((100, 90, 110, 1 << 24), 0.0, 1 << 20),
+        ((0, 0, 1 << 24), 0.5, 1),
+        ((1 << 24,), 4.0, 1 << 22),
+    ],
+)
+def test_what_a_device_claims_counts_as_some_medians_of_its_round_at_most(
+    claims: tuple[int, ...], cap: float, most: int
+) -> None:
+    """The recipe of the review: one device of a fleet of hundreds of samples claimed 2**20, and was the round."""
+    rules = replace(RULES, weighted=True, weight_cap=cap)
+    assert weight_cap(rules, opened(rules, *claims)) == most
+
+
+def test_where_updates_are_not_weighed_each_weighs_one() -> None:
+    assert weight_cap(RULES, opened(RULES, 5, 1 << 24)) == 1
+
+
+@given(
+    honest=st.lists(st.integers(1, 1000), min_size=2, max_size=9),
+    bad=st.lists(st.integers(0, 1 << 24), max_size=4),
+    factor=st.floats(0.5, 10),
+)
+def test_fewer_than_half_cannot_raise_the_cap_beyond_what_the_largest_honest_device_allows(
+    honest: list[int], bad: list[int], factor: float
+) -> None:
+    bad = bad[: len(honest) - 1]
+    rules = replace(RULES, weighted=True, weight_cap=factor)
+    assert weight_cap(rules, opened(rules, *honest, *bad)) <= max(1, factor * max(honest))
+
+
+def test_the_sums_have_room_for_what_may_come_and_an_update_weighs_no_more_than_the_cap() -> None:
+    spec = plan_for("capped", Limits(), weighted=True, weight_cap=2.0)
+    current = opened(spec.rules, 100, 100, 1 << 24)
+    names = {f"d-{number}": f"strong-{number}" for number in range(3)}
+    tasks = {names[each.device]: replace(each, tier="strong") for each in current.assignments.values()}
+    model = Model.of(spec, 0, spec.initial)
+
+    active = active_round(
+        spec,
+        replace(current, assignments=tasks),
+        model,
+        received=dict,
+        device="cpu",
+        sums=None,
+        sent_bytes=0,
+    )
+
+    assert active.aggregator.weight_limit == 100 + 100 + 200
+    assert [active.weight(claimed) for claimed in (1, 100, 1 << 20)] == [1, 100, 200]
+
+
 def test_the_federation_file_has_the_same_default_and_refuses_what_cannot_be() -> None:
     assert parse({}, source="x").round.most_samples == RULES.most_samples
+    assert parse({}, source="x").round.weight_cap == RULES.weight_cap == 4
+    with pytest.raises(ConfigError, match=r"round\.weight_cap"):
+        parse({"round": {"weight_cap": -1}}, source="x")
     for wrong in (0, coordinator.MOST_SAMPLES + 1):
         with pytest.raises(ConfigError, match=r"round\.most_samples"):
             parse({"round": {"most_samples": wrong}}, source="x")
 
 
 def test_a_trimmed_mean_that_trims_nothing_is_refused_where_it_is_written() -> None:
-    with pytest.raises(ConfigError, match=r"set trim = 0\.34"):
-        parse({"aggregate": {"rule": "trimmed_mean", "trim": 0}}, source="x")
+    for rule in ("trimmed_mean", "multi_krum"):
+        with pytest.raises(ConfigError, match=rf"{rule} with trim 0 .* set trim = 0\.34"):
+            parse({"aggregate": {"rule": rule, "trim": 0}}, source="x")
     assert parse({"aggregate": {"rule": "median", "trim": 0}}, source="x").aggregate.rule == "median"

@@ -1,0 +1,142 @@
+"""The tables of a federation file that say how rounds go, and what becomes of their updates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from edgefl.config.tables import Table
+
+
+class RoundTable(Table):
+    """When a round starts, whom it selects and when it ends."""
+
+    min_devices: int = Field(1, ge=1, description="devices that must be known before a round opens")
+    min_reports: int = Field(
+        1, ge=1, description="accepted updates a round needs; with fewer it changes nothing"
+    )
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the eligible devices a round aims for")
+    over_selection: float = Field(1.0, ge=1, description="factor on that share, against devices that vanish")
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="weight of an update in the average"
+    )
+    count: Literal["holders", "nonzero"] = Field(
+        "holders",
+        description="whom an entry is averaged over: all updates that hold it, or only those that changed it",
+    )
+    samples: int = Field(0, ge=0, description="local samples a device may use per round; 0 means all")
+    most_samples: int = Field(
+        1 << 20,
+        ge=1,
+        le=1 << 24,
+        description="most that an update weighs, with weighting samples: devices' own claims, so keep it close to the truth",
+    )
+    weight_cap: float = Field(
+        4,
+        ge=0,
+        description=(
+            "most that an update weighs, with weighting samples, in multiples of the median of the round's devices, "
+            "whatever they claim. 0: no such bound"
+        ),
+    )
+    evaluate_every: int = Field(
+        1, ge=0, description="rounds between evaluations of the global model; 0: never"
+    )
+    rollback_accuracy: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description=(
+            "undo a round after which accuracy is more than this below the best round so far, such as 0.2; each round then "
+            "waits for its evaluation. 0: never"
+        ),
+    )
+    rollback_loss: float = Field(
+        0,
+        ge=0,
+        description=(
+            "the same where the loss is more than so many times the lowest so far, such as 3; with either, a loss that is "
+            "not finite undoes a round, too. 0: never"
+        ),
+    )
+    absent: Literal["wait", "refuse", "partial"] = Field(
+        "wait",
+        description=(
+            "where a program needs every device and one is missing: wait tries again, as the next round, when it is back; "
+            "refuse ends the run; partial goes on with the others"
+        ),
+    )
+    lr_decay_at: tuple[float, ...] = Field(
+        (), description="fractions of training after which lr is divided by 10"
+    )
+
+    @model_validator(mode="after")
+    def _each_round_is_judged(self) -> RoundTable:
+        if (self.rollback_accuracy or self.rollback_loss) and self.evaluate_every != 1:
+            raise ValueError(
+                f"a round is undone for its evaluation, and evaluate_every is {self.evaluate_every}: set it to 1, or leave "
+                "rollback_accuracy and rollback_loss out"
+            )
+        if 0 < self.rollback_loss <= 1:
+            raise ValueError(
+                f"rollback_loss is {self.rollback_loss:g}, a multiple of the lowest loss: choose one above 1, such as 3"
+            )
+        return self
+
+
+class AggregateTable(Table):
+    """How the updates of a round become one change."""
+
+    rule: Literal["mean", "median", "trimmed_mean", "multi_krum"] = Field(
+        "mean",
+        description=(
+            "of each entry, over the devices that hold it; multi_krum leaves out whole updates, and all but mean keep every "
+            "update in memory, and count each once, whatever round.weighting is"
+        ),
+    )
+    trim: float = Field(
+        0.1,
+        ge=0,
+        lt=0.5,
+        description=(
+            "share of the values that trimmed_mean leaves out at either end, or of a tier's updates that multi_krum takes "
+            "to be bad, rounded down: 0.1 is none, and protects from none, where fewer than 10 devices hold an entry; 0.34 "
+            "is one from 3 devices on (multi_krum: from 5 on)"
+        ),
+    )
+    clip_norm: float = Field(
+        0,
+        ge=0,
+        description=(
+            "largest L2 norm of an update's change; a longer one is scaled down, and what is not trained becomes the median "
+            "of the updates. 0: none, as no number fits all models (docs/security.md)"
+        ),
+    )
+    clip_statistics: float = Field(
+        3,
+        ge=0,
+        description=(
+            "how far an update may move what is not trained, such as the statistics of batch norm, in multiples of what it "
+            "is; what goes further counts as far as that. 0: anywhere, but no variance below 0"
+        ),
+    )
+    threads: int = Field(0, ge=0, description="threads that add updates up; 0: one per core")
+
+    @model_validator(mode="after")
+    def _trims_something(self) -> AggregateTable:
+        if self.rule in ("trimmed_mean", "multi_krum") and not self.trim:
+            raise ValueError(f'{self.rule} with trim 0 leaves out nothing; set trim = 0.34, or rule = "mean"')
+        return self
+
+
+class DownlinkTable(Table):
+    """How weights travel to the devices."""
+
+    encoding: Literal["float32", "float16", "int8"] = Field(
+        "float32", description="float16: half the bytes; int8: changes since the last round, a quarter"
+    )
+    keyframe_every: int = Field(
+        10, ge=1, description="rounds from one whole model in float32 to the next, for encoding int8"
+    )
+    compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")

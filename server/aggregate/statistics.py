@@ -1,0 +1,179 @@
+"""How far an update may move what is not trained: moving means and variances, counts.
+
+The norm of a change says nothing of them, as one large variance would hide every weight; so they are bounded on their own,
+entry by entry, in units of what they are. With the round's value b of an entry, and the mean v of the variances of its
+layer, the unit is
+
+* max(b, v) for a variance,
+* max(|b|, sqrt(v)) for a mean,
+* max(|b|, root mean square of the tensor) for any other tensor,
+
+and 1 where that is 0. A variance below 0 is none, whatever may be said of it: it counts as 0.
+
+A bound alone leaves a mean of them at the mercy of a few: pulled by as many deviations in each layer, round after round, a
+model is lost. So where a federation looks for bad updates at all, each becomes the median over its holders. ::
+
+    bounds = bounds_of(weights, ["bn.running_mean", "bn.running_var"], reach=3.0)
+    bounds.bounded(form, arrays, regions, shapes)    # None: all of them lie within; else the decoded update, moved there
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire.regions import Entries, Region, pieces
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.decode import decode, read, split
+from edgefl.wire.update.form import Form
+from server.aggregate.robust import MeanRule, combine
+
+MEAN, VARIANCE = "running_mean", "running_var"
+"""What the names of torch's moving statistics end in."""
+
+Reals = npt.NDArray[np.float32]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Lowest and highest value of each entry of the tensors in ``base``, all flat float32, by global name.
+
+    ``median``: entries become the median over their holders, each of which counts once, instead of what the others become.
+    """
+
+    base: Mapping[str, Reals]
+    low: Mapping[str, Reals]
+    high: Mapping[str, Reals]
+    median: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.base)
+
+    def bounded(
+        self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
+    ) -> Arrays | None:
+        """The update, decoded, with every entry of :attr:`names` moved to where it may lie; None if all of them do."""
+        held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
+        if not held or all(
+            self._inside(form, *each, shapes) for each in _of(held, form, arrays, regions, shapes)
+        ):
+            return None
+        whole = {name: array.copy() for name, array in decode(form, arrays, regions, shapes).items()}
+        for name in held:
+            flat = whole[name].reshape(-1)
+            for part, where, positions in self._parts(name, regions[name], shapes):
+                flat[where] = np.clip(flat[where], *self._between(form, part, positions))
+        return whole
+
+    def row(
+        self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
+    ) -> Reals:
+        """An update's entries of :attr:`names`, one tensor after the other, NaN where it holds none."""
+        row = {name: np.full(values.shape, np.nan, np.float32) for name, values in self.base.items()}
+        held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
+        for name, region, flat in _of(held, form, arrays, regions, shapes):
+            for part, where, positions in self._parts(name, region, shapes):
+                row[part][slice(None) if positions is None else positions] = flat[where]
+        return np.concatenate(list(row.values()))
+
+    def medians(self, rows: Sequence[Reals], old: Mapping[str, Array], *, change: bool) -> Arrays:
+        """What the tensors of :attr:`names` become of such ``rows``; ``old`` where nobody holds an entry."""
+        if not rows:
+            return {}
+        values = np.stack(rows)
+        found, held = combine(values, ~np.isnan(values), MeanRule("median"))
+        new, start = {}, 0
+        for name in self.base:
+            part, before = slice(start, start + old[name].size), old[name].reshape(-1)
+            after = np.where(held[part], found[part] + (before if change else 0), before)
+            new[name] = after.astype(old[name].dtype).reshape(old[name].shape)
+            start = part.stop
+        return new
+
+    def _inside(self, form: Form, name: str, region: Region, flat: Array, shapes: Shapes) -> bool:
+        for part, where, positions in self._parts(name, region, shapes):
+            low, high = self._between(form, part, positions)
+            if not ((low <= flat[where]) & (flat[where] <= high)).all():
+                return False
+        return True
+
+    def _parts(
+        self, name: str, region: Region, shapes: Shapes
+    ) -> Iterator[tuple[str, slice, npt.NDArray[np.int64] | None]]:
+        """(global tensor, where its entries lie in the local one, their positions in it): of those that are bounded."""
+        start = 0
+        for part, positions in pieces(name, region, shapes):
+            count = math.prod(shapes[part]) if positions is None else positions.size
+            if part in self.base:
+                yield part, slice(start, start + count), positions
+            start += count
+
+    def _between(self, form: Form, part: str, positions: npt.NDArray[np.int64] | None) -> tuple[Reals, Reals]:
+        """What an update may say of these entries: values, or changes."""
+        own = slice(None) if positions is None else positions
+        low, high, base = self.low[part][own], self.high[part][own], self.base[part][own]
+        return (low - base, high - base) if form.change else (low, high)
+
+
+def bounds_of(
+    weights: Mapping[str, Array], names: Iterable[str], reach: float, *, median: bool = False
+) -> Bounds:
+    """Around the round's ``weights``: ``reach`` units to either side; 0: as far as anything, but no variance below 0."""
+    base = {name: weights[name].reshape(-1).astype(np.float32) for name in sorted(names)}
+    low, high = {}, {}
+    for name, values in base.items():
+        far = reach * _unit(name, base) if reach else np.full(values.shape, np.inf, np.float32)
+        low[name], high[name] = (values - far).astype(np.float32), (values + far).astype(np.float32)
+        if is_variance(name):
+            low[name] = np.maximum(low[name], np.float32(0.0))
+            high[name] = np.maximum(high[name], np.float32(0.0))
+    return Bounds(base, low, high, median)
+
+
+def is_variance(name: str) -> bool:
+    return name.rpartition(".")[2] == VARIANCE
+
+
+def without_negative_variances(arrays: Mapping[str, Array], names: Collection[str]) -> Arrays:
+    """``arrays``, in which those of ``names`` that are variances are 0 at least: what roundings leave of a change to 0."""
+    variances = {name: np.maximum(arrays[name], 0) for name in names if is_variance(name) and name in arrays}
+    return {**arrays, **{name: array.astype(arrays[name].dtype) for name, array in variances.items()}}
+
+
+def _unit(name: str, base: Mapping[str, Reals]) -> Reals:
+    values = np.abs(base[name])
+    layer, _, kind = name.rpartition(".")
+    variances = base.get(f"{layer}.{VARIANCE}" if layer else VARIANCE)
+    if kind in (MEAN, VARIANCE) and variances is not None and variances.size:
+        spread = float(np.abs(variances).mean())
+        scale = math.sqrt(spread) if kind == MEAN else spread
+    else:
+        scale = math.sqrt(float(np.square(values, dtype=np.float64).mean())) if values.size else 0.0
+    return np.maximum(values, np.float32(scale or 1.0))
+
+
+def _of(
+    held: Collection[str],
+    form: Form,
+    arrays: Mapping[str, Array],
+    regions: Mapping[str, Region],
+    shapes: Shapes,
+) -> Iterator[tuple[str, Region, Array]]:
+    """(local tensor, its region, its entries) of the tensors ``held``; nothing else is decoded."""
+    if not form.sections:
+        for name in held:
+            yield name, regions[name], arrays[name].reshape(-1)
+        return
+    for coded in split(form, arrays, regions, shapes):
+        if coded.name in held:
+            yield coded.name, regions[coded.name], read(coded, regions[coded.name], shapes)
+
+
+def _global_names(name: str, region: Region) -> set[str]:
+    return set(region.names) if isinstance(region, Entries) else {name}

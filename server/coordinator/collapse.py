@@ -1,0 +1,65 @@
+"""When a round is undone for what it did to the model: a rule over evaluations. Pure functions.
+
+Rounds are held against the best one so far, not against the one before: many small steps down are a fall, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A round is undone if accuracy is more than ``accuracy`` below the best so far, if the loss is more than ``loss`` times
+    the lowest so far, or if either is not finite. 0: not looked at; with neither there is no rule."""
+
+    accuracy: float = 0.0
+    loss: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return bool(self.accuracy or self.loss)
+
+
+NEVER = Rollback()
+
+
+@dataclass(frozen=True)
+class Best:
+    """Of the rounds that count so far: the highest accuracy and the lowest loss, None before there is one."""
+
+    accuracy: float | None = None
+    loss: float | None = None
+
+    def after(self, metrics: Mapping[str, float]) -> Best:
+        """With a round more that counts."""
+        accuracies, losses = (
+            [value for value in (known, metrics.get(name)) if value is not None and math.isfinite(value)]
+            for name, known in (("accuracy", self.accuracy), ("loss", self.loss))
+        )
+        return Best(max(accuracies, default=None), min(losses, default=None))
+
+
+def best_of(rounds: Iterable[Mapping[str, float | None]]) -> Best:
+    """Of the evaluations of all ``rounds`` that count."""
+    best = Best()
+    for metrics in rounds:
+        best = best.after({name: value for name, value in metrics.items() if value is not None})
+    return best
+
+
+def collapse(rule: Rollback, best: Best, metrics: Mapping[str, float]) -> str:
+    """What is wrong with a model of these ``metrics``; empty if the round may count."""
+    for name in ("loss", "accuracy"):
+        if not math.isfinite(metrics.get(name, 0.0)):
+            return f"{name} is {metrics[name]}"
+    accuracy, most = metrics.get("accuracy"), best.accuracy
+    if rule.accuracy and accuracy is not None and most is not None and accuracy < most - rule.accuracy:
+        return f"accuracy is {accuracy:.4g}, more than {rule.accuracy:g} below the best so far, {most:.4g}"
+    loss, least = metrics.get("loss"), best.loss
+    # A loss that may be 0 or below has no multiples.
+    if rule.loss and loss is not None and least is not None and 0 < rule.loss * least < loss:
+        return f"loss is {loss:.4g}, more than {rule.loss:g} times the lowest so far, {least:.4g}"
+    return ""

@@ -1,0 +1,88 @@
+"""A round whose updates ruin the model is undone: nobody ever gets its weights, and the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.wire import tensors
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Round, Task, encode
+from edgefl.wire.tensors import Arrays
+from server.coordinator.collapse import Rollback
+from server.events import Finished, RolledBack, RoundClosed
+from server.run_spec import RunSpec
+from tests.conftest import Mosquitto
+from tests.server.fleet import RunningServer, ScriptedDevice, expected_mean, plan_for, trained, update_for
+from tests.server.service.served import MakeDevice
+
+
+def judged(weights: Arrays) -> Mapping[str, float]:
+    bad = float(np.abs(weights["head.weight"]).max()) > 100
+    return {"accuracy": 0.1 if bad else 0.9, "loss": 9.0 if bad else 0.5}
+
+
+def plan(federation: str, limits: Limits) -> RunSpec:
+    spec = plan_for(federation, limits, rounds=3)
+    return replace(spec, evaluate=judged, rollback=Rollback(accuracy=0.3))
+
+
+def poison_in(number: int, seen: dict[int, str]) -> object:
+    """Answers honestly, but in that round."""
+
+    def answer(device: ScriptedDevice, task: Task, opened: Round) -> None:
+        seen[task.round] = opened.model_version
+        arrays = trained(device.name, task)
+        if task.round == number:
+            arrays["head.weight"] = np.full_like(arrays["head.weight"], 1e5)
+        device.send(encode(update_for(device.name, task, opened.model_version, arrays)), task)
+
+    return answer
+
+
+def test_a_round_that_collapses_is_undone_and_the_next_one_begins_from_the_model_before(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    seen: dict[int, str] = {}
+    device("strong-0", poison_in(2, seen))
+
+    server = RunningServer.start(plan(federation, limits), mosquitto.address, tmp_path / "out")
+    server.join()
+
+    (undone,) = server.seen_of(RolledBack)
+    closed = server.seen_of(RoundClosed)
+    assert (undone.round, undone.accuracy, undone.loss) == (2, 0.1, 9.0)
+    assert "round 2 is abandoned and the model unchanged: with its updates accuracy is 0.1" in undone.text
+    assert [(each.outcome, each.accuracy) for each in closed] == [
+        ("closed", 0.9),
+        ("abandoned", None),
+        ("closed", 0.9),
+    ]
+    assert closed[1].text == undone.text and closed[1].weights_sha256 == closed[0].weights_sha256
+    assert seen[3] == seen[2] != seen[1]
+    assert server.seen_of(Finished)[0].accuracy == 0.9
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    for name, value in expected_mean(model, [("strong-0", "strong", 3)]).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+def test_a_server_that_was_started_again_remembers_how_good_the_model_was(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    quiet = device("strong-0", lambda *_: None)
+    first = RunningServer.start(plan(federation, limits), mosquitto.address, tmp_path / "out")
+    quiet.report(quiet.tasks.get(timeout=50), quiet.wait_open(1))
+    first.wait_for(RoundClosed)
+    quiet.wait_open(2)
+    first.stop()
+    quiet.stop()
+    device("strong-0", poison_in(2, {}))
+
+    second = RunningServer.start(plan(federation, limits), mosquitto.address, tmp_path / "out")
+    second.join()
+
+    assert [each.round for each in second.seen_of(RolledBack)] == [2]
+    assert [each.outcome for each in second.seen_of(RoundClosed)] == ["abandoned", "closed"]
