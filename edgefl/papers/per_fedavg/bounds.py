@@ -167,7 +167,8 @@ def stationarity(mode: str, users: Users, eps: float, generator: torch.Generator
 
 
 def theorem(mode: str, eps: float, gap: float) -> float:
-    """Theorem 4.5's right side, with the bias and the error of ``mode`` in place of those of EXACT (6.3)."""
+    """Theorem 4.5's right side, with the bias and the error of ``mode`` in place of those of EXACT (per_fedavg.md
+    6.3)."""
     of = setting(eps)
     smooth = theory.smoothness(LANDSCAPE, of.alpha)
     noise, unlike = ERRORS[mode](of), theory.gamma_f2(LANDSCAPE, of.alpha)

@@ -21,6 +21,7 @@ def all_arms(scale: Scale) -> Sequence[Arm]:
     return [arm for row in ROWS for arm in arms(row, (*METHODS, FOUR_TIMES), size)]
 
 
+_EASY = "MNIST is easier than the pilot's images: with one class half B is at 99 to 100 % after a step of any method"
 ENTRY = Entry(
     name="per_fedavg/regime",
     what="Per-FedAvg where its Hessian matters: standardised MNIST, alpha = 0.03, beta = 0.01",
@@ -33,13 +34,14 @@ ENTRY = Entry(
             "+8.5, +12.8 in the pilot (9.3)",
             ahead(HF, FEDAVG, ROWS),
         ),
-        Claim("3", "HF is ahead of FO", "+5.9, +5.6 in the pilot (9.3)", ahead(HF, FO, ROWS)),
+        Claim("3", "HF is ahead of FO", "+5.9, +5.6 in the pilot (9.3)", ahead(HF, FO, ROWS), doubt=_EASY),
         Claim("9.3", "FO is ahead of FedAvg + update", "+2.6, +7.2 in the pilot (9.3)", ahead(FO, FEDAVG, ROWS)),
         Claim(
             "4",
             "a single class in half B widens HF's lead over FedAvg",
             "12.8 against 8.5 in the pilot (9.3)",
             wider(HF, FEDAVG, SINGLE, MAIN),
+            doubt=_EASY,
         ),
         *(
             Claim(
@@ -55,6 +57,7 @@ ENTRY = Entry(
             "HF is ahead of FedAvg + update with as many gradients (4 tau)",
             "HF above FedAvg at equal time (Fig. 1a)",
             ahead(HF, FOUR_TIMES, ROWS),
+            doubt=_EASY,
         ),
     ),
     charts=tuple(

@@ -181,6 +181,6 @@ ENTRY = Entry(
         "theorem's largest down to an eighth of it. Gradient: 5 of 10 users in a round, 8 repetitions, beta = 0.2 eps; at a "
         "step drawn in each round (Remark 4.7). At rest: after 10,000 steps of all users on all samples. The constants "
         "bound every w, hence shares of the bounds are small; for r < 1 with tau > 1 the specification does not certify "
-        "them (8.1)."
+        "them (per_fedavg.md 8.1)."
     ),
 )  # fmt: skip
