@@ -121,9 +121,11 @@ def _reachable(path: str, names: dict[str, _File | None], root: Path) -> bool:
     return all(names.get(str(parent), _File()) is None for parent in between)
 
 
-def crash_states(ops: Sequence[Op], root: Path, seed: int) -> Iterator[tuple[int, str, dict[str, bytes | None]]]:
-    """(operations done, what the cut kept, what is found) for cuts before each operation that makes something last or tells
-    somebody, and at the end.
+def crash_states(
+    ops: Sequence[Op], root: Path, *, since: int, seed: int
+) -> Iterator[tuple[int, str, dict[str, bytes | None]]]:
+    """(operations done, what the cut kept, what is found) for cuts before each operation from ``since`` on that makes
+    something last or tells somebody, and at the end.
 
     Of what nobody waited for it keeps nothing, all, the names alone, the bytes alone, and two random parts.
     """
@@ -137,7 +139,7 @@ def crash_states(ops: Sequence[Op], root: Path, seed: int) -> Iterator[tuple[int
     choices += [("a part", lambda _: rng.random() < 0.5)] * _RANDOM
     disk = Disk(root)
     for done, op in enumerate(itertools.chain(ops, [Op("mark")])):
-        if op.kind in ("sync", "rename", "unlink", "mark", "mkdir"):
+        if done >= since and op.kind in ("sync", "rename", "unlink", "mark", "mkdir"):
             seen = []
             for name, keep in choices:
                 state = disk.after_a_cut(keep)

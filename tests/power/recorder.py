@@ -46,13 +46,13 @@ def record(module: str, arguments: Sequence[str], below: Path, log: Path) -> lis
         if os.environ.get("EDGEFL_REQUIRE_STRACE"):
             pytest.fail("strace is missing: apt-get install strace")
         pytest.skip("strace is not installed (Debian: apt-get install strace)")
-    tracing = [program, "-f", "-qq", "-y", "-xx", "-s", "4000000", "-e", f"trace={_CALLS}", "-o", str(log)]
+    tracing = [program, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "4000000", "-e", f"trace={_CALLS}", "-o", str(log)]
     command = [sys.executable, "-m", module, *arguments]
     ended = subprocess.run([*tracing, *command], capture_output=True, text=True, timeout=300, check=False)
     if "PTRACE" in ended.stderr or "ptrace" in ended.stderr:
         pytest.skip(f"strace may not trace here: {ended.stderr[-200:]}")
     assert ended.returncode == 0, ended.stderr
-    return [op for op in _parsed(log) if op.kind == "mark" or op.path.startswith(f"{below}/")]
+    return [op for op in _parsed(log) if op.kind == "mark" or f"{op.path}/".startswith(f"{below}/")]
 
 
 def _parsed(log: Path) -> Iterator[Op]:

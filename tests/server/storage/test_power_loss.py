@@ -29,6 +29,7 @@ def devices(mosquitto: BrokerProcess, federation: str, limits: Limits) -> Iterat
         yield stack
 
 
+@pytest.mark.slow
 def test_no_crash_state_loses_an_acknowledged_update(
     devices: ExitStack, mosquitto: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:
@@ -38,21 +39,18 @@ def test_no_crash_state_loses_an_acknowledged_update(
     told = [_acknowledged(op) for op in ops]
     assert sum(told) == served.ROUNDS * len(served.DEVICES), "each update is acknowledged once"
 
-    lost, states, whole = [], 0, (root / "out" / "model.safetensors").read_bytes()
-    for done, kept, state in crash_states(ops, root, seed=1):
+    lost, states = [], 0
+    for done, kept, state in crash_states(ops, root, since=told.index(True) + 1, seed=1):
         acknowledged = sum(told[:done])
-        if acknowledged == 0:
-            continue
         states += 1
         folder = tmp_path / "after"
         folder.mkdir()
         lay_out(state, root, folder)
         if (found := _kept(folder / "out", federation)) < acknowledged:
-            lost.append(f"cut before operation {done} ({ops[done:done + 1]!s:.200}), {kept} kept: {found} of {acknowledged}")
+            lost.append(f"cut at {ops[done:][:1]!s:.200}, {kept} kept: {found} of {acknowledged}")
         shutil.rmtree(folder)
     assert states > 50
     assert lost == []
-    assert whole == (root / "out" / "model.safetensors").read_bytes()
 
 
 def _acknowledged(op: Op) -> bool:
