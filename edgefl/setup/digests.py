@@ -10,7 +10,7 @@ from pydantic.main import IncEx
 from edgefl.config import Federation
 from edgefl.models.user_factory import source_of
 from edgefl.system.digests import digest_of
-from edgefl.system.distribution import version
+from edgefl.system.distribution import series, version
 
 UNDECIDING: Mapping[str, IncEx | bool] = {
     "broker": True,
