@@ -167,7 +167,7 @@ class Prepared:
                 watch(news)
             self.lab.finish()
         finally:
-            self.lab.supervisor.stop()
+            self.lab.stop()
             self.lock.release()
         run = Run(self.lab.folder)
         if not run.finished:

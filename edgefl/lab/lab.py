@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import shutil
@@ -16,6 +17,8 @@ import msgspec
 from edgefl.config import Federation, TierTable, load
 from edgefl.config.tables import BrokerTable
 from edgefl.config.text import changes, dump
+from edgefl.lab.faults.injector import Injector
+from edgefl.lab.faults.schedule import Schedule, check_targets
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
 from edgefl.setup.data import own_data
@@ -35,7 +38,7 @@ _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
 _LEFT_BY_A_RUN = (
-    *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
+    *("devices", "bundles", "checkpoints", "published", "logs", "broker", "clocks"),
     *("journal.sqlite*", "history.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
 )
 
@@ -77,9 +80,24 @@ class Lab:
         self._own_data = own_data(federation, self.devices)
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
-        # In the environment, because everybody may read the arguments of a process, and the folder is passed on.
-        address = {_BROKER: f"{_credentials(federation)}{broker.host}:{self._port}"}
-        self.supervisor = Supervisor(folder, {**address, **(environment or {})})
+        self.supervisor = Supervisor(folder, environment)
+        self._injector: Injector | None = None
+
+    def disturb(self, schedule: Schedule) -> None:
+        """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
+        broker = self.federation.broker
+        check_targets(schedule, self.devices, broker=broker.kind != "external")
+        address = broker.host, self._port
+        self._injector = Injector(schedule, self.supervisor, self.devices, address, self.folder)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
+        the folder is passed on."""
+        host, port, more = self.federation.broker.host, self._port, {}
+        if self._injector is not None:
+            host, port = "127.0.0.1", self._injector.ports[name]
+            more = self._injector.environment(name)
+        return {_BROKER: f"{_credentials(self.federation)}{host}:{port}", **more}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
@@ -109,7 +127,9 @@ class Lab:
         tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
         config = str(self.folder / CONFIG_NAME)
         self.supervisor.start(
-            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *tls]
+            "server",
+            ["server", "--config", config, "--out", str(self.folder), "--json", *tls],
+            self._environment("server"),
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:
@@ -118,7 +138,7 @@ class Lab:
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
             arguments += self._engine(device)
-            self.supervisor.start(device, ["device", *arguments, *limits, *tls])
+            self.supervisor.start(device, ["device", *arguments, *limits, *tls], self._environment(device))
 
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
@@ -135,12 +155,15 @@ class Lab:
     def _table(self, device: str) -> TierTable:
         return self.federation.tiers[device.rpartition("-")[0]]
 
-    def events(self) -> Iterator[Said | Restarted]:
+    def events(self, patience_s: float = math.inf) -> Iterator[Said | Restarted]:
         """What the server says until it is done, and which processes had to be started again.
 
-        EdgeflError if one of them cannot go on, after what the server said before.
+        EdgeflError if one of them cannot go on, after what the server said before, or after ``patience_s``.
         """
+        deadline = time.monotonic() + patience_s
         while True:
+            if time.monotonic() > deadline:
+                raise EdgeflError(f"the run did not end in {patience_s:g} s; see {self.folder / 'logs'}")
             try:
                 restarted = self.supervisor.check()
             except EdgeflError:
@@ -152,7 +175,10 @@ class Lab:
                 yield Restarted(name)
             events = self._next(0.1)
             if events is not None:
-                yield from events
+                for said in events:
+                    if self._injector is not None:
+                        self._injector.told(said.event)
+                    yield said
             elif self.supervisor.is_done("server"):
                 return
 
@@ -169,6 +195,13 @@ class Lab:
     def finish(self) -> None:
         """Let the devices leave by themselves, then stop everything."""
         self.supervisor.wait(self.devices, timeout_s=10.0)
+        self.stop()
+
+    def stop(self) -> None:
+        """End faults and processes."""
+        if self._injector is not None:
+            self._injector.stop()
+            self._injector = None
         self.supervisor.stop()
 
 
