@@ -8,7 +8,7 @@ import queue
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,12 @@ class Lab:
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
         self.supervisor = Supervisor(folder, environment)
         self._injector: Injector | None = None
+
+    @property
+    def address(self) -> Address:
+        """Of the broker."""
+        host = f"{_credentials(self.federation)}{self.federation.broker.host}:{self._port}"
+        return replace(Address.parse(host), ca_file=self.federation.broker.ca_file)
 
     def disturb(self, schedule: Schedule) -> None:
         """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
@@ -184,13 +190,29 @@ class Lab:
 
     def _next(self, timeout_s: float) -> list[Said] | None:
         """The next line of a process, as an event if the server said it; None if there is none."""
+        told = self._line(timeout_s)
+        if told is None:
+            return None
+        return [Said(event) for name, event in [told] if name == "server" and event]
+
+    def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What any process said as JSON and nobody took yet, by its name; waits ``timeout_s`` for the first."""
+        told = self._line(timeout_s)
+        while told is not None:
+            if told[1]:
+                yield told
+            told = self._line(0)
+
+    def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
+        """The next line; empty where it is no event."""
         try:
-            name, line = self.supervisor.lines.get(timeout=timeout_s)
-            return [Said(msgspec.json.decode(line))] if name == "server" else []
+            name, line = self.supervisor.lines.get(timeout=timeout_s) if timeout_s else self.supervisor.lines.get_nowait()
+            event = msgspec.json.decode(line)
+            return name, event if isinstance(event, dict) else {}
         except queue.Empty:
             return None
         except msgspec.DecodeError:
-            return []
+            return "", {}
 
     def finish(self) -> None:
         """Let the devices leave by themselves, then stop everything."""

@@ -38,7 +38,7 @@ def small_federation(
         "program": {"batch": 8, "steps": 120},
         "data": {"name": "digits", "train_samples": 30 * devices, "test_samples": 50},
         "round": {"min_devices": devices},
-        "tiers": {"all": {"cut": 0, "count": devices}},
+        "tiers": {"all": {"cut": 0, "count": devices, "devices": ["all-*"]}},
         "broker": {"kind": broker_kind(broker)},
         "limits": {
             "checkpoint_steps": 10,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,9 @@ from edgefl.cli.bench.report import measured, report
 
 if TYPE_CHECKING:
     from edgefl.bench.faults.campaign import FaultRow
+    from edgefl.bench.fuzz.rows import FuzzRow
+
+Target = StrEnum("Target", ["server", "agent"])
 
 _FAULTS = """
 Runs under random faults, each compared with the run that nobody disturbed.
@@ -29,12 +33,27 @@ Examples:
 
   edgefl bench faults --seed 17 --schedules 1 --keep runs/seed-17
 """
+_FUZZ = """
+Messages that nobody should send, against a running server and a running agent, while an honest federation trains.
+
+They are genuine messages of that federation with bits, bytes, fields and topics changed. The last round stays open until
+all were sent. A row has the target, whether a process ended, by how many bytes its memory and its folder grew, and whether
+the honest rounds ended with the very weights of a run that nobody wrote to. The exit code is 1 if a row is not as it should
+be.
+
+Examples:
+
+  edgefl bench fuzz --messages 20000 --json
+
+  edgefl bench fuzz --messages 1000000 --target server --json
+"""
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 _Broker = Annotated[str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")]
 
 
 def register(group: typer.Typer) -> None:
     group.command("faults", help=_FAULTS)(faults)
+    group.command("fuzz", help=_FUZZ)(fuzz)
 
 
 def faults(
@@ -74,4 +93,51 @@ def _columns(row: FaultRow) -> dict[str, Any]:
         "same": row.same,
         "refused": len(row.refusals),
         "s": row.seconds,
+    }
+
+
+def fuzz(
+    messages: Annotated[int, typer.Option(min=1, help="how many, to each target")] = 20_000,
+    target: Annotated[
+        list[Target] | None, typer.Option(help="server or agent, may be repeated; default: both")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="decides the messages")] = 1,
+    broker: _Broker = "auto",
+    as_json: _Json = False,
+) -> None:
+    from edgefl.bench.faults.federation import temporary
+    from edgefl.bench.fuzz.rows import measure
+
+    with temporary("edgefl-fuzz-") as folder:
+        rows, failed = measured(
+            list(target or Target),
+            lambda each, tell: measure(
+                each.value,  # type: ignore[arg-type]
+                messages=messages,
+                seed=seed,
+                broker=broker,
+                folder=folder / each.value,
+                tell=tell,
+            ),
+            _fuzz_line,
+        )
+    report("fuzz", "under fuzzed messages", rows, _fuzz_columns, as_json, failed)
+    if not all(row.ok for row in rows):
+        raise typer.Exit(1)
+
+
+def _fuzz_line(row: FuzzRow) -> str:
+    return f"{row.target}: {row.messages:,} messages in {row.seconds:g} s: {row.why or 'as it should be'}"
+
+
+def _fuzz_columns(row: FuzzRow) -> dict[str, Any]:
+    return {
+        "target": row.target,
+        "messages": f"{row.messages:,}",
+        "s": row.seconds,
+        "crashes": row.crashes,
+        "MiB": f"{row.rss_growth / 2**20:.1f}",
+        "MiB on disk": f"{row.disk_growth / 2**20:.1f}",
+        "accepted": f"{row.accepted} of {row.expected}",
+        "same": row.same,
     }
