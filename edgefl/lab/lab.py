@@ -39,7 +39,7 @@ _LAST_WORDS_S = 0.2
 
 _LEFT_BY_A_RUN = (
     *("devices", "bundles", "checkpoints", "published", "logs", "broker", "clocks"),
-    *("journal.sqlite*", "history.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
+    *("journal.sqlite*", "history.jsonl", "audit.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
 )
 
 

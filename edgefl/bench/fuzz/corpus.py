@@ -38,7 +38,8 @@ class Fuzzer:
     """Draws messages, (topic, payload), for one side of the federation ``name``. ``heard`` are genuine messages.
 
     Not among them are those that a broker without access lists cannot tell from the right ones, as long as nobody signs:
-    for a server the hello and status of an honest device, for a device a whole announcement and a whole task.
+    for a server the hello and status of an honest device, and a whole hello of a stranger, who takes part then; for a device
+    a whole announcement and a whole task.
     """
 
     name: str
@@ -66,12 +67,15 @@ class Fuzzer:
         """What a stranger sends, and what is sent in the name of an honest device that is no word of its own."""
         topic, payload = self._drawn(rng, self._of_devices)
         root = Topics(self.name).root
+        joins = _reads(Hello, payload)
         if rng.random() < 0.3:
             stray = random_topic(rng, root)
-            return stray if not self._speaks_for_honest(stray) else f"{stray}/x", payload
+            return f"{stray}/x" if joins or self._speaks_for_honest(stray) else stray, payload
         device, _, leaf = topic.partition("/devices/")[2].partition("/")
         if leaf in ("hello", "status") or rng.random() < 0.5:
             device = f"fuzz-{rng.randrange(10_000)}"
+        if leaf == "hello" and joins:
+            leaf = "progress"
         return f"{root}/devices/{device}/{leaf}", payload
 
     def _speaks_for_honest(self, topic: str) -> bool:
