@@ -39,7 +39,14 @@ _LAST_WORDS_S = 0.2
 
 _LEFT_BY_A_RUN = (
     *("devices", "bundles", "checkpoints", "published", "logs", "broker", "clocks"),
-    *("journal.sqlite*", "history.jsonl", "audit.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
+    *(
+        "journal.sqlite*",
+        "history.jsonl",
+        "audit.jsonl",
+        "model.safetensors",
+        "processes.json*",
+        f"{CONFIG_NAME}*",
+    ),
 )
 
 
@@ -206,7 +213,11 @@ class Lab:
     def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
         """The next line; empty where it is no event."""
         try:
-            name, line = self.supervisor.lines.get(timeout=timeout_s) if timeout_s else self.supervisor.lines.get_nowait()
+            name, line = (
+                self.supervisor.lines.get(timeout=timeout_s)
+                if timeout_s
+                else self.supervisor.lines.get_nowait()
+            )
             event = msgspec.json.decode(line)
             return name, event if isinstance(event, dict) else {}
         except queue.Empty:

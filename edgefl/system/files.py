@@ -40,8 +40,8 @@ def remedy(error: OSError) -> str:
 def replacing(path: Path, *, durable: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
     """A file beside ``path`` to write to, which takes its place where the block ends without an error.
 
-    ``durable``: its bytes are on disk before it does, and its name before the block has ended. ``shared``: several processes may write the same path at once; the
-    last one stays. The folder must exist; an OSError names the file.
+    ``durable``: its bytes are on disk before it does, and its name before the block has ended. ``shared``: several
+    processes may write the same path at once; the last one stays. The folder must exist; an OSError names the file.
     """
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     partial = path.with_name(path.name + own + PARTIAL)

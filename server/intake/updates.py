@@ -161,7 +161,9 @@ class Intake:
         for stored in self._journal.accepted(self._rules.run, active.number):
             update = _decoded(stored.data)
             _check_codec(update, active.readings[update.tier].tier.form)
-            self._emit(_accepted(update, stored.sha256, stored.weight))  # the process may have died before it said so
+            self._emit(
+                _accepted(update, stored.sha256, stored.weight)
+            )  # the process may have died before it said so
             active.aggregator.add(active.check(update).added, stored.weight)
 
     def _stray(

@@ -50,7 +50,7 @@ class _Tail:
     head: str = BEGINNING
     size: int = 0
     run: str = ""
-    accepted: set[tuple[str, int, str, str]] = field(default_factory=set)
+    accepted: set[tuple[str, ...]] = field(default_factory=set)
 
 
 class Audit:
@@ -82,9 +82,10 @@ class Audit:
             case events.RoundOpened():
                 self._devices, self._rejected = frozenset(event.devices), Counter()
             case events.UpdateAccepted():
-                key = tail.run, event.round, event.device, event.nonce
-                known, _ = key in tail.accepted, tail.accepted.add(key)
-                return not known
+                key = tail.run, str(event.round), event.device, event.nonce
+                if key in tail.accepted:
+                    return False
+                tail.accepted.add(key)
             case events.Rejected():
                 self._rejected[event.device] += event.device in self._devices
                 return 0 < self._rejected[event.device] <= MOST_REJECTED
@@ -121,23 +122,21 @@ def verify(folder: Path) -> Verified:
     path = folder / NAME
     if not path.is_file():
         raise DataError(f"{folder} has no {NAME}: name the folder of a server, its `out`", path=str(folder))
-    head, problems, weights, updates = BEGINNING, [], dict[int, str](), 0
+    head, problems, weights, updates = BEGINNING, list[str](), dict[str, str](), 0
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         told, problem = _read(line, number, head)
         if problem:
             problems.append(f"line {number}: {problem}")
         head = _own_hash(line) or head
-        event = told.get("event") if isinstance(told.get("event"), dict) else {}
-        assert isinstance(event, dict)
+        event = _event(told)
         updates += event.get("event") == "updateaccepted"
         if event.get("event") == "roundclosed":
-            weights[event["round"]] = event["weights_sha256"]
+            weights[str(event.get("round"))] = str(event.get("weights_sha256"))
     for row in rounds_of(folder):
-        if weights.get(row.round) != row.weights_sha256:
-            found = weights.get(row.round, "")[:12] or "nothing"
+        if (found := weights.get(str(row.round), "nothing")) != row.weights_sha256:
             problems.append(
-                f"round {row.round}: history.jsonl has weights {row.weights_sha256[:12]}, the log has {found}"
+                f"round {row.round}: history.jsonl has weights {row.weights_sha256[:12]}, the log has {found[:12]}"
             )
     return Verified(
         lines=len(lines), head=head, rounds=len(weights), updates=updates, problems=tuple(problems)
@@ -160,6 +159,12 @@ def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
     return told, ""
 
 
+def _event(told: dict[str, Any]) -> dict[str, Any]:
+    """What happened, of a line that anybody may have written."""
+    event = told.get("event")
+    return event if isinstance(event, dict) else {}
+
+
 def _own_hash(line: bytes) -> str:
     _, found, rest = line.rpartition(_HASH)
     return rest.removesuffix(b'"}').decode("ascii", "replace") if found else ""
@@ -178,10 +183,11 @@ def _mended(path: Path) -> _Tail:
     for line in whole.splitlines():
         told, _ = _read(line, tail.lines + 1, tail.head)
         tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
-        event = told.get("event", {})
-        if isinstance(event, dict) and event.get("event") == "started":
+        event = _event(told)
+        if event.get("event") == "started":
             tail.run = str(event.get("run"))
-        if isinstance(event, dict) and event.get("event") == "updateaccepted":
-            tail.accepted.add((tail.run, event.get("round"), event.get("device"), event.get("nonce")))
+        elif event.get("event") == "updateaccepted":
+            key = (str(event.get(name)) for name in ("round", "device", "nonce"))
+            tail.accepted.add((tail.run, *key))
     tail.size = len(whole)
     return tail

@@ -39,7 +39,12 @@ def any_message(data: bytes) -> None:
 def any_topic(data: bytes) -> None:
     topics = Topics("f")
     text = data.decode("utf-8", "replace")
-    for topic in (text, f"{topics.root}/{text}", f"{topics.root}/devices/{text}", f"{topics.root}/blobs/{text}"):
+    for topic in (
+        text,
+        f"{topics.root}/{text}",
+        f"{topics.root}/devices/{text}",
+        f"{topics.root}/blobs/{text}",
+    ):
         for parse in (topics.parse_device, topics.parse_blob, topics.parse_offer):
             with suppress(EdgeflError):
                 parse(topic)
@@ -84,7 +89,10 @@ def bundle_file(data: bytes) -> None:
 
 
 TARGETS: Mapping[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
-    "messages": (any_message, ("ack_*", "decline*", "hello*", "pro*", "round*", "status*", "task*", "update*")),
+    "messages": (
+        any_message,
+        ("ack_*", "decline*", "hello*", "pro*", "round*", "status*", "task*", "update*"),
+    ),
     "topics": (any_topic, ("topics*",)),
     "tensors": (tensor_file, ("tensors*", "patch_*")),
     "patches": (patch, ("patch*",)),

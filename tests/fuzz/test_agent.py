@@ -56,7 +56,13 @@ def test_no_message_ends_an_agent_or_fills_its_store(
 ) -> None:
     rng, topics = random.Random(7), Topics("f")
     mine, corpus = topics.device(DEVICE), golden("*.bin")
-    named = (topics.current_round, mine.tasks, mine.acks, mine.profile_requests, topics.blob_chunk("0" * 64, 0))
+    named = (
+        topics.current_round,
+        mine.tasks,
+        mine.acks,
+        mine.profile_requests,
+        topics.blob_chunk("0" * 64, 0),
+    )
     for _ in range(MESSAGES):
         topic = random_topic(rng, topics.root) if rng.random() < 0.2 else rng.choice(named)
         agent._route(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))

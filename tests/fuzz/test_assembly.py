@@ -52,7 +52,9 @@ class Uploads(RuleBasedStateMachine):
 
     @rule(
         device=DEVICES,
-        sha256=st.one_of(st.sampled_from([hashlib.sha256(b"a").hexdigest(), "", "0" * 5000]), st.text(max_size=70)),
+        sha256=st.one_of(
+            st.sampled_from([hashlib.sha256(b"a").hexdigest(), "", "0" * 5000]), st.text(max_size=70)
+        ),
         index=st.one_of(st.integers(-2, 5), st.integers(-(2**63), 2**64 - 1)),
         count=st.one_of(st.integers(-2, 5), st.integers(-(2**63), 2**64 - 1)),
         size=st.one_of(st.integers(-2, 2000), st.integers(-(2**63), 2**64 - 1)),

@@ -1,4 +1,4 @@
-"""The server's whole way from a topic and bytes to a verdict: nothing ends it, nothing wrong is accepted, nothing piles up."""
+"""The server from a topic and bytes to a verdict: nothing ends it, nothing wrong is accepted, nothing piles up."""
 
 from __future__ import annotations
 
@@ -51,10 +51,24 @@ def genuine(service: Service) -> list[bytes]:
     task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
     update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
     progress = Progress(
-        round=1, tier="strong", stage="train", step=1, steps=2, loss=0.5, step_ms=1, peak_bytes=1, down_bytes=1, up_bytes=1
+        round=1,
+        tier="strong",
+        stage="train",
+        step=1,
+        steps=2,
+        loss=0.5,
+        step_ms=1,
+        peak_bytes=1,
+        down_bytes=1,
+        up_bytes=1,
     )
     chunks = [encode(chunk) for chunk in chunks_of(encode(update), own.nonce, 1024)]
-    return [*chunks, encode(task), encode(progress), *golden("hello*", "status*", "decline*", "update*", "ack*")]
+    return [
+        *chunks,
+        encode(task),
+        encode(progress),
+        *golden("hello*", "status*", "decline*", "update*", "ack*"),
+    ]
 
 
 def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
@@ -62,7 +76,16 @@ def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
 ) -> None:
     rng, root, corpus = random.Random(5), Topics("f").root, genuine(service)
     names = (DEVICE, "strong-1", "stranger", "x" * 63)
-    leaves = ("status", "hello", "progress", "declines", "updates/1/0", "updates/1/1", "updates/2/0", "profiles")
+    leaves = (
+        "status",
+        "hello",
+        "progress",
+        "declines",
+        "updates/1/0",
+        "updates/1/1",
+        "updates/2/0",
+        "profiles",
+    )
     for _ in range(MESSAGES):
         topic = (
             random_topic(rng, root)
@@ -74,7 +97,9 @@ def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
     assert service._intake._assembly.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
     reported = [event for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"]
     assert reported == [], "every update was changed"
-    assert all(array.tobytes() == WEIGHTS[name].tobytes() for name, array in service._rounds.model.weights.items())
+    assert all(
+        array.tobytes() == WEIGHTS[name].tobytes() for name, array in service._rounds.model.weights.items()
+    )
     assert sum(len(str(event)) for event in told) < MESSAGES * 2_000
 
 
@@ -92,6 +117,6 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
         assert isinstance(chunk, UpdateChunk)
         service._incoming(Incoming(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
 
-    assert [event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"] == [
-        DEVICE
-    ]
+    assert [
+        event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"
+    ] == [DEVICE]

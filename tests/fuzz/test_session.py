@@ -12,7 +12,6 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Down, Session
 
-
 CONNACK = b"\x20\x02\x00\x00"
 PUBLISH = b"\x32\x0a\x00\x03a/b\x00\x01xyz"
 ANSWERS = [

@@ -46,7 +46,20 @@ def record(module: str, arguments: Sequence[str], below: Path, log: Path) -> lis
         if os.environ.get("EDGEFL_REQUIRE_STRACE"):
             pytest.fail("strace is missing: apt-get install strace")
         pytest.skip("strace is not installed (Debian: apt-get install strace)")
-    tracing = [program, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "4000000", "-e", f"trace={_CALLS}", "-o", str(log)]
+    tracing = [
+        program,
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-y",
+        "-xx",
+        "-s",
+        "4000000",
+        "-e",
+        f"trace={_CALLS}",
+        "-o",
+        str(log),
+    ]
     command = [sys.executable, "-m", module, *arguments]
     ended = subprocess.run([*tracing, *command], capture_output=True, text=True, timeout=300, check=False)
     if "PTRACE" in ended.stderr or "ptrace" in ended.stderr:
@@ -102,7 +115,7 @@ def _ops(call: str, rest: str, offsets: dict[tuple[str, str], int]) -> Iterator[
     elif call in ("fsync", "fdatasync"):
         yield Op("sync", held[1])
     elif call == "ftruncate":
-        yield Op("truncate", held[1], offset=int(rest.split(",")[1].split(")")[0]))
+        yield Op("truncate", held[1], offset=int(rest.split(",", 2)[1].split(")", 1)[0]))
     elif call == "pwrite64":
         (data,) = _strings(rest)
         yield Op("write", held[1], offset=int(rest.rsplit(")", 1)[0].rsplit(",", 1)[1]), data=data)

@@ -29,7 +29,12 @@ def broker_kind(wanted: str) -> str:
 
 
 def small_federation(
-    *, broker: str, rounds: int = ROUNDS, devices: int = DEVICES, seed: int = 1, limits: dict[str, Any] | None = None
+    *,
+    broker: str,
+    rounds: int = ROUNDS,
+    devices: int = DEVICES,
+    seed: int = 1,
+    limits: dict[str, Any] | None = None,
 ) -> Federation:
     """Every device takes part in every round, so that faults may cost time and nothing else."""
     tables: dict[str, Any] = {

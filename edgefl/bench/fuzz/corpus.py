@@ -11,7 +11,18 @@ import msgspec
 
 from edgefl.bench.fuzz.mutate import mutated, random_topic
 from edgefl.wire.errors import ProtocolError
-from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Message, Progress, Round, Status, Task, decode, encode
+from edgefl.wire.mqtt.messages import (
+    Ack,
+    Decline,
+    Hello,
+    Message,
+    Progress,
+    Round,
+    Status,
+    Task,
+    decode,
+    encode,
+)
 from edgefl.wire.mqtt.topics import Topics
 
 _NONCE = "0123456789abcdef"
@@ -21,7 +32,16 @@ _MOST = 400
 def further_messages() -> list[Message]:
     """What an undisturbed round may not send."""
     progress = Progress(
-        round=1, tier="all", stage="train", step=1, steps=2, loss=0.5, step_ms=1, peak_bytes=1, down_bytes=1, up_bytes=1
+        round=1,
+        tier="all",
+        stage="train",
+        step=1,
+        steps=2,
+        loss=0.5,
+        step_ms=1,
+        peak_bytes=1,
+        down_bytes=1,
+        up_bytes=1,
     )
     return [
         Ack(round=1, nonce=_NONCE, status="missing", missing=[0, 1]),
@@ -47,9 +67,7 @@ class Fuzzer:
     heard: tuple[tuple[str, bytes], ...]
 
     @classmethod
-    def of(
-        cls, name: str, honest: Iterable[str], heard: Iterable[tuple[str, bytes]], newest: int
-    ) -> Fuzzer:
+    def of(cls, name: str, honest: Iterable[str], heard: Iterable[tuple[str, bytes]], newest: int) -> Fuzzer:
         """With at most some hundred of the messages that were ``heard``, of rounds up to ``newest``."""
         old = [pair for pair in heard if _round_of(*pair) <= newest]
         return cls(name, tuple(honest), tuple(old[-_MOST:]))
@@ -103,9 +121,9 @@ class Fuzzer:
 
 def _round_of(topic: str, payload: bytes) -> int:
     """The round that a genuine message is about; 0 for none."""
-    _, found, number = topic.partition("/updates/")
+    _, found, rest = topic.partition("/updates/")
     if found:
-        return int(number.partition("/")[0])
+        return int(rest.partition("/")[0])
     try:
         fields = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -18,7 +18,18 @@ _HOSTILE: tuple[Any, ...] = (
     *([], {}, [[]], {"": {}}, [0] * 2000, {"v": 1}),
 )
 _NAMES = ("", "#", "..", "é", "fuzz-1", "fuzz-2", "fuzz-3", "a" * 63, "a" * 64, "a/b", "server", "$SYS")
-_LEAVES = ("status", "hello", "progress", "tasks", "acks", "declines", "updates", "profiles", "profile-requests", "")
+_LEAVES = (
+    "status",
+    "hello",
+    "progress",
+    "tasks",
+    "acks",
+    "declines",
+    "updates",
+    "profiles",
+    "profile-requests",
+    "",
+)
 _NUMBERS = ("0", "1", "-1", "007", "99999999999999999999", "2147483648", "1e3", "x", "", "\u0663")
 
 
@@ -41,7 +52,7 @@ def random_topic(rng: random.Random, root: str) -> str:
     return "/".join(parts).replace("#", "%").replace("+", "%").replace("\x00", "%") or "%"
 
 
-def _flip(rng: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+def _flip(rng: random.Random, data: bytes, _others: Sequence[bytes]) -> bytes:
     if not data:
         return b"\x00"
     changed = bytearray(data)

@@ -97,7 +97,10 @@ def measure(
 ) -> FuzzRow:
     """Send ``messages`` to one target. EdgeflError if the federation does not even begin."""
     federation = small_federation(
-        broker=broker, rounds=ROUNDS, devices=DEVICES, limits={"round_deadline_s": 1e6, "offline_grace_s": 1e6}
+        broker=broker,
+        rounds=ROUNDS,
+        devices=DEVICES,
+        limits={"round_deadline_s": 1e6, "offline_grace_s": 1e6},
     )
     tell("the run that nobody writes to")
     calm = _calm(federation, folder / "calm")
@@ -109,7 +112,9 @@ def measure(
     try:
         lab.start()
         with Listener(lab.address, federation.federation.name) as listener:
-            watched.wait(f"end of round {HEARD_ROUNDS}", lambda: len(watched.of("roundclosed")) >= HEARD_ROUNDS)
+            watched.wait(
+                f"end of round {HEARD_ROUNDS}", lambda: len(watched.of("roundclosed")) >= HEARD_ROUNDS
+            )
             process = lab.supervisor.running(paused)
             if process is not None:
                 process.send_signal(signal.SIGSTOP)
@@ -227,5 +232,7 @@ def _size(lab: Lab, name: str) -> tuple[int, int]:
     folder = lab.folder if name == "server" else lab.folder / "devices" / name
     files = [path for path in folder.rglob("*") if path.is_file()]
     if name == "server":
-        files = [path for path in files if path.relative_to(folder).parts[0] not in ("devices", "broker", "logs")]
+        files = [
+            path for path in files if path.relative_to(folder).parts[0] not in ("devices", "broker", "logs")
+        ]
     return psutil.Process(process.pid).memory_info().rss, sum(path.stat().st_size for path in files)

@@ -28,7 +28,7 @@ class Listener:
 
     def heard(self) -> list[tuple[str, bytes]]:
         """Topics and payloads so far."""
-        found = []
+        found: list[tuple[str, bytes]] = []
         while True:
             try:
                 event = self._session.inbox.get_nowait()

@@ -124,7 +124,12 @@ class Injector:
 
     def _process_fault(self, fault: Fault) -> _Work | None:
         undone = [undo for name in self._targets(fault) if (undo := self._disturb(name, fault)) is not None]
-        return (lambda: [undo() for undo in undone] and None) if undone else None
+
+        def undo_all() -> None:
+            for undo in undone:
+                undo()
+
+        return undo_all if undone else None
 
     def _disturb(self, name: str, fault: Fault) -> _Work | None:
         process = self._supervisor.running(name)

@@ -159,7 +159,9 @@ async def _pump(link: _Link, reader: asyncio.StreamReader, writer: asyncio.Strea
         sender.cancel()
 
 
-async def _send(link: _Link, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+async def _send(
+    link: _Link, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+) -> None:
     now = asyncio.get_running_loop().time
     with contextlib.suppress(OSError):
         while True:

@@ -18,7 +18,7 @@ class Packets:
         if self._opaque:
             return [data]
         self._held += data
-        whole = []
+        whole: list[bytes] = []
         while (size := _size(self._held)) is not None:
             if size == 0:
                 self._opaque, rest, self._held = True, self._held, b""

@@ -73,7 +73,8 @@ def load_schedule(path: Path) -> Schedule:
         return msgspec.convert(tomllib.loads(data.decode()), Schedule)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the schedule of faults {path} cannot be used: {error}; kinds are {', '.join(KINDS)}", path=str(path)
+            f"the schedule of faults {path} cannot be used: {error}; kinds are {', '.join(KINDS)}",
+            path=str(path),
         ) from error
 
 
@@ -85,7 +86,7 @@ def check_targets(schedule: Schedule, names: Sequence[str], *, broker: bool) -> 
             known.add(BROKER)
         if fault.target not in known:
             raise ConfigError(
-                f"a fault of kind {fault.kind} has the target {fault.target!r}; it can have one of {', '.join(sorted(known))}",
+                f"a fault of kind {fault.kind} has the target {fault.target!r}; give it one of {', '.join(sorted(known))}",
                 target=fault.target,
             )
 
@@ -96,7 +97,9 @@ _SHORT_S, _LONG_S = 0.2, 1.5
 def random_schedule(seed: int, devices: Sequence[str], rounds: int, *, most: int = 4) -> Schedule:
     """One to ``most`` faults of any kind; the same seed draws the same ones."""
     rng = random.Random(seed)
-    return Schedule(seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most))))
+    return Schedule(
+        seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most)))
+    )
 
 
 def _drawn(rng: random.Random, devices: Sequence[str], rounds: int) -> Fault:

@@ -134,5 +134,5 @@ def test_a_full_disk_is_told_and_the_next_line_stands_whole(log: Path, tmp_path:
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no audit.jsonl"):
+    with pytest.raises(DataError, match=r"has no audit\.jsonl"):
         verify(tmp_path)

@@ -35,7 +35,9 @@ def test_no_crash_state_loses_an_acknowledged_update(
 ) -> None:
     root = (tmp_path / "runs").resolve()
     root.mkdir()
-    ops = record(served.__name__, [str(mosquitto.port), federation, str(root / "out")], root, tmp_path / "log")
+    ops = record(
+        served.__name__, [str(mosquitto.port), federation, str(root / "out")], root, tmp_path / "log"
+    )
     told = [_acknowledged(op) for op in ops]
     assert sum(told) == served.ROUNDS * len(served.DEVICES), "each update is acknowledged once"
 
@@ -75,7 +77,10 @@ def _kept(out: Path, federation: str) -> int:
                     reports += outcome["reports"]
             if run.number > 1:
                 file = Checkpoints(out).path(run.number - 1).read_bytes()
-                assert hashlib.sha256(file).hexdigest() == journal.outcome(run.run, run.number - 1)[1]["weights_sha256"]
+                assert (
+                    hashlib.sha256(file).hexdigest()
+                    == journal.outcome(run.run, run.number - 1)[1]["weights_sha256"]
+                )
             return reports
     except EdgeflError:
         return 0
