@@ -125,6 +125,13 @@ class Supervisor:
         process = child.process if child is not None and not child.done else None
         return process if process is not None and process.poll() is None else None
 
+    def replace(self, name: str, environment: Mapping[str, str]) -> None:
+        """Kill a process; the one that is started in its place has this in its environment."""
+        child = self._children[name]
+        child.environment = {**child.environment, **environment}
+        if (process := self.running(name)) is not None:
+            process.kill()
+
     def is_done(self, name: str) -> bool:
         return self._children[name].done
 
