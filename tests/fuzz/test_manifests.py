@@ -19,7 +19,7 @@ from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import World
 
-TRIES = 1_000
+TRIES = 120
 _NUMBERS = (0, 1, 2, 3, 4, 5, 8, 100, 1 << 20, 1 << 40, -1)
 
 
@@ -71,7 +71,7 @@ def test_no_manifest_that_reads_well_raises_anything_but_errors_of_ours(codec: s
         with tempfile.TemporaryDirectory() as folder:
             outcomes[_outcome(Device(Path(folder), Published(Bundle(manifest, bundle.blobs))))] += 1
 
-    assert outcomes["refused"] > 10 and outcomes["ran"] > 10, outcomes
+    assert outcomes["refused"] > 2 and outcomes["ran"] > 2, outcomes
 
 
 def _outcome(device: Device) -> str:
